@@ -191,9 +191,16 @@ class Rounds:
             peer_urgent=self._peer_urgent,
         )
 
-    def retraction_order(self, pool: Pool) -> tuple[list[str], list[str]]:
-        """Requests with KV as they are retracted where memory is short: of U2, and the others."""
-        well_buffered, others = self._policy.retraction_order(self._view(pool))
+    def retraction_order(
+        self, pool: Pool, blocked: Iterable[str] = ()
+    ) -> tuple[list[str], list[str]]:
+        """Requests with KV as they are retracted where memory is short: of U2, and the others.
+
+        Args:
+            blocked: requests whose input does not exist yet.
+        """
+        view = self._view(pool, blocked=blocked)
+        well_buffered, others = self._policy.retraction_order(view)
         return self.table.rids(well_buffered.tolist()), self.table.rids(others.tolist())
 
     def spare(self, pool: Pool) -> list[str]:

@@ -19,8 +19,9 @@ def retraction_order(view: StageView, urgency: Classes, config: PolicyConfig) ->
     """The streams that hold KV, in the order in which they are retracted.
 
     Returns:
-        Those of U2, by rising utility; then the others: U1 and unknown ones, the latest first, and
-        U0, the one with the largest buffer first.
+        Those of U2, by rising utility; then the others: first the blocked ones, which cannot use
+        their KV now; of the rest U1 and unknown ones, the latest first, and U0, the one with the
+        largest buffer first.
     """
     held = (~view.waiting & (view.kv_tokens > 0)).nonzero()[0]
     has_time = urgency[held] == U2
@@ -28,7 +29,8 @@ def retraction_order(view: StageView, urgency: Classes, config: PolicyConfig) ->
     spare = spare[np.argsort(utility(view, spare, config), kind="stable")]
     dry = urgency[others] == U0
     key = np.where(dry, -view.buffered_s[others], -view.arrived_s[others])
-    return spare, others[np.lexsort((key, dry))]
+    runs = np.ones(len(others), bool) if view.blocked is None else ~view.blocked[others]
+    return spare, others[np.lexsort((key, dry, runs))]
 
 
 def spare(view: StageView, urgency: Classes, safe_s: float, config: PolicyConfig) -> Ints:

@@ -1,5 +1,7 @@
 """Which streams are retracted first where memory is short, and for an urgent stream."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -73,6 +75,12 @@ def test_a_stream_without_telemetry_is_retracted_among_those_that_have_not_sound
     assert order(view_of(lost, starting(age_s=1.0), playing(0.1))) == [1, 0, 2]
 
 
+def test_a_blocked_stream_is_retracted_before_those_that_can_run():
+    blocked = replace(playing(0.1), blocked=True)
+    view = view_of(starting(age_s=1.0), playing(0.4), blocked, playing(6.0, kv_tokens=100))
+    assert order(view) == [3, 2, 0, 1]
+
+
 @any_set
 @few_examples
 @given(view=views())
@@ -83,7 +91,7 @@ def test_no_stream_at_risk_is_retracted_before_one_that_has_time(policies, view)
     assert (classes[others] != U2).all()
     held = np.flatnonzero(~view.waiting & (view.kv_tokens > 0))
     assert sorted([*well_buffered, *others]) == held.tolist()
-    ranks = [classes[i] == U0 for i in others]
+    ranks = [(not view.blocked[i], classes[i] == U0) for i in others]
     assert ranks == sorted(ranks)
 
 

@@ -69,10 +69,6 @@ class LiveScheduler(MemoryScheduler):
 
     # --- pause and resume ---
 
-    def _blocked(self, req: Req) -> bool:
-        """Whether the input of the request's next step does not exist yet."""
-        return False
-
     def _any_blocked(self) -> bool:
         """Whether some request may be blocked; saves the check of each."""
         return False

@@ -41,6 +41,10 @@ class MemoryScheduler(ReportingScheduler):
             return self.sliced_prefill.partial_prefills()
         return [] if self.chunked_req is None else [self.chunked_req]
 
+    def _blocked(self, req: Req) -> bool:
+        """Whether the input of the request's next step does not exist yet."""
+        return False
+
     def _preempted_prefills(self) -> list[Req]:
         return [req for req in self.partial_prefills() if req is not self.chunked_req]
 
@@ -86,7 +90,8 @@ class MemoryScheduler(ReportingScheduler):
 
     def _make_room(self, batch: ScheduleBatch) -> None:
         """Retract requests until the batch can decode: of those that have time, the one with the
-        lowest utility first; then half-prefilled prompts; then the others. One stays in the batch.
+        lowest utility first; then half-prefilled prompts; then the others, blocked ones first. One
+        stays in the batch.
         """
         if self.token_to_kv_pool_allocator.available_size() > 2 * self.page_size * len(batch.reqs):
             return
@@ -97,7 +102,8 @@ class MemoryScheduler(ReportingScheduler):
         if self.rounds is None:  # the talker's requests that wait for text
             others = [p.req.rid for p in _longest_first(self.paused.values())]
         else:
-            well_buffered, others = self.rounds.retraction_order(self._pool())
+            blocked = [rid for rid, paused in self.paused.items() if self._blocked(paused.req)]
+            well_buffered, others = self.rounds.retraction_order(self._pool(), blocked)
         half = sorted(self.partial_prefills(), key=lambda req: (-prefill_tokens_left(req), req.rid))
         for rid in (*well_buffered, *(req.rid for req in half), *others):
             if batch.check_decode_mem():

@@ -131,6 +131,13 @@ def test_a_paused_stream_is_retracted_by_utility_as_well():
     assert scheduler._counts == {"paused_retracted": 1, "running_retracted": 0}
 
 
+def test_a_request_that_waits_for_text_is_retracted_before_running_ones():
+    scheduler = FakeScheduler({"silent": SILENT, "empty": (0.0, 9, True), "dry": DRY})
+    scheduler._blocked = lambda req: req.rid == "empty"
+    scheduler._make_room(scheduler.batch)
+    assert scheduler.retracted == ["empty"]
+
+
 def test_with_memory_none_is_retracted():
     scheduler = FakeScheduler({"far": FAR, "dry": DRY}, free=2)
     scheduler._make_room(scheduler.batch)
