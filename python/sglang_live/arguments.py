@@ -102,7 +102,11 @@ def _stages(
         devices = devices_of_replicas(f"--{stage}.device", listed, replicas, args)
         check_engine(stage, args, policies)
         stages[stage] = StageConfig(
-            replicas=len(devices), devices=devices, connect=connect, args=args
+            replicas=len(devices),
+            devices=devices,
+            connect=connect,
+            args=args,
+            flags=tuple(f"--{stage}.{name.replace('_', '-')}" for name in stage_args[stage]),
         )
     return stages
 

@@ -29,12 +29,14 @@ class StageConfig:
     devices: of each replica, the device of its first rank.
     connect: addresses of running stages; empty: this server starts the replicas itself.
     args: SGLang's server arguments, or fields of VocoderConfig.
+    flags: that were given for this stage alone, as `--thinker.device`.
     """
 
     replicas: int = 1
     devices: tuple[str, ...] = (DEFAULT_DEVICE,)
     connect: tuple[str, ...] = ()
     args: dict[str, Any] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if any(not address.startswith("tcp://") for address in self.connect):

@@ -82,13 +82,27 @@ def _main(argv: list[str], drops: LogDrops) -> int:
     model = config.model.load(config.cache_dir)
     if config.device_model is not None and "talker" not in model.stages:
         raise BadInputError("--device-model has the costs of a talker, and this model has none")
+    check_flags(config, model)
     for name, stage in config.stages.items():
-        if name not in model.stages and stage.connect:
-            raise BadInputError(f"--{name}.connect: this model has no {name}")
         if name in model.stages and not stage.connect:
             n_ranks = stage.args.get("tp_size", 1)
             family_at(model.family).check_ranks(model.path, name, f"--{name}.tp-size", n_ranks)
     return uvloop.run(_serve(config, model, drops))
+
+
+def check_flags(config: ServerConfig, model: ModelFacts) -> None:
+    """Raises BadInputError for flags of stages that the model does not have."""
+    for name, stage in config.stages.items():
+        if name not in model.stages and stage.flags:
+            raise BadInputError(f"{stage.flags[0]}: this model has no {name}")
+    of_thinker = {
+        "--cpu-weights": config.cpu_weights,
+        "--session-storage": config.session_storage,
+        "--speculate-ms": config.speculate_ms,
+    }
+    for flag, value in of_thinker.items():
+        if value and not model.has_thinker:
+            raise BadInputError(f"{flag}: this model only speaks, it has no thinker")
 
 
 def _used_devices(config: ServerConfig) -> list[tuple[str, tuple[str, ...]]]:
@@ -211,7 +225,7 @@ def _application(
         native_url="http://native" if native else None,
         health=lambda: _health(supervisor),
         metrics=metrics,
-        endpoint_model=_endpoint_model(),
+        endpoint_model=_endpoint_model() if model.has_thinker else None,
         suspects=orchestrator.suspects,
         drain=drain,
         native_limits=NativeLimits(
@@ -229,6 +243,7 @@ def _gateway_config(
     turn_prefill = config.policies.turn_prefill
     recognises = family_at(model.family).recogniser is not None
     return GatewayConfig(
+        has_language_model=model.has_thinker,
         api_keys=config.api_keys,
         operator_key=config.operator_key,
         own_pages_only=not config.allow_anonymous,

@@ -93,6 +93,8 @@ def _spec(
     device = _device(own.device, engine_args)
     check_exposed((own.bind,), own.stage_key_file, own.allow_keyless_stages)
     model = ModelSource.of(own).load(Path(own.cache_dir))
+    if own.stage not in model.stages:
+        raise BadInputError(f"--stage {own.stage}: this model has no {own.stage}")
     n_ranks = engine_args.get("tp_size", 1)
     family_at(model.family).check_ranks(model.path, own.stage, "--tp-size", n_ranks)
     return StageSpec(

@@ -338,10 +338,12 @@ class CodecFrames(Message, frozen=True, tag=True):
 
 
 class TalkerDone(Message, frozen=True, tag=True):
-    """finish: "stop", or "length" if the talker missed its end. n_frames: of all of it."""
+    """finish: "stop", or "length" if the talker missed its end. n_frames: of all of it.
+    n_read: see TalkerJob in orchestrator/stage_jobs.py."""
 
     finish: str
     n_frames: int
+    n_read: int = 0
 
 
 # --- vocoder ---

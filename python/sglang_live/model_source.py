@@ -20,7 +20,13 @@ from sglang_live.models.demo.location import (
     TRAINED,
     default_directory,
 )
-from sglang_live.models.family import INT8, ModelFacts, model_facts
+from sglang_live.models.family import (
+    INT8,
+    ModelFacts,
+    claiming_family,
+    model_facts,
+    read_json,
+)
 from sglang_live.models.packages.fetch import packages_directory
 from sglang_live.models.smollm2.location import converted_directory, is_converted
 from sglang_live.models.speech_kinds import RECOGNISERS, VOICES
@@ -100,11 +106,6 @@ class ModelSource:
             LiveError: something cannot be downloaded or built.
         """
         facts = model_facts(self._directory(cache_dir), *self.families)
-        if "thinker" not in facts.stages:
-            raise BadInputError(
-                f"{self.path} only speaks: give a language model as --model-path, and it as "
-                "--voice-model"
-            )
         check_checkpoint(facts.weights)
         return facts
 
@@ -122,7 +123,7 @@ class ModelSource:
                     "with --recogniser and --voice-model"
                 )
             return directory
-        llm = _demo_llm(cache_dir) if self.path == CASCADE else Path(self.path)
+        llm = _demo_llm(cache_dir) if self.path == CASCADE else self._llm()
         recogniser, voice = self.recogniser or _DEFAULT_RECOGNISER, self.voice or _DEFAULT_VOICE
         return compose(
             llm,
@@ -134,6 +135,16 @@ class ModelSource:
             cpu_weights=INT8 if self.path == CASCADE else "",
             families=self.families,
         )
+
+    def _llm(self) -> Path:
+        directory = Path(self.path)
+        family = claiming_family(read_json(directory / "config.json"), *self.families)
+        if family is not None and family.thinker is None:
+            raise BadInputError(
+                f"--recogniser: {directory} only speaks: leave --recogniser and --voice-model out, "
+                "or give a language model as --model-path and this as --voice-model"
+            )
+        return directory
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:

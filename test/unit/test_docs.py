@@ -171,7 +171,10 @@ def accept_server(argv: list[str], _monkeypatch) -> None:
 def accept_stage(argv: list[str], monkeypatch) -> None:
     taken_over = []
     model = SimpleNamespace(
-        path="/models/m", cpu_weights="", family="sglang_live.models.qwen3_omni.family"
+        path="/models/m",
+        cpu_weights="",
+        family="sglang_live.models.qwen3_omni.family",
+        stages=("thinker", "talker", "vocoder"),
     )
     monkeypatch.setattr(ModelSource, "load", lambda _source, _cache: model)
     monkeypatch.setattr(launch_stage.RunDir, "make", lambda **_: model)

@@ -137,6 +137,29 @@ def test_a_stage_that_does_not_start_is_reported_and_removed(tmp_path, monkeypat
     assert stopped and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("lacks", "argv", "message"),
+    [
+        ("thinker", ["--thinker.mem-fraction-static", "0.5"], "--thinker.mem-fraction-static: "),
+        ("thinker", ["--thinker.device", "cpu"], "--thinker.device: this model has no thinker"),
+        ("thinker", ["--cpu-weights", "int8"], "--cpu-weights: this model only speaks"),
+        ("thinker", ["--speculate-ms", "200"], "--speculate-ms: this model only speaks"),
+        (
+            "talker",
+            ["--talker.connect", "tcp://h:1", "--allow-keyless-stages"],
+            "--talker.connect: this model has no talker",
+        ),
+    ],
+)
+def test_flags_of_a_stage_that_the_model_lacks_are_refused_by_name(
+    model, monkeypatch, capsys, lacks, argv, message
+):
+    others = replace(model, stages=tuple(stage for stage in STAGES if stage != lacks))
+    monkeypatch.setattr(ModelSource, "load", lambda _source, _cache: others)
+    assert launch_server.main(["--model-path", "/models/m", *argv]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
 def specs(model, *argv: str) -> dict:
     config = parse(["--model-path", "/models/m", *argv])
     listed = stage_specs(config, model, Path("/tmp/run"), native_key="key")

@@ -30,7 +30,8 @@ def launched(monkeypatch, tmp_path):
     monkeypatch.setattr(launch_stage.os, "execve", execve)
     monkeypatch.setattr(launch_stage.RunDir, "make", lambda **_: SimpleNamespace(path=tmp_path))
     family = "sglang_live.models.qwen3_omni.family"
-    checkpoint = SimpleNamespace(path="/models/m", family=family, cpu_weights="")
+    stages = ("thinker", "talker", "vocoder")
+    checkpoint = SimpleNamespace(path="/models/m", family=family, cpu_weights="", stages=stages)
     monkeypatch.setattr(ModelSource, "load", lambda _source, _cache: checkpoint)
 
     def launch(*argv: str) -> dict | int:
@@ -63,6 +64,13 @@ def test_a_thinkers_weights_are_those_of_its_arguments(launched):
     thinker = ("--stage", "thinker", *TALKER[2:], "--cpu-weights", "int8")
     assert launched(*thinker)["environment"] == {CPU_WEIGHTS_ENV: INT8}
     assert launched(*thinker[:-1], "own").get("environment", {}) == {}
+
+
+def test_a_stage_that_the_model_lacks_is_refused(launched, monkeypatch, capsys):
+    speaks = SimpleNamespace(path="/models/m", stages=("talker", "vocoder"))
+    monkeypatch.setattr(ModelSource, "load", lambda _source, _cache: speaks)
+    assert launched("--stage", "thinker", *TALKER[2:]) == 1
+    assert "--stage thinker: this model has no thinker" in capsys.readouterr().err
 
 
 def test_its_policies_are_those_of_its_arguments(launched):

@@ -2,6 +2,7 @@
 
 In: an Orchestrator. Out: /v1/realtime, /v1/audio/*, /v1/chat/completions, /v1/models,
 /v1/capacity, /health, /metrics, /openapi.json, the page, and SGLang's own HTTP API behind a guard.
+Without a language model it refuses what needs one, with an error that says so.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,13 +20,13 @@ from sglang_live.errors import ModelNotFoundError
 from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.draining import Drain, DrainGate
-from sglang_live.gateway.errors import add_error_forms, error_response
+from sglang_live.gateway.errors import NoLanguageModelError, add_error_forms, error_response
 from sglang_live.gateway.http import openapi
 from sglang_live.gateway.http.capacity_body import capacity_body
 from sglang_live.gateway.http.chat import ChatRoute
 from sglang_live.gateway.http.client_secrets import ClientSecretsRoute
 from sglang_live.gateway.http.health import Health, HealthRoute
-from sglang_live.gateway.http.page import add_page
+from sglang_live.gateway.http.page import add_notice, add_page
 from sglang_live.gateway.http.speech import SpeechRoute
 from sglang_live.gateway.http.transcription import TranscriptionRoute
 from sglang_live.gateway.model import check_model
@@ -111,13 +112,19 @@ def build_app(
         app.add_middleware(SameMachine, refused=metrics.errors)
     app.add_middleware(DrainGate, drain=drain)
     add_error_forms(app)
-    _add_realtime(app, keys, services)
-    _add_generating(app, keys, services, proxy)
+    secrets = ClientSecrets()
+    _add_realtime(app, keys, services, secrets)
+    _add_speech(app, keys, services)
     _add_models(app, keys, orchestrator)
     _add_capacity(app, keys, orchestrator)
-    _add_description(app, keys)
+    _add_description(app, keys, config)
     _add_operations(app, keys, health, metrics, drain)
-    add_page(app, _introduction(config, orchestrator.model_name))
+    if config.has_language_model:
+        _add_generating(app, keys, services, proxy, secrets)
+        add_page(app, _introduction(config, orchestrator.model_name))
+    else:
+        _add_refusals(app, keys)
+        add_notice(app)
     if proxy:
         _add_native(app, keys, services.rate_limits, proxy)
     return app
@@ -130,19 +137,40 @@ def _introduction(config: GatewayConfig, name: str) -> dict[str, Any]:
     return {"name": name, "about": config.about, "suggestions": list(config.suggestions)}
 
 
-def _add_realtime(app: FastAPI, keys: Keys, services: RealtimeServices) -> None:
-    secrets = ClientSecrets()
+def _add_realtime(
+    app: FastAPI, keys: Keys, services: RealtimeServices, secrets: ClientSecrets
+) -> None:
     realtime = RealtimeRoute(services, keys, secrets)
     app.router.routes.append(WebSocketRoute("/v1/realtime", realtime.__call__))
-    app.add_route(
-        "/v1/realtime/client_secrets",
-        _guarded(keys, ClientSecretsRoute(services, keys, secrets).__call__),
-        methods=["POST"],
-    )
+
+
+def _add_speech(app: FastAPI, keys: Keys, services: RealtimeServices) -> None:
+    orchestrator = services.orchestrator
+    route = SpeechRoute(orchestrator, services.metrics)
+    speak = _limited(keys, services.rate_limits, route.__call__)
+
+    async def voices(_request: Request) -> Response:
+        return JSONResponse({"voices": list(orchestrator.voices)})
+
+    app.add_route("/v1/audio/speech", _guarded(keys, speak), methods=["POST"])
+    app.add_route("/v1/audio/voices", _guarded(keys, voices), methods=["GET"])
+
+
+def _add_refusals(app: FastAPI, keys: Keys) -> None:
+    async def refuse(_request: Request) -> Response:
+        return error_response(NoLanguageModelError())
+
+    refused = dict.fromkeys(openapi.OF_LANGUAGE_MODEL, ("POST",)) | dict(ROUTES)
+    for path, methods in refused.items():
+        app.add_route(path, _guarded(keys, refuse), methods=list(methods))
 
 
 def _add_generating(
-    app: FastAPI, keys: Keys, services: RealtimeServices, proxy: NativeProxy | None
+    app: FastAPI,
+    keys: Keys,
+    services: RealtimeServices,
+    proxy: NativeProxy | None,
+    secrets: ClientSecrets,
 ) -> None:
     orchestrator, config, metrics = services.orchestrator, services.config, services.metrics
     chat = ChatRoute(
@@ -154,13 +182,14 @@ def _add_generating(
     )
     transcribe = TranscriptionRoute(orchestrator, config, services.speech_model)
     routes: dict[str, Endpoint] = {
-        "/v1/audio/speech": SpeechRoute(orchestrator, metrics).__call__,
         "/v1/audio/transcriptions": transcribe.__call__,
         "/v1/chat/completions": chat.__call__,
     }
     for path, route in routes.items():
         endpoint = _limited(keys, services.rate_limits, route)
         app.add_route(path, _guarded(keys, endpoint), methods=["POST"])
+    make_secret = ClientSecretsRoute(services, keys, secrets).__call__
+    app.add_route("/v1/realtime/client_secrets", _guarded(keys, make_secret), methods=["POST"])
 
 
 def _add_native(app: FastAPI, keys: Keys, limits: RateLimits, proxy: NativeProxy) -> None:
@@ -197,8 +226,8 @@ def _add_capacity(app: FastAPI, keys: Keys, orchestrator: Orchestrator) -> None:
     app.add_route("/v1/capacity", _guarded(keys, capacity), methods=["GET"])
 
 
-def _add_description(app: FastAPI, keys: Keys) -> None:
-    description = openapi.document()
+def _add_description(app: FastAPI, keys: Keys, config: GatewayConfig) -> None:
+    description = openapi.document(config.has_language_model)
 
     async def describe(_request: Request) -> Response:
         return JSONResponse(description)

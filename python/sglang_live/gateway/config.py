@@ -18,6 +18,7 @@ MAX_FRAME_BYTES = 24 * _MIB
 class GatewayConfig:
     """What the gateway accepts, keeps and refuses.
 
+    has_language_model: False: the server only speaks text, and refuses conversations.
     api_keys: accepted keys; empty: no key is needed.
     own_pages_only: without keys, accept only names of this machine and its own pages.
     max_sessions_per_key: open sessions of one key and the secrets made with it; None: no limit.
@@ -54,6 +55,7 @@ class GatewayConfig:
     native_connect_timeout_s: seconds to connect to SGLang's own API.
     """
 
+    has_language_model: bool = True
     api_keys: tuple[str, ...] = ()
     own_pages_only: bool = False
     max_sessions_per_key: int | None = None

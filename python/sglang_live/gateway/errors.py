@@ -46,6 +46,19 @@ class UnknownUrlError(BadInputError):
     http_status = 404
 
 
+class NoLanguageModelError(BadInputError):
+    """The server only speaks text."""
+
+    code = "no_language_model"
+    http_status = 404
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This server has no language model, only a voice: it speaks the text of POST "
+            "/v1/audio/speech."
+        )
+
+
 class UpgradeError(BadInputError):
     code = "upgrade_required"
     http_status = 426

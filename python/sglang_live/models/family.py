@@ -53,12 +53,17 @@ class ModelFacts:
     context_tokens: int = 0
     cpu_weights: str = ""
 
+    @property
+    def has_thinker(self) -> bool:
+        """False: it only speaks text that it is given."""
+        return "thinker" in self.stages
+
 
 class Family(Protocol):
     """
     Attributes:
         thinker: creates a ThinkerModel from the checkpoint's path. None: the family speaks for
-            any language model.
+            any language model, and alone what it is given.
         recogniser: creates a Recogniser (models/speech.py) from it, for a thinker that reads speech
             as text. None: the thinker hears.
         talker: creates a TalkerModel from it. None: the vocoder reads the thinker's text.

@@ -40,7 +40,7 @@ Marks = list[tuple[int, float]]
 OnStreamEvent = Callable[[str, str, float], None]
 
 
-def _ignore_event(stage: str, what: str, buffered_s: float) -> None:
+def ignore_event(stage: str, what: str, buffered_s: float) -> None:
     """Until VoiceSession.watch sets another."""
 
 
@@ -70,7 +70,7 @@ class ThinkerJob:
         self._job, self._turn, self._session_id = job, turn, session_id
         self._known, self._segments = known, segments
         self._interrupted = False
-        self.on_stream_event: OnStreamEvent = _ignore_event
+        self.on_stream_event: OnStreamEvent = ignore_event
         self.item_key = turn.item_key
         self.done: ThinkerDone | None = None
 
@@ -164,6 +164,7 @@ class TalkerJob:
         speech_s: duration of the frames that have come.
         ended: whether the talker ended the speech by itself, or there was nothing to speak.
         cut: whether the talker did not end it within the bound of its text.
+        n_read: tokens of the text, or of its pieces' prompts, of a talker that reads text.
     """
 
     def __init__(
@@ -182,9 +183,9 @@ class TalkerJob:
         self._keys = [] if reads_text else users
         self._begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.speech_s, self.ended, self.cut = 0.0, False, False
-        self._n_tokens = 0
+        self._n_tokens = self.n_read = 0
         self._marks: Marks = []
-        self.on_stream_event: OnStreamEvent = _ignore_event
+        self.on_stream_event: OnStreamEvent = ignore_event
 
     @property
     def n_frames(self) -> int:
@@ -255,6 +256,7 @@ class TalkerJob:
             elif isinstance(message, TalkerDone):
                 self.ended = message.finish == "stop"
                 self.cut = message.finish == "length"
+                self.n_read = message.n_read
 
     async def _begin(self, first_id: int | None) -> None:
         turn, tensors, kept = self._turn, self._job.tensors(), self._turn.retention
@@ -310,13 +312,13 @@ class TextJob:
     Attributes: see TalkerJob.
     """
 
-    n_frames, cut = 0, False
+    n_frames, n_read, cut = 0, 0, False
 
     def __init__(self, turn: TurnRequest):
         self._wants_audio = turn.wants_audio
         self._texts: asyncio.Queue[SpokenText | None] = asyncio.Queue()
         self._n_tokens, self._cancelled = 0, False
-        self.on_stream_event: OnStreamEvent = _ignore_event
+        self.on_stream_event: OnStreamEvent = ignore_event
 
     @property
     def ended(self) -> bool:

@@ -16,6 +16,7 @@ from sglang_live.messages import (
     RetainNative,
     UserSpeaking,
 )
+from sglang_live.orchestrator.script_job import ScriptLink
 from sglang_live.orchestrator.stage_jobs import (
     JOB_TIMEOUT_S,
     Segment,
@@ -177,7 +178,7 @@ class VocoderLink(_Link):
 
 @dataclass(frozen=True, slots=True)
 class StageLinks:
-    thinker: ThinkerLink
+    thinker: ThinkerLink | ScriptLink
     talker: TalkerLink | TextLink
     vocoder: VocoderLink
 
@@ -190,15 +191,15 @@ class StageLinks:
     ) -> "StageLinks":
         """
         Args:
-            replicas: by stage; a model may have no talker.
+            replicas: by stage; a model may have no thinker, or no talker.
             session_id: "" for the links of a stateless turn.
             startup_delays: None: audio is never withheld.
             talker_reads_text: see ModelFacts.
         """
         segments: dict[str, Segment] = {}
-        speaks = replicas.get("talker")
+        thinks, speaks = replicas.get("thinker"), replicas.get("talker")
         return StageLinks(
-            ThinkerLink(replicas["thinker"], session_id, segments),
+            ThinkerLink(thinks, session_id, segments) if thinks else ScriptLink(),
             TalkerLink(speaks, session_id, segments, talker_reads_text) if speaks else TextLink(),
             VocoderLink(replicas["vocoder"], session_id, startup_delays),
         )

@@ -20,6 +20,7 @@ from sglang_live.core import (
     TurnRequest,
     Usage,
 )
+from sglang_live.orchestrator.script_job import ScriptJob
 from sglang_live.orchestrator.stage_jobs import TalkerJob, TextJob, ThinkerJob
 from sglang_live.orchestrator.stage_links import StageLinks
 from sglang_live.orchestrator.turn_control import TurnControl
@@ -85,7 +86,7 @@ async def run_turn(
 
 def _turn_done(
     turn: TurnRequest,
-    thinker: ThinkerJob,
+    thinker: ThinkerJob | ScriptJob,
     talker: TalkerJob | TextJob,
     vocoder: VocoderJob,
     trace: TurnTrace,
@@ -109,7 +110,8 @@ def _turn_done(
             input_text_tokens=done.n_prompt - done.n_audio,
             input_audio_tokens=done.n_audio,
             cached_tokens=done.n_cached,
-            output_text_tokens=len(done.ids),
+            # Text that no thinker generated has no tokens but the talker's.
+            output_text_tokens=len(done.ids) or talker.n_read,
             output_audio_tokens=n_frames,
         ),
         n_frames=n_frames,

@@ -6,6 +6,7 @@ to the turn's jobs. Never waits. Owner: one TurnControl per turn.
 
 from sglang_live.clock import Clock
 from sglang_live.core import FRAME_S
+from sglang_live.orchestrator.script_job import ScriptJob
 from sglang_live.orchestrator.stage_jobs import (
     OnStreamEvent,
     TalkerJob,
@@ -37,13 +38,15 @@ class TurnControl:
     ):
         self._on_stream_event = on_stream_event
         self._policies, self._clock, self._interrupts = policies, clock, interrupts
-        self._jobs: tuple[ThinkerJob, TalkerJob | TextJob, VocoderJob] | None = None
+        self._jobs: tuple[ThinkerJob | ScriptJob, TalkerJob | TextJob, VocoderJob] | None = None
         # Seconds of speech that were reported to the thinker last, and when.
         self._reported: tuple[float, float] | None = None
         self._has_playback = False  # playback has been reported
         self.interrupted = False
 
-    def attach(self, thinker: ThinkerJob, talker: TalkerJob | TextJob, vocoder: VocoderJob) -> None:
+    def attach(
+        self, thinker: ThinkerJob | ScriptJob, talker: TalkerJob | TextJob, vocoder: VocoderJob
+    ) -> None:
         self._jobs = thinker, talker, vocoder
         if self._on_stream_event is not None:
             thinker.on_stream_event = talker.on_stream_event = self._on_stream_event

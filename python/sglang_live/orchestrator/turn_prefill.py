@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from sglang_live.core import TurnDone, TurnRequest
 from sglang_live.errors import LiveError
+from sglang_live.orchestrator.script_job import ScriptLink
 from sglang_live.orchestrator.stage_links import ThinkerLink
 from sglang_live.orchestrator.suspects import Suspects
 
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 class TurnPrefill:
     """Runs one turn prefill at a time, and none while a turn runs."""
 
-    def __init__(self, thinker: ThinkerLink, suspects: Suspects):
+    def __init__(self, thinker: ThinkerLink | ScriptLink, suspects: Suspects):
         self._thinker, self._suspects = thinker, suspects
         self._task: asyncio.Task[None] | None = None
         self._prioritise: Callable[[], None] = lambda: None

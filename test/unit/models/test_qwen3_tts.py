@@ -54,9 +54,12 @@ def test_it_speaks_for_others_with_the_voices_of_its_checkpoint(checkpoint):
     assert facts.voices == ("vivian", "eric")
 
 
-def test_it_is_no_model_to_talk_with(checkpoint, tmp_path):
-    with pytest.raises(BadInputError, match=r"only speaks: .* --voice-model"):
-        ModelSource(path=str(checkpoint)).load(tmp_path)
+def test_it_is_served_alone_but_thinks_for_no_recogniser(checkpoint, tmp_path):
+    facts = ModelSource(path=str(checkpoint)).load(tmp_path)
+    assert facts.weights == checkpoint and not facts.has_thinker
+    cascade = ModelSource(path=str(checkpoint), recogniser="moonshine", voice="hibari")
+    with pytest.raises(BadInputError, match=r"--recogniser: .* only speaks: .* --voice-model"):
+        cascade.load(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ class FakeTalker(FakeStage):
             n_tokens = message.n_tokens
             if message.done:
                 break
-        await job.send(TalkerDone(job.job_id, "stop", n))
+        await job.send(TalkerDone(job.job_id, "stop", n, n_read=n))
 
     @staticmethod
     def _taken(job: ServedJob, segments: list[WireSegment]) -> dict:
@@ -360,9 +360,10 @@ class FakeWorld:
         max_sessions: int,
         policies: Policies,
         has_talker: bool = True,
+        has_thinker: bool = True,
         talker_reads_text: bool = False,
     ):
-        self.thinkers = [FakeThinker(reply) for _ in range(n_replicas)]
+        self.thinkers = [FakeThinker(reply) for _ in range(n_replicas)] if has_thinker else []
         self.talkers = [FakeTalker() for _ in range(n_replicas)] if has_talker else []
         vocoder = FakeVocoder if has_talker else FakeReader
         self.vocoders = [vocoder() for _ in range(n_replicas)]

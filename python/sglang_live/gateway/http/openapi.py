@@ -16,6 +16,12 @@ from sglang_live.gateway.realtime.client_secrets import ClientSecretForm
 
 _REFERENCE = "#/components/schemas/{name}"
 _FORMS = (SpeechForm, ChatForm, ClientSecretForm)
+# Routes that a server without a language model refuses.
+OF_LANGUAGE_MODEL = (
+    "/v1/audio/transcriptions",
+    "/v1/chat/completions",
+    "/v1/realtime/client_secrets",
+)
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -61,31 +67,32 @@ _UPLOAD = {
 }
 
 
-def document() -> dict[str, Any]:
-    """The OpenAPI 3.1 document."""
+def document(has_language_model: bool = True) -> dict[str, Any]:
+    """The OpenAPI 3.1 document. has_language_model: see GatewayConfig."""
     forms, components = msgspec.json.schema_components(_FORMS, ref_template=_REFERENCE)
     speech, chat, secret = ({_JSON: {"schema": form}} for form in forms)
     sounds = [media_type for media_type, _ in FORMATS.values()]
     upload = {"multipart/form-data": {"schema": _UPLOAD}}
+    paths = {
+        "/v1/audio/speech": _post("Speaks a text word for word.", speech, *sounds, _EVENTS),
+        "/v1/audio/voices": _get("The names of the voices.", _JSON, _refusals(401)),
+        "/v1/audio/transcriptions": _post(
+            "Transcribes a recording.", upload, _JSON, "text/plain", _EVENTS
+        ),
+        "/v1/chat/completions": _post("Completes a chat, spoken or written.", chat, _JSON, _EVENTS),
+        "/v1/realtime/client_secrets": _post(
+            "Makes a temporary secret for a browser.", secret, _JSON
+        ),
+        "/v1/models": _get("The served model.", _JSON, _refusals(401)),
+        "/v1/capacity": _get("Open sessions and room for more.", _JSON, _refusals(401)),
+        "/health": _get("Whether every stage serves.", _JSON, _DOWN),
+        "/metrics": _get("Prometheus metrics.", "text/plain", _refusals(401)),
+    }
+    refused = () if has_language_model else OF_LANGUAGE_MODEL
     return {
         "openapi": "3.1.0",
         "info": {"title": "sglang_live", "version": "1"},
-        "paths": {
-            "/v1/audio/speech": _post("Speaks a text word for word.", speech, *sounds, _EVENTS),
-            "/v1/audio/transcriptions": _post(
-                "Transcribes a recording.", upload, _JSON, "text/plain", _EVENTS
-            ),
-            "/v1/chat/completions": _post(
-                "Completes a chat, spoken or written.", chat, _JSON, _EVENTS
-            ),
-            "/v1/realtime/client_secrets": _post(
-                "Makes a temporary secret for a browser.", secret, _JSON
-            ),
-            "/v1/models": _get("The served model.", _JSON, _refusals(401)),
-            "/v1/capacity": _get("Open sessions and room for more.", _JSON, _refusals(401)),
-            "/health": _get("Whether every stage serves.", _JSON, _DOWN),
-            "/metrics": _get("Prometheus metrics.", "text/plain", _refusals(401)),
-        },
+        "paths": {path: route for path, route in paths.items() if path not in refused},
         "components": {
             "schemas": {**components, "Error": _ERROR},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},

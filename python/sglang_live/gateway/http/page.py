@@ -8,12 +8,12 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
-from sglang_live.gateway.errors import unknown_path
+from sglang_live.gateway.errors import NoLanguageModelError, unknown_path
 
 _PACKAGE = Path(__file__).parents[2]
 _WEB = _PACKAGE / "gateway" / "web"
@@ -41,6 +41,16 @@ class _Web(StaticFiles):
         response = await super().get_response(path, scope)
         response.headers.update(_HEADERS)
         return response
+
+
+def add_notice(app: FastAPI) -> None:
+    """Add what `/` shows in the place of the page, where there is nothing to talk with."""
+
+    async def notice(_request: Request) -> Response:
+        voices = "GET /v1/audio/voices lists its voices."
+        return PlainTextResponse(f"{NoLanguageModelError()}\n{voices}\n")
+
+    app.add_route("/", notice, methods=["GET"])
 
 
 def add_page(app: FastAPI, model: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sglang_live.errors import LiveError, ModelNotFoundError
 from sglang_live.gateway.auth import Keys, choose_subprotocol, offered_keys
-from sglang_live.gateway.errors import ClientEventError, cut, error_body
+from sglang_live.gateway.errors import ClientEventError, NoLanguageModelError, cut, error_body
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import check_model
 from sglang_live.gateway.rate_limits import RateLimitError
@@ -94,6 +94,8 @@ class RealtimeRoute:
 
     def _refusal(self, socket: WebSocket, holders: list[str]) -> dict[str, Any] | None:
         try:
+            if not self._services.config.has_language_model:
+                raise NoLanguageModelError
             self._check_room(*holders)
             _check_shape(socket)
             check_model(self._services.orchestrator, socket.query_params.get("model"))

@@ -25,7 +25,7 @@ def find_talker(given: str, *families: str) -> ModelFacts | None:
     if family is None:
         return None
     facts = family.facts(path.resolve())
-    if not facts.talker_reads_text or "thinker" in facts.stages:
+    if not facts.talker_reads_text or facts.has_thinker:
         raise BadInputError(f"{path} speaks for its own thinker alone: give it as --model-path")
     check_checkpoint(facts.weights)
     return facts

@@ -46,6 +46,7 @@ class PieceSpeech:
     Attributes:
         rid: of the request that is running; "": none, or its scheduler may not know it yet.
         n_frames: of all pieces.
+        n_read: tokens of their prompts.
     """
 
     def __init__(self, model: PieceTalker, clock: Clock):
@@ -55,7 +56,7 @@ class PieceSpeech:
         self._character_s = SLOW_CHARACTER_S
         self._before_s = 0.0  # speech of the pieces that have ended
         self._progress: tuple[Progress, float] | None = None  # with the time at which it came
-        self.rid, self.n_frames = "", 0
+        self.rid, self.n_frames, self.n_read = "", 0, 0
 
     @property
     def n_unspeakable(self) -> int:

@@ -100,7 +100,7 @@ class PieceStage:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
         finish = "length" if is_cut else "stop"
-        await job.send(TalkerDone(job.job_id, finish=finish, n_frames=speech.n_frames))
+        await job.send(TalkerDone(job.job_id, finish, speech.n_frames, n_read=speech.n_read))
 
     async def close_session(self, session_id: str) -> None:
         """It keeps nothing of a session."""
@@ -134,6 +134,7 @@ class PieceStage:
             if request.temperature is not None:
                 sampling["temperature"] = request.temperature
             prompt = self.model.prompt(request.voice, piece.spoken)
+            speech.n_read += len(prompt)
             is_cut |= await self._speak_piece(job, speech, piece, prompt, sampling)
             number += 1
         return is_cut

@@ -25,6 +25,11 @@ class SpeechBound:
     is_complete: bool = False
 
     @property
+    def n_read(self) -> int:
+        """Text tokens so far, without the end."""
+        return self.n_ids - self.is_complete
+
+    @property
     def max_frames(self) -> int:
         """Until the text is complete, only the room: the talker waits for text by itself."""
         if not self.is_complete:

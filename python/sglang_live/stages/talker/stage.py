@@ -167,7 +167,7 @@ class TalkerStage:
         if finish == "length":
             self._n_dropped += 1
             log.warning("speech_truncated job=%s n_frames=%d", job.job_id, frames.n_sent)
-        await job.send(TalkerDone(job.job_id, finish=finish, n_frames=frames.n_sent))
+        await job.send(TalkerDone(job.job_id, finish, frames.n_sent, n_read=bound.n_read))
 
     async def _generate(self, rid: str, prompt: list[int], bound: SpeechBound) -> dict:
         # The model samples by itself, with the response's seed; at temperature 0 SGLang takes its
