@@ -1,0 +1,185 @@
+"""The server's decisions on turns, on a recording, fed as the gateway feeds them.
+
+The detector and the endpoint model are the server's own. Their networks' outputs are remembered per
+recording, because most settings ask for the same ones. What TurnTaking and Endpointing do between
+them is repeated here without a session: packets of 20 ms, a verdict on each pause while the user
+is still silent, and a detector that asks for confirmation while the agent speaks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from benchmark.turn_taking.timeline import SAMPLES_PER_MS, Decision
+from sglang_live.gateway.realtime.turn_detection import TurnDetection
+from sglang_live.gateway.realtime.turns.endpointing import _EAGERNESS, vad_settings
+from sglang_live.interaction.endpoint import MODEL_SAMPLES, EndpointModel
+from sglang_live.interaction.silero import SpeechModel, SpeechScores, SpeechState, SpeechWindows
+from sglang_live.interaction.vad import (
+    SpeechDetector,
+    SpeechEvent,
+    SpeechPaused,
+    SpeechStarted,
+    SpeechStopped,
+    SpeechSuspected,
+    VadSettings,
+)
+
+PACKET_MS = 20
+TUNED = "Smart Turn or silence"
+# From a pause to the verdict on it: modelled, so that results do not depend on the machine's load.
+VERDICT_MS = 50.0
+
+
+class RememberedScores:
+    """A SpeechModel for one recording, whose windows are always scored from its beginning.
+
+    The state that a detector sees is the number of windows before it.
+    """
+
+    def __init__(self, model: SpeechModel) -> None:
+        self._model = model
+        self._state = model.initial_state()
+        self._known = np.zeros(0, np.float32)
+
+    def initial_state(self) -> SpeechState:
+        return _position(0)
+
+    def score(self, batch: Sequence[SpeechWindows]) -> list[SpeechScores]:
+        return [self._score(windows, int(state.h[0])) for windows, state in batch]
+
+    def _score(self, windows: np.ndarray, start: int) -> SpeechScores:
+        end = start + len(windows)
+        new = windows[len(self._known) - start :] if end > len(self._known) else windows[:0]
+        if len(new):
+            [(scores, self._state)] = self._model.score([(new, self._state)])
+            self._known = np.concatenate((self._known, scores))
+        return self._known[start:end], _position(end)
+
+
+def _position(windows: int) -> SpeechState:
+    return SpeechState(np.array([windows]), np.zeros(0))
+
+
+@dataclass(eq=False)
+class Hearing:
+    """A recording with what the networks say of it."""
+
+    pcm: np.ndarray
+    scores: RememberedScores
+    model: EndpointModel | None = None
+    _verdicts: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    def completeness(self, start: int, end: int) -> float:
+        """The endpoint model's score of the turn from sample start to a pause at sample end."""
+        assert self.model is not None
+        key = max(start, end - MODEL_SAMPLES), end
+        if key not in self._verdicts:
+            self._verdicts[key] = self.model.completeness(self.pcm[key[0] : end])
+        return self._verdicts[key]
+
+
+@dataclass(frozen=True, slots=True)
+class EndRule:
+    """A way to end turns. min_score: of the endpoint model; None: silence alone."""
+
+    component: str
+    setting: str
+    settings: VadSettings
+    min_score: float | None = None
+
+
+def end_rules() -> list[EndRule]:
+    """What is measured: each component over its own parameter."""
+    return [*silence_rules(), *smart_turn_rules(), *semantic_rules(), *tuned_rules()]
+
+
+def silence_rules() -> list[EndRule]:
+    lengths_ms = (200, 300, 400, 500, 600, 700, 850, 1000, 1200, 1500, 1800, 2200, 2600, 3000)
+    return [
+        EndRule("server_vad", f"{ms} ms", VadSettings(silence_duration_ms=ms)) for ms in lengths_ms
+    ]
+
+
+def smart_turn_rules() -> list[EndRule]:
+    """The stock model with the pause and the longest silence of `medium`, over its threshold."""
+    least = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.99)
+    settings = _semantic("medium")
+    return [EndRule("Smart Turn", f"{score:g}", settings, score) for score in least]
+
+
+def semantic_rules() -> list[EndRule]:
+    return [
+        EndRule("semantic_vad", eagerness, _semantic(eagerness), _EAGERNESS[eagerness][0])
+        for eagerness in ("low", "medium", "high")
+    ]
+
+
+def tuned_rules() -> list[EndRule]:
+    """The stock model over its threshold and the silence that ends a turn without it."""
+    return [
+        EndRule(
+            TUNED,
+            f"{score:g}, {ms} ms",
+            replace(_semantic("medium"), silence_duration_ms=ms),
+            score,
+        )
+        for score in (0.5, 0.8, 0.9, 0.95, 0.98, 0.985, 0.99, 0.995)
+        for ms in (800, 1200, 1600, 2000, 2500)
+    ]
+
+
+def _semantic(eagerness: str) -> VadSettings:
+    return vad_settings(TurnDetection(kind="semantic_vad", vad=VadSettings(), eagerness=eagerness))
+
+
+def hear_ends(hearing: Hearing, rule: EndRule) -> list[Decision]:
+    """Every end of a turn that the rule decides in the recording."""
+    detector = SpeechDetector(hearing.scores, rule.settings)
+    decisions: list[Decision] = []
+    turn_start = 0
+    verdict: tuple[float, SpeechPaused, float] | None = None  # when it is known, of what, score
+    for at_ms, packet in _packets(hearing.pcm):
+        if verdict is not None and at_ms >= verdict[0]:
+            known_ms, pause, score = verdict
+            verdict = None
+            if score >= (rule.min_score or 0.0) and detector.stop_at(pause):
+                decisions.append(Decision("ended", known_ms))
+        for event in detector.feed(packet):
+            match event:
+                case SpeechStarted():
+                    turn_start = event.at_ms * SAMPLES_PER_MS
+                case SpeechPaused() if rule.min_score is not None:
+                    end = event.at_ms * SAMPLES_PER_MS
+                    score = hearing.completeness(turn_start, end)
+                    verdict = at_ms + VERDICT_MS, event, score
+                case SpeechStopped():
+                    decisions.append(Decision("ended", at_ms))
+    return decisions
+
+
+def hear_interruptions(hearing: Hearing, confirm_ms: int) -> list[Decision]:
+    """What barge-in does while the agent speaks through the whole recording."""
+    detector = SpeechDetector(hearing.scores, replace(VadSettings(), confirm_ms=confirm_ms))
+    detector.confirming = True
+    found = [
+        (at_ms, event) for at_ms, packet in _packets(hearing.pcm) for event in detector.feed(packet)
+    ]
+    return [decision for at_ms, event in found if (decision := _of(event, at_ms))]
+
+
+def _of(event: SpeechEvent, at_ms: float) -> Decision | None:
+    match event:
+        case SpeechSuspected():
+            return Decision("held", at_ms)
+        case SpeechStarted():
+            return Decision("stopped", at_ms)
+    return None
+
+
+def _packets(pcm: np.ndarray):
+    """Audio as a client sends it, with the time at which each packet is complete."""
+    size = PACKET_MS * SAMPLES_PER_MS
+    for start in range(0, len(pcm) - size + 1, size):
+        yield float(start // SAMPLES_PER_MS + PACKET_MS), pcm[start : start + size]

@@ -1,0 +1,138 @@
+"""What a microphone hears while the agent speaks: users, listeners, noises, the agent itself.
+
+Voices are recordings. A noise whose name ends in `_synthetic` is computed from its name.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from benchmark.turn_taking import sounds
+from benchmark.turn_taking.clips import Clip, split_of
+from benchmark.turn_taking.cutting import backchannels_of
+from benchmark.turn_taking.timeline import Stimulus
+
+INTERRUPTION, BACKCHANNEL, OVER_ECHO = "interruption", "backchannel", "interruption_over_echo"
+ECHO_DB = (-10, -20, -30)
+ECHO_DELAYS_MS = (20, 100, 200, 400)
+_OVER_ECHO = -20.0, 100.0
+
+_ONSET_MS = 1000.0
+_LASTS_MS = 3000.0
+_AFTER_MS = 1000.0
+# A shorter clip is not a turn that interrupts.
+_LEAST_MS = 1500.0
+_N_SYNTHETIC = 20
+# A person at the other end of the room: weaker, without high frequencies.
+_SIDE_DB, _SIDE_TAPS = -15.0, 8
+
+_SYNTHETIC: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "keyboard_synthetic": sounds.keyboard,
+    "music_synthetic": sounds.music,
+    "cough_synthetic": sounds.cough,
+}
+
+
+def stimuli(clips: Sequence[Clip], split: str) -> list[Stimulus]:
+    """All stimuli of the groups of a split."""
+    own = [clip for clip in clips if split_of(clip.group) == split]
+    voices = [clip for clip in own if clip.kind == "speech"]
+    long = [clip for clip in voices if len(clip.pcm) >= sounds.samples(_LEAST_MS)]
+    return [
+        *map(_interruption, long),
+        *_over_echo(long),
+        *(found for clip in own for found in _backchannels(clip)),
+        *map(_side_talk, long),
+        *(_noise(clip) for clip in own if clip.kind in ("noise", "music", "music+vocals")),
+        *_synthetic(split),
+        *_echoes(long),
+    ]
+
+
+def _heard(pcm: np.ndarray, tone: np.ndarray) -> np.ndarray:
+    """The room, then the sound, then the room again."""
+    return np.concatenate(
+        (
+            sounds.lasting(tone, sounds.samples(_ONSET_MS)),
+            pcm,
+            sounds.lasting(tone, sounds.samples(_AFTER_MS)),
+        )
+    )
+
+
+def _voice(clip: Clip, db: float = sounds.NEAR_DB) -> np.ndarray:
+    """The clip's first seconds from its first sound on."""
+    start = sounds.samples(sounds.sounding(clip.pcm)[0].start_ms)
+    return sounds.at_level(clip.pcm[start : start + sounds.samples(_LASTS_MS)], db)
+
+
+def _tone(clip: Clip) -> np.ndarray:
+    """The clip's room, as much softer or louder as its voice is made."""
+    tone, db = sounds.room_tone(clip.pcm, clip.name), sounds.level_db(clip.pcm)
+    return sounds.at_level(tone, sounds.level_db(tone) + sounds.NEAR_DB - db)
+
+
+def _interruption(clip: Clip) -> Stimulus:
+    pcm = _heard(_voice(clip), _tone(clip))
+    return Stimulus(clip.name, clip.group, INTERRUPTION, pcm, _ONSET_MS)
+
+
+def _over_echo(clips: Sequence[Clip]) -> Iterable[Stimulus]:
+    """Each voice interrupts an agent that speaks with the voice of the next group."""
+    for number, clip in enumerate(clips):
+        others = [c for c in (*clips[number:], *clips[:number]) if c.group != clip.group]
+        if others:
+            user = _heard(_voice(clip), _tone(clip))
+            playing = _spoken(others[0], len(user))
+            pcm = sounds.mixed(user, sounds.echo(playing, *_OVER_ECHO))
+            yield Stimulus(clip.name, clip.group, OVER_ECHO, pcm, _ONSET_MS, playing)
+
+
+def _spoken(clip: Clip, n: int) -> np.ndarray:
+    """The clip over and over, as the agent's speech."""
+    return sounds.at_level(np.tile(clip.pcm, -(-n // len(clip.pcm)))[:n], sounds.NEAR_DB)
+
+
+def _backchannels(clip: Clip) -> Iterable[Stimulus]:
+    tone = sounds.room_tone(clip.pcm, clip.name)
+    gain_db = sounds.NEAR_DB - sounds.level_db(clip.pcm)
+    for speaker, span in backchannels_of(clip.units, alone=True):
+        pcm = clip.pcm[sounds.samples(span.start_ms) : sounds.samples(span.end_ms)]
+        pcm = sounds.at_level(pcm, sounds.NEAR_DB)
+        room = sounds.at_level(tone, sounds.level_db(tone) + gain_db)
+        name = f"{clip.name}/{speaker}/{span.start_ms:.0f}"
+        yield Stimulus(name, clip.group, BACKCHANNEL, _heard(pcm, room), _ONSET_MS)
+
+
+def _side_talk(clip: Clip) -> Stimulus:
+    far = np.convolve(_voice(clip), np.ones(_SIDE_TAPS) / _SIDE_TAPS, mode="same")
+    far = sounds.at_level(far, sounds.NEAR_DB + _SIDE_DB)
+    pcm = _heard(far, sounds.soft_noise(clip.name))
+    return Stimulus(clip.name, clip.group, "side_talk", pcm, _ONSET_MS)
+
+
+def _noise(clip: Clip) -> Stimulus:
+    pcm = sounds.at_level(clip.pcm[: sounds.samples(_LASTS_MS)], sounds.NEAR_DB)
+    pcm = _heard(pcm, sounds.soft_noise(clip.name))
+    return Stimulus(clip.name, clip.group, clip.name, pcm, _ONSET_MS)
+
+
+def _synthetic(split: str) -> Iterable[Stimulus]:
+    for kind, make in _SYNTHETIC.items():
+        for number in range(_N_SYNTHETIC):
+            name = f"{kind}/{split}/{number}"
+            sound = make(sounds.rng_of(name), sounds.samples(_LASTS_MS))
+            pcm = sounds.at_level(sounds.to_pcm(sound / np.abs(sound).max()), sounds.NEAR_DB)
+            pcm = _heard(pcm, sounds.soft_noise(name))
+            yield Stimulus(name, name, kind, pcm, _ONSET_MS)
+
+
+def _echoes(clips: Sequence[Clip]) -> Iterable[Stimulus]:
+    for clip in clips:
+        playing = _spoken(clip, sounds.samples(_ONSET_MS + _LASTS_MS))
+        tone = sounds.lasting(sounds.soft_noise(clip.name), len(playing))
+        for db in ECHO_DB:
+            for delay_ms in ECHO_DELAYS_MS:
+                pcm = sounds.mixed(tone, sounds.echo(playing, db, delay_ms))
+                kind = f"echo {db} dB {delay_ms} ms"
+                yield Stimulus(clip.name, clip.group, kind, pcm, 0.0, playing)

@@ -1,0 +1,122 @@
+"""The components decide as the gateway does, at the times that their settings imply."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from benchmark.turn_taking.clips import grouped
+from benchmark.turn_taking.components import (
+    VERDICT_MS,
+    EndRule,
+    Hearing,
+    RememberedScores,
+    hear_ends,
+    hear_interruptions,
+    semantic_rules,
+)
+from sglang_live.interaction.silero import CONTEXT_SAMPLES, SpeechState
+from sglang_live.interaction.vad import VadSettings
+
+RATE = 16
+
+
+@dataclass
+class FakeSpeech:
+    """Scores a window as speech if it sounds, and counts the windows."""
+
+    windows: int = 0
+
+    def initial_state(self) -> SpeechState:
+        return SpeechState(np.zeros(1), np.zeros(1))
+
+    def score(self, batch):
+        [(windows, state)] = batch
+        self.windows += len(windows)
+        loud = np.abs(windows[:, CONTEXT_SAMPLES:]).mean(axis=1) > 0.05
+        return [(loud.astype(np.float32), state)]
+
+
+@dataclass
+class FakeEndpoint:
+    """Scores turns by their length in samples; keeps what it heard."""
+
+    complete_from_ms: int
+    heard_ms: list[int] = field(default_factory=list)
+
+    def completeness(self, pcm: np.ndarray) -> float:
+        self.heard_ms.append(len(pcm) // RATE)
+        return 0.9 if len(pcm) >= self.complete_from_ms * RATE else 0.1
+
+
+def sound(*parts: tuple[int, int]) -> np.ndarray:
+    """Parts of (voiced, silent) ms. All edges lie on windows of 32 ms."""
+    pieces = []
+    for voiced_ms, silent_ms in parts:
+        pieces += [np.full(voiced_ms * RATE, 8000), np.zeros(silent_ms * RATE)]
+    return np.concatenate(pieces).astype(np.int16)
+
+
+def hearing(pcm: np.ndarray, endpoint: FakeEndpoint | None = None) -> Hearing:
+    return Hearing(pcm, RememberedScores(FakeSpeech()), endpoint)
+
+
+def silence(ms: int) -> EndRule:
+    return EndRule("server_vad", f"{ms} ms", VadSettings(silence_duration_ms=ms))
+
+
+@pytest.mark.parametrize(("ms", "n_ends"), [(320, 2), (640, 1)])
+def test_silence_ends_a_turn_when_it_has_lasted(ms, n_ends):
+    decisions = hear_ends(hearing(sound((1024, 512), (1024, 2048))), silence(ms))
+    assert len(decisions) == n_ends
+    # Known when the packet arrives in which the last window of the silence ends.
+    assert 0 <= decisions[-1].at_ms - (2560 + ms) < 20
+
+
+def test_the_model_ends_a_turn_after_the_pause_and_its_verdict():
+    endpoint = FakeEndpoint(complete_from_ms=1500)
+    [medium] = [rule for rule in semantic_rules() if rule.setting == "medium"]
+    [ended] = hear_ends(hearing(sound((1024, 512), (1024, 2048)), endpoint), medium)
+    assert 200 + VERDICT_MS <= ended.at_ms - 2560 < 200 + VERDICT_MS + 32 + 20
+    # It heard the whole turn both times: the first pause did not end it.
+    assert endpoint.heard_ms == [1024 + 224, 2560 + 224]
+
+
+def test_an_unfinished_turn_ends_with_the_longest_silence():
+    [high] = [rule for rule in semantic_rules() if rule.setting == "high"]
+    endpoint = FakeEndpoint(complete_from_ms=60_000)
+    [ended] = hear_ends(hearing(sound((1024, 4096)), endpoint), high)
+    assert 0 <= ended.at_ms - (1024 + 2000) < 40
+
+
+def test_a_verdict_that_comes_after_the_voice_is_dropped():
+    endpoint = FakeEndpoint(complete_from_ms=0)
+    [high] = [rule for rule in semantic_rules() if rule.setting == "high"]
+    decisions = hear_ends(hearing(sound((1024, 224), (1024, 2048)), endpoint), high)
+    assert len(decisions) == 1 and decisions[0].at_ms > 2272
+
+
+def test_a_voice_holds_the_agent_and_stops_it_when_it_lasts():
+    held, stopped = hear_interruptions(hearing(sound((0, 1024), (640, 1024))), 250)
+    assert (held.kind, stopped.kind) == ("held", "stopped")
+    assert 96 <= held.at_ms - 1024 < 96 + 20
+    assert 250 <= stopped.at_ms - 1024 < 250 + 32 + 20
+
+
+def test_a_short_voice_only_holds_the_agent():
+    [held] = hear_interruptions(hearing(sound((0, 1024), (192, 1024))), 250)
+    assert held.kind == "held"
+
+
+def test_windows_are_scored_once_for_all_rules():
+    model = FakeSpeech()
+    own = Hearing(sound((1024, 2048)), RememberedScores(model))
+    first = hear_ends(own, silence(320))
+    n_windows = model.windows
+    assert hear_ends(own, silence(320)) == first
+    assert model.windows == n_windows > 0
+
+
+def test_recordings_that_share_a_speaker_are_one_group():
+    speakers = {"a": ["x", "y"], "b": ["z"], "c": ["y", "w"], "d": ["z"]}
+    assert grouped(speakers) == {"a": "w", "c": "w", "b": "z", "d": "z"}

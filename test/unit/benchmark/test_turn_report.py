@@ -1,0 +1,52 @@
+"""Tables hold the figures of the rows."""
+
+import pytest
+
+from benchmark.turn_taking.components import silence_rules
+from benchmark.turn_taking.report import (
+    delays_at_share,
+    end_rows,
+    end_table,
+    interruption_rows,
+    interruption_table,
+)
+from benchmark.turn_taking.timeline import Recording, Span, Stimulus, Turn
+from test.unit.benchmark.test_turn_components import hearing, sound
+
+PCM = sound((1024, 512), (1024, 4096))
+
+
+def rows():
+    turn = Turn(0, 2560, 6656, (Span(1024, 1536),))
+    recording = Recording("r", "g", "made", PCM, (turn,))
+    rules = [rule for rule in silence_rules() if rule.setting in ("300 ms", "600 ms")]
+    return end_rows([(recording, hearing(PCM))], rules)
+
+
+def test_a_row_for_each_rule_and_source():
+    found = [(row["setting"], row["source"], row["false_cutoffs"]) for row in rows()]
+    assert found == [
+        ("300 ms", "all", 1.0),
+        ("300 ms", "made", 1.0),
+        ("600 ms", "all", 0.0),
+        ("600 ms", "made", 0.0),
+    ]
+
+
+def test_delay_at_the_share_is_between_the_settings():
+    [entry] = [entry for entry in delays_at_share(rows()) if entry["source"] == "all"]
+    short, long = (row["delay_p50_ms"] for row in rows() if row["source"] == "all")
+    assert entry["delay_p50_ms"] == pytest.approx(long + 0.05 * (short - long))
+
+
+def test_the_table_names_shares_and_counts():
+    assert "| `server_vad` | 300 ms | 100 % (1 of 1) |" in end_table(rows())[2]
+
+
+def test_the_interruption_table_has_the_kinds_of_one_confirmation():
+    pcm = sound((0, 1024), (640, 1024))
+    stimulus = Stimulus("s", "g", "interruption", pcm, 1024)
+    found = interruption_rows([(stimulus, hearing(pcm))], (250, 1000))
+    assert [row["stopped"] for row in found] == [1.0, 0.0]
+    [line] = interruption_table(found, 250)[2:]
+    assert line.startswith("| interruption | 1 | 100 % |")
