@@ -141,9 +141,13 @@ class LiveScheduler(MemoryScheduler):
             self.outbox.send(events)
         if self._round_log is not None:
             self._round_log.write(plan)
-        if plan.batch_to_run is None and self.paused and last_batch is None:
+        if plan.batch_to_run is None and last_batch is None and self._awaits_input():
             self._wait_for_input()
         return plan
+
+    def _awaits_input(self) -> bool:
+        """Whether requests can go on after a message at the earliest, if no batch can run now."""
+        return bool(self.paused)
 
     def _wait_for_input(self) -> None:
         limit_s = IDLE_WAIT_MS / 1000

@@ -108,6 +108,10 @@ class TalkerScheduler(LiveScheduler):
     def _retract_for(self, waiting: list[Req], running_batch: ScheduleBatch) -> None:
         super()._retract_for([r for r in waiting if not self._lacks_input(r)], running_batch)
 
+    def _awaits_input(self) -> bool:
+        queue = self.waiting_queue
+        return super()._awaits_input() or (bool(queue) and all(map(self._lacks_input, queue)))
+
     def _lacks_input(self, req: Req) -> bool:
         """Whether a waiting request cannot be prefilled yet."""
         # The request may arrive before its announcement, which comes on another socket.

@@ -64,6 +64,17 @@ def test_a_request_waits_in_the_queue_until_it_is_announced():
     assert not gate(req)._is_unannounced(req)
 
 
+def test_the_loop_sleeps_while_all_that_waits_lacks_input():
+    req = FakeReq(f"{SPEAK_PREFIX}a", n_prompt=9, n_launched=0, n_output=0)
+    unannounced, announced, idle = gate(), gate(req), gate()
+    unannounced.waiting_queue = announced.waiting_queue = [req]
+    announced.paused, idle.waiting_queue = {}, []
+    assert unannounced._awaits_input()
+    assert not announced._awaits_input() and not idle._awaits_input()
+    announced.paused = {req.rid: PausedRequest(req)}
+    assert announced._awaits_input()
+
+
 def test_a_paused_request_that_ended_in_flight_is_not_kept():
     req = FakeReq("speak-a", n_prompt=9, n_launched=2, n_output=3)
     req.is_finished = True
