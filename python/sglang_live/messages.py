@@ -289,6 +289,7 @@ class TalkerRequest(Message, frozen=True, tag=True):
     temperature: None: the stage's default; 0: greedy.
     window_frames: of a long response's KV, kept behind its prompt. None: all of it.
     slack_frames: one compaction drops at least this many.
+    listened: see TurnRequest.
     """
 
     session_id: str
@@ -301,6 +302,7 @@ class TalkerRequest(Message, frozen=True, tag=True):
     timeout_s: float
     window_frames: int | None = None
     slack_frames: int = 1
+    listened: bool = True
 
 
 class SegmentsNeeded(Message, frozen=True, tag=True):
@@ -350,10 +352,14 @@ class TalkerDone(Message, frozen=True, tag=True):
 
 
 class VocoderRequest(Message, frozen=True, tag=True):
-    """voice: of a vocoder that reads text; codes have their voice."""
+    """
+    voice: of a vocoder that reads text; codes have their voice.
+    listened: see TurnRequest.
+    """
 
     timeout_s: float
     voice: str = ""
+    listened: bool = True
 
 
 class VocoderFrames(Message, frozen=True, tag=True):

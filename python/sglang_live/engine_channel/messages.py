@@ -11,6 +11,9 @@ import numpy as np
 
 # Id prefix of the talker's requests; they stay in the queue until their TalkerPrompt has come.
 SPEAK_PREFIX = "speak-"
+# The same, of speech that is not heard while it is made.
+UNHEARD_PREFIX = "unheard-"
+SPEECH_PREFIXES = (SPEAK_PREFIX, UNHEARD_PREFIX)
 # Id prefix of the thinker's requests whose delay is audible: responses that a talker speaks, those
 # with a deadline, and the prefills before them.
 THINK_PREFIX = "think-"
@@ -25,7 +28,7 @@ FRAME_MARK = "-frame"
 
 def is_logged(rid: str) -> bool:
     """Whether a request has lines of its own in the log: one of a turn, not of a single frame."""
-    ours = (SPEAK_PREFIX, THINK_PREFIX, TURN_PREFILL_PREFIX, TEXT_PREFIX)
+    ours = (*SPEECH_PREFIXES, THINK_PREFIX, TURN_PREFILL_PREFIX, TEXT_PREFIX)
     return rid.startswith(ours) and FRAME_MARK not in rid
 
 

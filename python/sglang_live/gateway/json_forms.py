@@ -7,7 +7,7 @@ Forms refuse unknown keys: a client would take an ignored key for a setting that
 import json
 import re
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -29,6 +29,10 @@ _CANDIDATE = re.compile(r"\\u[dD][89a-fA-F]")
 # Bytes. In larger documents the place is not searched for, or not even the fault: the search
 # would delay all sessions.
 _MAX_SEARCHED, _MAX_SCANNED = 1 << 16, 1 << 20
+
+
+# Of OpenAI's API. "flex": the result may take longer.
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True):

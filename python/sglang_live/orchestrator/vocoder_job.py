@@ -20,15 +20,23 @@ from sglang_live.stages.transport.job import Job
 class VocoderJob:
     """
     Args:
-        voice: see VocoderRequest.
+        voice, listened: see VocoderRequest.
         startup_delays: for how long the first audio is withheld. None: not at all.
 
     Attributes:
         audio_s: duration of the audio that has come.
     """
 
-    def __init__(self, job: Job, voice: str = "", startup_delays: StartupDelays | None = None):
+    def __init__(
+        self,
+        job: Job,
+        voice: str = "",
+        startup_delays: StartupDelays | None = None,
+        *,
+        listened: bool = True,
+    ):
         self._job, self._voice, self._startup_delays = job, voice, startup_delays
+        self._listened = listened
         self._begun = False
         self._ready = asyncio.Event()
         self.audio_s = 0.0
@@ -39,8 +47,11 @@ class VocoderJob:
     async def decode(self, speech: bytes | SpokenText) -> None:
         """Make sound of the response's next codes or text."""
         if not self._begun:
-            request = VocoderRequest(self._job.job_id, JOB_TIMEOUT_S, voice=self._voice)
-            await self._job.begin(request)
+            await self._job.begin(
+                VocoderRequest(
+                    self._job.job_id, JOB_TIMEOUT_S, voice=self._voice, listened=self._listened
+                )
+            )
             self._begun = True
             self._ready.set()
         if isinstance(speech, SpokenText):

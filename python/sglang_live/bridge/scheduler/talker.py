@@ -19,7 +19,7 @@ from sglang_live.bridge.scheduler.talker_input import PromptStates
 from sglang_live.bridge.scheduler.talker_window import TalkerWindow
 from sglang_live.engine_channel.inbox import OUTBOX_ENV, Outbox, address_from_env
 from sglang_live.engine_channel.messages import (
-    SPEAK_PREFIX,
+    SPEECH_PREFIXES,
     ForgetStates,
     TalkerForget,
     TalkerPrompt,
@@ -128,7 +128,7 @@ class TalkerScheduler(LiveScheduler):
         return place >= stream.prompt_len and not stream.has_text_for(stream.frame_at(place))
 
     def _is_unannounced(self, req: Req) -> bool:
-        if not req.rid.startswith(SPEAK_PREFIX) or req.rid in self.model.streams:
+        if not req.rid.startswith(SPEECH_PREFIXES) or req.rid in self.model.streams:
             return False
         # A request that was announced and forgotten must leave the queue in order to end.
         return req.to_finish is None and not req.retracted_stain

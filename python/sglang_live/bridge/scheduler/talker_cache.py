@@ -10,14 +10,14 @@ from typing import Any
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.session.streaming_session import StreamingSession
 
-from sglang_live.engine_channel.messages import SPEAK_PREFIX
+from sglang_live.engine_channel.messages import SPEECH_PREFIXES
 
 
 class TalkerCache(StreamingSession):
     """Installed as `session` of the talker's tree cache, which calls it first."""
 
     def try_checkpoint(self, req: Req, *, up_to: int, **kwargs: Any) -> bool:
-        if req.retracted_stain and req.rid.startswith(SPEAK_PREFIX):
+        if req.retracted_stain and req.rid.startswith(SPEECH_PREFIXES):
             return True
         handled: bool = super().try_checkpoint(req, up_to=up_to, **kwargs)
         return handled

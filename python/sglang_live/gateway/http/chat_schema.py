@@ -10,7 +10,7 @@ from msgspec import Meta, field
 
 from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.http.body import read_json
-from sglang_live.gateway.json_forms import Strict
+from sglang_live.gateway.json_forms import ServiceTier, Strict
 from sglang_live.gateway.realtime.events import Ignored, Name, VoiceRef, voice_name
 from sglang_live.gateway.tools import check_choice, check_name, check_tools
 
@@ -157,7 +157,7 @@ class ChatForm(Strict):
     prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None
-    service_tier: Ignored = None
+    service_tier: ServiceTier | None = None
     user: Ignored = None
     frequency_penalty: Any = None
     function_call: Any = None

@@ -40,7 +40,7 @@ from sglang_live.gateway.http.body import (
 )
 from sglang_live.gateway.http.speech_pieces import longest_s, pieces_of
 from sglang_live.gateway.ids import new_id
-from sglang_live.gateway.json_forms import Strict
+from sglang_live.gateway.json_forms import ServiceTier, Strict
 from sglang_live.gateway.model import brief_session, check_model, voice_of
 from sglang_live.gateway.realtime.events import Name, VoiceRef, voice_name
 from sglang_live.orchestrator.session import Orchestrator, VoiceSession
@@ -61,6 +61,7 @@ class SpeechTruncatedError(LiveError):
 class SpeechForm(Strict):
     """
     speed: only 1 is supported.
+    service_tier: "flex": the result is not heard while it is made, so that speech that is goes first.
     instructions: accepted, no effect: the talker has no input for them.
     """
 
@@ -71,6 +72,7 @@ class SpeechForm(Strict):
     stream_format: Literal["audio", "sse"] = "audio"
     speed: float = 1.0
     instructions: str | None = None
+    service_tier: ServiceTier | None = None
 
 
 class SpeechRoute:
@@ -163,6 +165,7 @@ class SpeechRoute:
             voice=voice_of(self._orchestrator.voices, voice_name(form.voice)),
             stateless=True,
             script=text,
+            listened=form.service_tier != "flex",
         )
 
 

@@ -19,7 +19,12 @@ from sglang_live.aio import result_with, vital
 from sglang_live.bridge.seams import PIECE_TALKER, STAGE_ENV
 from sglang_live.clock import MonotonicClock
 from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV, STEPS_ENV, steps_text
-from sglang_live.engine_channel.messages import SPEAK_PREFIX, PolicyReport, StreamEvents
+from sglang_live.engine_channel.messages import (
+    SPEAK_PREFIX,
+    UNHEARD_PREFIX,
+    PolicyReport,
+    StreamEvents,
+)
 from sglang_live.messages import (
     CodecFrames,
     Progress,
@@ -135,13 +140,15 @@ class PieceStage:
                 sampling["temperature"] = request.temperature
             prompt = self.model.prompt(request.voice, piece.spoken)
             speech.n_read += len(prompt)
-            is_cut |= await self._speak_piece(job, speech, piece, prompt, sampling)
+            rid = ids.new_rid(SPEAK_PREFIX if request.listened else UNHEARD_PREFIX, job.job_id)
+            is_cut |= await self._speak_piece(job, rid, speech, piece, prompt, sampling)
             number += 1
         return is_cut
 
     async def _speak_piece(
         self,
         job: ServedJob,
+        rid: str,
         speech: PieceSpeech,
         piece: SpokenPiece,
         prompt: list[int],
@@ -150,7 +157,6 @@ class PieceStage:
         """Returns whether the piece reached the bound of its length."""
         room = max(1, self.host.context_tokens - len(prompt) - 1)
         n_most = min(room, self.model.steps_per_frame * piece.most_frames + 1)
-        rid = ids.new_rid(SPEAK_PREFIX, job.job_id)
         self._stream_events.add(rid, job)
         self._counts["pieces"] += 1
         request = {"input_ids": prompt, "sampling_params": {**sampling, "max_new_tokens": n_most}}

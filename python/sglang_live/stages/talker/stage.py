@@ -14,6 +14,7 @@ from sglang_live.clock import MonotonicClock
 from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV, STEPS_ENV, steps_text
 from sglang_live.engine_channel.messages import (
     SPEAK_PREFIX,
+    UNHEARD_PREFIX,
     Frames,
     PolicyReport,
     StreamEvents,
@@ -258,7 +259,8 @@ class TalkerStage:
         keys = self._read(request, session, len(prefix))
         prompt = self._segments.prompt(session, keys)
         ids_of_prompt = prompt.ids + prefix
-        rid = ids.new_rid(SPEAK_PREFIX, request.job_id)
+        prefix_of_rid = SPEAK_PREFIX if request.listened else UNHEARD_PREFIX
+        rid = ids.new_rid(prefix_of_rid, request.job_id)
         self._feed.send(
             TalkerPrompt(
                 rid,

@@ -74,6 +74,7 @@ class _Job:
             them, or `pending` if there are none, may grow.
         is_begun: whether frames of the stream were decoded.
         n_emitted: chunks with sound.
+        listened: whether it is heard while it is made.
         ready_since: arrival number at which the next chunk became ready. None: it is not ready.
     """
 
@@ -84,6 +85,7 @@ class _Job:
     is_begun: bool = False
     n_emitted: int = 0
     is_finished: bool = False
+    listened: bool = True
     ready_since: int | None = None
 
     @property
@@ -147,15 +149,22 @@ class VocoderEngine:
             for _ in range(2):  # a first chunk is shorter in samples than those that follow
                 self._decoder.decode(streams, codes)
 
-    def open(self, job_id: str) -> None:
-        """Raises CapacityError when full, BadInputError if the job is open already."""
+    def open(self, job_id: str, *, listened: bool = True) -> None:
+        """
+        Args:
+            listened: whether it is heard while it is made. Else it comes in large chunks, behind
+                all others.
+        Raises:
+            CapacityError: it is full. BadInputError: the job is open already.
+        """
         if job_id in self._jobs:
             raise BadInputError(f"vocoder job {job_id!r} is open already")
         if len(self._jobs) >= self._config.max_streams:
             raise CapacityError(
                 f"vocoder full: {len(self._jobs)} of {self._config.max_streams} streams"
             )
-        self._jobs[job_id] = _Job(job_id, self._decoder.new_stream(), self._no_frames())
+        stream = self._decoder.new_stream()
+        self._jobs[job_id] = _Job(job_id, stream, self._no_frames(), listened=listened)
 
     def feed(self, job_id: str, codes: Tensor) -> None:
         """Append frames to a job. An error changes nothing.
@@ -254,6 +263,8 @@ class VocoderEngine:
 
     def _wanted_frames(self, job: _Job) -> int:
         config = self._config
+        if not job.listened:
+            return min(config.unheard_chunk_frames, config.max_buffered_frames)
         first = job.n_emitted < config.n_first_chunks
         return config.first_chunk_frames if first else config.chunk_frames
 
@@ -274,7 +285,9 @@ class VocoderEngine:
         ready = [job for job in self._jobs.values() if job.ready_since is not None]
         # A user who has heard nothing waits; one who has heard much has audio buffered.
         urgent_until = self._config.n_first_chunks
-        ready.sort(key=lambda job: (min(job.n_emitted, urgent_until), job.ready_since))
+        ready.sort(
+            key=lambda job: (not job.listened, min(job.n_emitted, urgent_until), job.ready_since)
+        )
         if not ready:
             return []
         shape = self._chunk_shape(ready[0])

@@ -8,6 +8,7 @@ audio ends first.
 import asyncio
 import itertools
 import logging
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -77,7 +78,7 @@ class ReadingStage:
         text = TokenPlaces()
         cutting = asyncio.create_task(self._cut(job, text, pieces))
         try:
-            await self._speak(job, request.voice, text, pieces, cutting)
+            await self._speak(job, request, text, pieces, cutting)
         finally:
             self._jobs -= 1
             cutting.cancel()
@@ -112,17 +113,20 @@ class ReadingStage:
     async def _speak(
         self,
         job: ServedJob,
-        voice: str,
+        request: VocoderRequest,
         text: TokenPlaces,
         pieces: "asyncio.Queue[Piece | None]",
         cutting: asyncio.Task[None],
     ) -> None:
+        voice, listened = request.voice, request.listened
         began_s, spoken_s = time.monotonic(), 0.0
         while (piece := await result_with(pieces.get(), cutting)) is not None:
             if not piece.spoken:
                 continue
-            # The first piece of a response goes before all that already sound.
+            # The first piece of a response goes before all that already sound, and what is not
+            # heard after them.
             due_s = began_s + spoken_s if spoken_s else 0.0
+            due_s = due_s if listened else math.inf
             speech = await self._synthesised(piece.spoken, voice, due_s)
             spoken_s += await self._send(job, piece, speech, text, spoken_s)
 

@@ -13,7 +13,7 @@ from sglang_live.aio import result_with, vital
 from sglang_live.bridge.modelled.device import modelled_device
 from sglang_live.bridge.platform import cpu
 from sglang_live.errors import CapacityError
-from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderFrames
+from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderFrames, VocoderRequest
 from sglang_live.models.codecs import END_CODE
 from sglang_live.models.family import family_at, part
 from sglang_live.stages.spec import StageSpec
@@ -62,7 +62,9 @@ class VocoderStage:
         self._stepping = vital(self._step_forever(), "vocoder steps")
 
     async def run(self, job: ServedJob) -> None:
-        self._engine.open(job.job_id)  # raises if it is full
+        request = job.opener
+        assert isinstance(request, VocoderRequest)
+        self._engine.open(job.job_id, listened=request.listened)  # raises if it is full
         outputs = self._outputs[job.job_id] = asyncio.Queue()
         feeding = asyncio.create_task(self._feed(job))
         try:

@@ -62,7 +62,7 @@ CHAT_TABLE: dict[str, dict[str, list[Any]]] = {
     "prompt_cache_key": {ACCEPTED: ["k"]},
     "prompt_cache_options": {ACCEPTED: [{"mode": "implicit"}]},
     "prompt_cache_retention": {ACCEPTED: ["24h"]},
-    "service_tier": {ACCEPTED: ["auto", "flex"]},
+    "service_tier": {HONOURED: ["flex"], ACCEPTED: ["auto"], REFUSED: ["fast", 1]},
     "no_such_key": {REFUSED: [None, 1]},
     "top_k": {REFUSED: [5]},
 }
@@ -73,6 +73,7 @@ SPEECH_TABLE: dict[str, dict[str, list[Any]]] = {
     "response_format": {HONOURED: ["wav"], REFUSED: ["aac"]},
     "stream_format": {HONOURED: ["sse"], REFUSED: ["words"]},
     "speed": {ACCEPTED: [1.0], REFUSED: [1.5, "fast"]},
+    "service_tier": {HONOURED: ["flex"], ACCEPTED: ["auto"], REFUSED: ["fast", 1]},
     "instructions": {ACCEPTED: ["Whisper."]},  # no effect, as with some models of OpenAI
     "no_such_key": {REFUSED: [1]},
     "language": {REFUSED: ["de"]},
@@ -161,6 +162,15 @@ async def test_honoured_parameters_reach_the_turn():
     [turn] = orchestrator.turns
     assert (turn.max_output_tokens, turn.temperature, turn.seed) == (5, 0.5, 7)
     assert (turn.voice, turn.wants_audio) == ("bob", True)
+    assert turn.listened and turn.is_timely
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, SPOKEN), (SPEECH, {"input": "Hi."})])
+async def test_flexible_requests_are_not_listened_to(path, body):
+    orchestrator = FakeOrchestrator()
+    await post(path, orchestrator, json=body | {"service_tier": "flex"})
+    [turn] = orchestrator.turns
+    assert not turn.listened and not turn.is_timely
 
 
 @pytest.mark.parametrize("path", [CHAT, SPEECH, "/v1/realtime/client_secrets"])

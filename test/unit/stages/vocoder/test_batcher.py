@@ -140,6 +140,27 @@ def test_first_chunks_come_first(engine):
     assert [chunk.job_id for chunk in engine.step()] == ["playing"]
 
 
+def test_what_is_not_heard_comes_in_large_chunks_behind_the_others(decoder):
+    config = VocoderConfig(max_buffered_frames=60, unheard_chunk_frames=20)
+    engine = VocoderEngine(decoder, config)
+    engine.open("file", listened=False)
+    engine.feed("file", frames(19))
+    assert not engine.has_ready()
+    engine.feed("file", frames(26, seed=1))
+    engine.open("a")
+    engine.feed("a", frames(2))
+    engine.finish("file")
+    chunks = drain(engine)
+    assert [(chunk.job_id, chunk.n_frames) for chunk in chunks] == [
+        ("a", 2),
+        ("file", 20),
+        ("file", 20),
+        ("file", 5),
+    ]
+    whole = torch.cat([frames(19), frames(26, seed=1)])
+    assert b"".join(c.pcm for c in chunks if c.job_id == "file") == expected_pcm(whole)
+
+
 def test_among_equals_the_oldest_chunk_comes_first(decoder):
     engine = VocoderEngine(decoder, VocoderConfig(max_batch=1))
     for job_id in "abc":
