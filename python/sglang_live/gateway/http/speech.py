@@ -61,7 +61,7 @@ class SpeechTruncatedError(LiveError):
 class SpeechForm(Strict):
     """
     speed: only 1 is supported.
-    service_tier: "flex": the result is not heard while it is made, so that speech that is goes first.
+    service_tier: "flex": speech that is heard while it is made goes before this one.
     instructions: accepted, no effect: the talker has no input for them.
     """
 
