@@ -37,6 +37,7 @@ from sglang_live.models.packages.fetch import fetch
 from sglang_live.models.speech import Recogniser
 from sglang_live.models.speech_kinds import find_recogniser, find_voice
 from sglang_live.models.speech_model import SpeechModel
+from sglang_live.speakable.pieces import Pieces
 from sglang_live.speakable.words import wording_of
 
 QUESTIONS = Path(__file__).parent / "workloads" / "questions.jsonl"
@@ -198,8 +199,8 @@ class Questions:
     def _add(self, speaker: str, question: str, record: TurnRecord, heard: str | None) -> None:
         sound = np.frombuffer(record.reply_pcm, "<i2")
         back = self._judge.transcribe(_resampled(sound, clip.SAMPLE_RATE_HZ, INPUT_RATE_HZ))
-        # Both as words: a voice says what a recogniser writes in figures.
-        said, back = wording_of(record.transcript).words, wording_of(back).words
+        # Both as words: a voice says what a recogniser writes in figures, and leaves out code.
+        said, back = spoken_words(record.transcript), wording_of(back).words
         row = Row(
             speaker=speaker,
             question=question,
@@ -217,6 +218,12 @@ class Questions:
         )
         self.rows.append(row)
         _print_row(len(self.rows), row)
+
+
+def spoken_words(text: str) -> str:
+    """What an English voice says of a response."""
+    pieces = Pieces()
+    return " ".join(piece.spoken for piece in (*pieces.add(text), *pieces.end()) if piece.spoken)
 
 
 def _print_row(number: int, row: Row) -> None:

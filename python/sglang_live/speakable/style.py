@@ -21,14 +21,15 @@ class SpeechStyle:
     folds: Latin letters lose their diacritics.
     english: figures, signs, abbreviations and names become English words. Otherwise figures stay,
         for a voice that reads them in its own language.
-    says_code, says_table: words in place of a fenced code block and of a table.
+    says_code, says_table: words in place of a fenced code block and of a table, so that a
+        listener learns of it, also where the text has nothing else.
     """
 
     scripts: frozenset[str] = frozenset(("LATIN",))
     folds: bool = False
     english: bool = True
-    says_code: str = ""
-    says_table: str = ""
+    says_code: str = "The code is in the text."
+    says_table: str = "The table is in the text."
 
 
 @lru_cache(maxsize=4096)

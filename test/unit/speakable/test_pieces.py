@@ -17,6 +17,7 @@ FRAGMENTS = st.sampled_from(
      "```", "(", "```py\n", "`", "``", "**", "—", "。", "你好", "x" * 90, "May 6, ", ") ", "[a](",
      "2024 ", "😀", "~~~\n", "and the word goes on to the next ", "\t", "\u0301", "\x00", "9" * 40]
 )  # fmt: skip
+CODE, TABLE = "The code is in the text.", "The table is in the text."
 TEXTS = st.one_of(
     st.text(max_size=400),
     st.lists(FRAGMENTS, max_size=120).map("".join),
@@ -188,33 +189,35 @@ def test_a_sentence_without_marks_is_cut_between_words():
     assert all(len(words) <= 300 for words in pieces)
 
 
-def test_code_and_tables_are_pieces_without_words():
+def test_code_and_tables_are_pieces_of_their_own():
     table = "| a | b |\n|---|---|\n"
     text = f"Look at this code:\n\n```python\nx = 1\n```\nAnd at a table:\n{table}That is all."
     pieces = pieces_of(text)
     assert [piece.spoken for piece in pieces] == [
-        "Look at this code.", "", "And at a table.", "", "", "That is all.",
+        "Look at this code.", CODE, "And at a table.", TABLE, "", "That is all.",
     ]  # fmt: skip
     assert text[pieces[1].source_begin : pieces[1].source_end] == "```python\nx = 1\n```\n"
 
 
-def test_a_voice_may_say_that_something_was_left_out():
-    style = SpeechStyle(says_code="Here is code.", says_table="Here is a table.")
+def test_of_blocks_that_follow_one_another_one_is_mentioned():
     text = "```\n" + "x = 1\n" * 100 + "```\n| a |\n| b |\nEnd\n| c |\n"
-    assert [words for words in spoken(text, style=style) if words] == [
-        "Here is code.", "Here is a table.", "End.", "Here is a table.",
-    ]  # fmt: skip
+    assert [words for words in spoken(text) if words] == [CODE, TABLE, "End.", TABLE]
+
+
+def test_a_voice_may_say_nothing_of_a_block():
+    style = SpeechStyle(says_code="", says_table="")
+    assert not any(spoken("```\nx = 1\n```\n| a |\n| b |\n", style=style))
 
 
 @pytest.mark.parametrize("fence", ["```", "~~~", "````"])
 def test_a_fence_ends_with_its_own_mark(fence):
     text = f"Begin of it.\n{fence}\n``\ncode. More code.\n~~\n{fence}\nThe end."
-    assert [words for words in spoken(text) if words] == ["Begin of it.", "The end."]
+    assert [words for words in spoken(text) if words] == ["Begin of it.", CODE, "The end."]
 
 
 def test_three_backticks_in_one_line_are_no_fence():
     assert [words for words in spoken("Begin of it.\n```x = 1```\nThe end.") if words] == [
-        "Begin of it.", "The end.",
+        "Begin of it.", CODE, "The end.",
     ]  # fmt: skip
 
 
@@ -226,12 +229,12 @@ def test_a_link_may_lie_in_two_pieces():
 def test_code_in_a_list_is_not_spoken():
     text = "Do this first:\n\n1. ```sh\n   rm -rf x\n   ```\n2. Then that.\n"
     assert [words for words in spoken(text) if words] == [
-        "Do this first.", "one.", "two. Then that.",
+        "Do this first.", "one.", CODE, "two. Then that.",
     ]  # fmt: skip
 
 
 def test_code_that_does_not_end_is_not_spoken():
-    assert [words for words in spoken("Here it is:\n```\nx. Y.") if words] == ["Here it is."]
+    assert [words for words in spoken("Here it is:\n```\nx. Y.") if words] == ["Here it is.", CODE]
 
 
 def test_the_rest_of_a_word_without_end_is_not_spoken():

@@ -39,4 +39,4 @@ def style_of(language: str) -> SpeechStyle:
     if code == "en":
         return SpeechStyle()
     own = {script for script, codes in _SCRIPTS.items() if code in codes.split()}
-    return SpeechStyle(scripts=_LATIN | own, english=False)
+    return SpeechStyle(scripts=_LATIN | own, english=False, says_code="", says_table="")

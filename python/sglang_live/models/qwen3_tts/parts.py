@@ -40,7 +40,8 @@ class TTSTalker:
             return ids
 
         # It reads figures by itself, in the language of the text.
-        self.reads = TextReader(encode, SpeechStyle(scripts=spec.scripts, english=False))
+        style = SpeechStyle(scripts=spec.scripts, english=False, says_code="", says_table="")
+        self.reads = TextReader(encode, style)
         self.voices, self.text_end_id = spec.voices, spec.tts_eos_id
         self.first_state_id = self._ids.audio
         self.warm_up_prompt = self.response(self.voices[0], encode("Hello")[0])

@@ -177,6 +177,6 @@ async def test_progress_reaches_a_request_when_the_engine_knows_it():
 
 
 async def test_a_text_of_which_nothing_is_said_needs_no_engine():
-    job = FakeJob(TalkerInput("job", [], True, "```\nx = 1\n", 4))
+    job = FakeJob(TalkerInput("job", [], True, "😀 😀\n", 4))
     await piece_stage(FakeHost()).run(job)
     assert job.sent == [TalkerDone("job", finish="stop", n_frames=0)]

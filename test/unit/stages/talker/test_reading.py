@@ -103,7 +103,7 @@ async def test_the_prompt_ends_with_the_first_spoken_id_and_the_rest_follows():
 async def test_a_text_of_which_nothing_is_said_has_no_speech():
     stage = reading_stage()
     job = await run(
-        stage, TalkerInput("job", [], text="```\nx = 1\n"), TalkerInput("job", [], done=True)
+        stage, TalkerInput("job", [], text="😀 😀\n"), TalkerInput("job", [], done=True)
     )
     assert job.sent == [TalkerDone("job", finish="stop", n_frames=0)]
     assert stage.host.prompts == [] and stage.fed == []
