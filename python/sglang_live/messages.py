@@ -288,8 +288,7 @@ class TalkerRequest(Message, frozen=True, tag=True):
     first_id: the response's first token. None: the talker reads text, all of it as TalkerInput.
     temperature: None: the stage's default; 0: greedy.
     window_frames: of a long response's KV, kept behind its prompt. None: all of it.
-    slack_frames: one compaction drops at least this many.
-    listened: see TurnRequest.
+    slack_frames: one compaction drops at least this many. listened: see TurnRequest.
     """
 
     session_id: str
@@ -329,9 +328,8 @@ class TalkerInput(Message, frozen=True, tag=True):
 
 
 class CodecFrames(Message, frozen=True, tag=True):
-    """codes: int16 little-endian [n, num_code_groups], in order and without gaps; a row of END_CODE
-    (models/codecs) ends an utterance. n_frames: without such rows, of frame_s seconds each.
-    spoken: see AudioDelta in core.py."""
+    """codes: int16 little-endian [n, num_code_groups], in order, no gaps; a row of END_CODE ends an
+    utterance. n_frames: without such rows, of frame_s seconds each. spoken: see AudioDelta."""
 
     codes: bytes
     n_frames: int = 1
@@ -340,8 +338,7 @@ class CodecFrames(Message, frozen=True, tag=True):
 
 
 class TalkerDone(Message, frozen=True, tag=True):
-    """finish: "stop", or "length" if the talker missed its end. n_frames: of all of it.
-    n_read: see TalkerJob in orchestrator/stage_jobs.py."""
+    """finish: "stop", or "length" if it missed its end. n_read: see orchestrator's TalkerJob."""
 
     finish: str
     n_frames: int
@@ -352,10 +349,7 @@ class TalkerDone(Message, frozen=True, tag=True):
 
 
 class VocoderRequest(Message, frozen=True, tag=True):
-    """
-    voice: of a vocoder that reads text; codes have their voice.
-    listened: see TurnRequest.
-    """
+    """voice: of a vocoder that reads text; codes have theirs. listened: see TurnRequest."""
 
     timeout_s: float
     voice: str = ""

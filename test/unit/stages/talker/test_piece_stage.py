@@ -119,7 +119,7 @@ async def test_each_piece_is_a_request_and_an_utterance():
     stage, job = piece_stage(host), FakeJob(TEXT)
     await stage.run(job)
     assert job.frames() == [[1, 11], [2, 12], END, [3, 13], END]
-    assert job.sent[-1] == TalkerDone("job", finish="stop", n_frames=3)
+    assert job.sent[-1] == TalkerDone("job", finish="stop", n_frames=3, n_read=6)
     assert [request["input_ids"] for request in host.requests] == [[4, 7, 2, 4], [4, 6]]
     assert len({request["rid"] for request in host.requests}) == 2
     first, second = (request["sampling_params"] for request in host.requests)
@@ -149,7 +149,7 @@ async def test_a_piece_that_misses_its_end_is_bounded_and_the_next_one_is_spoken
     host = FakeHost([1, 11, 2, 12], [3, 13], finish="length")
     stage, job = piece_stage(host), FakeJob(TEXT)
     await stage.run(job)
-    assert job.sent[-1] == TalkerDone("job", finish="length", n_frames=3)
+    assert job.sent[-1] == TalkerDone("job", finish="length", n_frames=3, n_read=6)
     assert stage._counts["speech_truncated"] == 2
     # The context is full before the bound is reached.
     assert host.requests[0]["sampling_params"]["max_new_tokens"] == 100 - 4 - 1

@@ -97,7 +97,7 @@ async def test_the_prompt_ends_with_the_first_spoken_id_and_the_rest_follows():
     assert [done for _, done in texts(stage)][-1]
     # Also what came before the first word.
     assert stage._progress.put_s == [0.5]
-    assert job.sent[-1] == TalkerDone("job", finish="stop", n_frames=1)
+    assert job.sent[-1] == TalkerDone("job", finish="stop", n_frames=1, n_read=4)
 
 
 async def test_a_text_of_which_nothing_is_said_has_no_speech():
