@@ -1,8 +1,10 @@
-"""Tables hold the figures of the rows."""
+"""Tables hold the figures of the rows, and the page those of the newest document."""
 
 import pytest
 
+from benchmark.summary import BEGIN, END, RESULTS, newest
 from benchmark.turn_taking.components import silence_rules
+from benchmark.turn_taking.page import PAGE, measured
 from benchmark.turn_taking.report import (
     delays_at_share,
     end_rows,
@@ -50,3 +52,8 @@ def test_the_interruption_table_has_the_kinds_of_one_confirmation():
     assert [row["stopped"] for row in found] == [1.0, 0.0]
     [line] = interruption_table(found, 250)[2:]
     assert line.startswith("| interruption | 1 | 100 % |")
+
+
+def test_the_page_holds_the_newest_document():
+    document = newest(RESULTS, "turn_taking")
+    assert f"{BEGIN}\n{measured(document)}\n{END}" in PAGE.read_text()
