@@ -37,6 +37,7 @@ from sglang_live.orchestrator.sessions import LiveOrchestrator
 from sglang_live.orchestrator.suspects import Suspects
 from sglang_live.preflight import (
     check_log_folder,
+    check_recordings,
     check_shared_memory,
     check_storage,
     check_temporary_folder,
@@ -83,6 +84,8 @@ def _main(argv: list[str], drops: LogDrops) -> int:
     if config.device_model is not None and "talker" not in model.stages:
         raise BadInputError("--device-model has the costs of a talker, and this model has none")
     check_flags(config, model)
+    if model.recordings is not None:
+        check_recordings(model.recordings)
     for name, stage in config.stages.items():
         if name in model.stages and not stage.connect:
             n_ranks = stage.args.get("tp_size", 1)

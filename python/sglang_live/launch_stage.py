@@ -30,7 +30,8 @@ from sglang_live.launch_server import check_machine, end_in_one_line
 from sglang_live.model_source import ModelSource, add_model_arguments
 from sglang_live.models.family import family_at
 from sglang_live.policy.policies import Policies
-from sglang_live.stage_specs import weights_environment
+from sglang_live.preflight import check_recordings
+from sglang_live.stage_specs import talker_voices, weights_environment
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import SPEC_ENV, STAGES, StageSpec
 from sglang_live.stages.stage_flags import STAGE_SETTINGS, check_engine, split_arguments
@@ -95,6 +96,8 @@ def _spec(
     model = ModelSource.of(own).load(Path(own.cache_dir))
     if own.stage not in model.stages:
         raise BadInputError(f"--stage {own.stage}: this model has no {own.stage}")
+    if model.recordings is not None and own.stage == "talker":
+        check_recordings(model.recordings)
     n_ranks = engine_args.get("tp_size", 1)
     family_at(model.family).check_ranks(model.path, own.stage, "--tp-size", n_ranks)
     return StageSpec(
@@ -112,6 +115,7 @@ def _spec(
         engine_args=engine_args,
         policies=policies,
         log_format=own.log_format,
+        voices=talker_voices(own.stage, model),
         session_storage=storage.to_env() if storage is not None else "",
         stuck_after_s=check_stuck(own.stuck_after_s),
         environment=weights_environment(own.stage, own.cpu_weights, model),

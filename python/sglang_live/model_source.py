@@ -7,7 +7,7 @@ import argparse
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sglang_live.errors import BadInputError, LiveError
@@ -30,6 +30,7 @@ from sglang_live.models.family import (
 from sglang_live.models.packages.fetch import packages_directory
 from sglang_live.models.smollm2.location import converted_directory, is_converted
 from sglang_live.models.speech_kinds import RECOGNISERS, VOICES
+from sglang_live.models.voice_files import voice_files
 from sglang_live.stages.endings import telling_line
 
 OFFLINE = 3
@@ -68,6 +69,7 @@ class ModelSource:
     families: modules of model families outside this package.
     recogniser, voice: what hears and reads for a language model, names or paths; both or none.
     language: that the recogniser hears; "": it detects it.
+    recordings: directory of recordings whose voices a talker takes on; None: none.
     """
 
     path: str
@@ -75,6 +77,7 @@ class ModelSource:
     recogniser: str = ""
     voice: str = ""
     language: str = ""
+    recordings: Path | None = None
 
     def __post_init__(self) -> None:
         if bool(self.recogniser) != bool(self.voice) and self.path != CASCADE:
@@ -90,6 +93,7 @@ class ModelSource:
             recogniser=own.recogniser,
             voice=own.voice_model,
             language=own.recogniser_language,
+            recordings=Path(own.voices).resolve() if own.voices else None,
         )
 
     @property
@@ -105,9 +109,28 @@ class ModelSource:
             BadInputError: no model family claims the path, or a file of it is broken.
             LiveError: something cannot be downloaded or built.
         """
-        facts = model_facts(self._directory(cache_dir), *self.families)
+        facts = self._with_recordings(model_facts(self._directory(cache_dir), *self.families))
         check_checkpoint(facts.weights)
         return facts
+
+    def _with_recordings(self, facts: ModelFacts) -> ModelFacts:
+        speaks = self.voice or self.path
+        if self.recordings is None:
+            if not facts.voices and facts.clones_voices:
+                raise BadInputError(
+                    f"{speaks} has no voices of its own: give recordings of speakers, --voices DIR"
+                )
+            return facts
+        if not facts.clones_voices:
+            raise BadInputError(
+                f"--voices: {speaks} has no speaker encoder, so it takes on no voices; of "
+                "Qwen3-TTS the Base checkpoints have one"
+            )
+        names = voice_files(self.recordings)
+        known = {name.lower() for name in facts.voices}
+        if same := [file for name, file in names.items() if name.lower() in known]:
+            raise BadInputError(f"--voices: {same[0]} has the name of a voice of {speaks}")
+        return replace(facts, voices=(*facts.voices, *names), recordings=self.recordings)
 
     def _directory(self, cache_dir: Path) -> Path:
         if self.path == DEMO:
@@ -180,6 +203,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|PATH",
         help=f"reads the text of a language model aloud: {', '.join(VOICES)}, or a directory or "
         "file (docs/cascade.md)",
+    )
+    add(
+        "--voices",
+        metavar="DIR",
+        help="recordings of speakers, one file for each, whose voices the model takes on; the "
+        "file's name is the voice's (docs/cascade.md)",
     )
 
 

@@ -1,4 +1,4 @@
-"""Checks of the machine before anything is loaded: folders can be written, disks have room.
+"""Checks before anything is loaded: folders can be written, disks have room, recordings speech.
 
 Without them, a stage would fail minutes later inside a library, and its error would rarely name the
 folder.
@@ -10,7 +10,13 @@ import os
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
+from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.errors import BadInputError, LiveError
+from sglang_live.interaction.presence import has_speech
+from sglang_live.interaction.silero import SileroModel
+from sglang_live.models.voice_files import read_recording, voice_files
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +56,15 @@ def check_storage(folder: Path, n_bytes: int) -> None:
     n_free = space.f_bavail * space.f_frsize
     if n_free < n_bytes:
         log.warning("session_storage_short folder=%s free=%d wanted=%d", folder, n_free, n_bytes)
+
+
+def check_recordings(directory: Path) -> None:
+    """Raises BadInputError for a recording that no voice can be taken from (voice_files.py)."""
+    model = SileroModel()
+    for file in voice_files(directory).values():
+        samples = read_recording(file, INPUT_RATE_HZ)
+        if not has_speech(np.round(32767 * samples).astype(np.int16), model):
+            raise BadInputError(f"--voices: {file}: there is no speech in it")
 
 
 def check_temporary_folder() -> None:

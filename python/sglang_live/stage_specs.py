@@ -42,6 +42,7 @@ def stage_specs(
                     engine_args=_engine_args(stage, settings.args, config.max_sessions),
                     policies=config.policies,
                     session_storage=_storage(stage, config),
+                    voices=talker_voices(stage, model),
                     log_format=config.log_format,
                     device_model=str(config.device_model or ""),
                     stuck_after_s=config.stuck_after_s,
@@ -55,6 +56,11 @@ def weights_environment(stage: str, cpu_weights: str, model: ModelFacts) -> dict
     """cpu_weights: see ServerConfig."""
     weights = cpu_weights or model.cpu_weights
     return {CPU_WEIGHTS_ENV: weights} if stage == "thinker" and weights == INT8 else {}
+
+
+def talker_voices(stage: str, model: ModelFacts) -> str:
+    """See StageSpec.voices."""
+    return str(model.recordings) if stage == "talker" and model.recordings else ""
 
 
 def _storage(stage: str, config: ServerConfig) -> str:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from collections.abc import Iterator
 
 import httpx
@@ -12,7 +13,7 @@ import soundfile as sf
 import websockets
 
 from sglang_live.models.qwen3_tts.parts import TTSTalker
-from test.e2e.conftest import Server, running_server, wait_until
+from test.e2e.conftest import DATA, Server, running_server, wait_until
 from test.qwen3_tts import checkpoint as tiny
 
 pytestmark = [pytest.mark.e2e]
@@ -23,12 +24,15 @@ FRAME = 1920  # samples
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return tiny.build(tmp_path_factory.mktemp("tts"), ends=True)
+    return tiny.build(tmp_path_factory.mktemp("tts"), ends=True, clones=True)
 
 
 @pytest.fixture(scope="module")
 def server(model, tmp_path_factory) -> Iterator[Server]:
-    with running_server(str(model), tmp_path_factory.mktemp("tts-logs")) as running:
+    voices = tmp_path_factory.mktemp("voices")
+    shutil.copy(DATA / "sp_jfk.flac", voices / "John.flac")
+    logs = tmp_path_factory.mktemp("tts-logs")
+    with running_server(str(model), logs, "--voices", str(voices)) as running:
         yield running
 
 
@@ -66,9 +70,16 @@ def test_events_count_the_tokens_of_the_text_and_its_frames(server, client, mode
 
 def test_its_voices_and_its_name_are_listed(server, client):
     voices = httpx.get(f"{server.http}/v1/audio/voices").json()["voices"]
-    assert voices == ["vivian", "eric"]
+    assert voices == ["vivian", "eric", "John"]
     [name] = [model.id for model in client.models.list()]
     assert name == "demo"
+
+
+def test_a_recorded_voice_speaks_and_an_unknown_one_is_refused(client):
+    cloned, preset = (speak(client, "pcm", voice) for voice in ("john", "vivian"))
+    assert len(cloned) == len(preset) and np.abs(cloned.astype(int) - preset).max() > 300
+    with pytest.raises(openai.BadRequestError, match=r"no voice 'nora'.*vivian, eric, John"):
+        speak(client, "pcm", "nora")
 
 
 async def test_a_conversation_is_refused_and_nothing_is_left_behind(server, client):

@@ -123,6 +123,7 @@ async def running_stages(
     device_model: str = "",
     names: tuple[str, ...] = STAGES,
     family: str = FAMILY,
+    voices: str = "",
 ) -> AsyncIterator[Stages]:
     """Start stages.
 
@@ -130,6 +131,7 @@ async def running_stages(
     engine_args: arguments of thinker and talker.
     thinker_args: further arguments of the thinker.
     session_storage: the thinker's, "<bytes>:<directory>".
+    voices: the talker's, see StageSpec.
     device_model: a file of test/data/device_models, without its suffix. "": none.
     """
     run_dir = RunDir.make()
@@ -153,6 +155,7 @@ async def running_stages(
             environment=environments.get(stage) or {},
             device_model=str(DEVICE_MODELS / f"{device_model}.toml") if device_model else "",
             session_storage=session_storage if stage == "thinker" else "",
+            voices=voices if stage == "talker" else "",
         )
         for stage in names
     ]

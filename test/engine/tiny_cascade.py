@@ -75,7 +75,11 @@ def build(path: Path, talker: Path | None = None) -> Path:
     if talker is not None:
         facts = model_facts(talker)
         speaks = {
-            "talker": {"family": facts.family, "path": str(talker)},
+            "talker": {
+                "family": facts.family,
+                "path": str(talker),
+                "clones_voices": facts.clones_voices,
+            },
             "voices": list(facts.voices),
         }
     (cascade / "config.json").write_text(

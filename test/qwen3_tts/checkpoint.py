@@ -81,14 +81,27 @@ CODEC = {
     "upsample_rates": [8, 5, 4, 3],
     "upsampling_ratios": [2, 2],
 }
+# Names and shapes are those of the reference, widths smaller than its defaults.
+SPEAKER = {
+    "enc_dim": HIDDEN,
+    "enc_channels": [16, 16, 16, 16, 48],
+    "enc_kernel_sizes": [5, 3, 3, 3, 1],
+    "enc_dilations": [1, 2, 3, 4, 1],
+    "enc_attention_channels": 8,
+    "enc_res2net_scale": 4,
+    "enc_se_channels": 8,
+    "sample_rate": 24000,
+}
+N_MELS = 128
 # Of the last convolution, so that random codes sound without clipping.
 LOUDNESS = 0.7
 
 
-def build(path: Path, *, ends: bool = False, seed: int = 5) -> Path:
+def build(path: Path, *, ends: bool = False, clones: bool = False, seed: int = 5) -> Path:
     """
     Args:
         ends: whether speech ends a few frames after its text; otherwise never.
+        clones: whether it has a speaker encoder, as a Base checkpoint, besides its voices.
     """
     path.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer(700)
@@ -106,9 +119,12 @@ def build(path: Path, *, ends: bool = False, seed: int = 5) -> Path:
         "dtype": "float32",
         "talker_config": TALKER | {"text_vocab_size": -(-len(tokenizer) // 64) * 64},
     }
-    (path / "config.json").write_text(json.dumps(config))
     weights = _random(_talker_shapes(config["talker_config"]), seed)
     weights["talker.codec_head.weight"][TALKER["codec_eos_token_id"]] = 0
+    if clones:
+        config |= {"tts_model_type": "base", "speaker_encoder_config": SPEAKER}
+        weights |= _random(speaker_shapes(), seed + 2)
+    (path / "config.json").write_text(json.dumps(config))
     if ends:
         _end_after_text(weights, config["tts_pad_token_id"])
     save_file(weights, path / "model.safetensors")
@@ -244,6 +260,26 @@ def _codec_shapes() -> dict[str, tuple[int, ...]]:
     n = len(CODEC["upsample_rates"]) + 1
     shapes |= _snake(f"decoder.{n}.", width) | _conv(f"decoder.{n + 1}.", (1, width, 7))
     return {f"decoder.{name}": shape for name, shape in shapes.items()}
+
+
+def speaker_shapes() -> dict[str, tuple[int, ...]]:
+    first, *middle, last = SPEAKER["enc_channels"]
+    kernels, scale = SPEAKER["enc_kernel_sizes"], SPEAKER["enc_res2net_scale"]
+    squeezed, attention = SPEAKER["enc_se_channels"], SPEAKER["enc_attention_channels"]
+    shapes = _conv("blocks.0.", (first, N_MELS, kernels[0]))
+    for n, width in enumerate(middle, 1):
+        at, part = f"blocks.{n}.", width // scale
+        for name in ("tdnn1", "tdnn2"):
+            shapes |= _conv(f"{at}{name}.", (width, width, 1))
+        for i in range(scale - 1):
+            shapes |= _conv(f"{at}res2net_block.blocks.{i}.", (part, part, kernels[n]))
+        for name, shape in (("1", (squeezed, width, 1)), ("2", (width, squeezed, 1))):
+            shapes[f"{at}se_block.conv{name}.weight"] = shape
+            shapes[f"{at}se_block.conv{name}.bias"] = shape[:1]
+    shapes |= _conv("mfa.", (last, last, kernels[-1]))
+    shapes |= _conv("asp.tdnn.", (attention, 3 * last, 1)) | _conv("asp.", (last, attention, 1))
+    shapes |= {"fc.weight": (SPEAKER["enc_dim"], 2 * last, 1), "fc.bias": (SPEAKER["enc_dim"],)}
+    return {f"speaker_encoder.{name}": shape for name, shape in shapes.items()}
 
 
 def _conv(prefix: str, shape: tuple[int, int, int]) -> dict[str, tuple[int, ...]]:

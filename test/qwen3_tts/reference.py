@@ -60,29 +60,36 @@ class Reference:
     def _code(self, ids: list[int]) -> Tensor:
         return self._weight("model.codec_embedding.weight")[ids]
 
-    def prompt(self, role: list[int], first: int, voice: str) -> Tensor:
-        """[n, hidden], with non_streaming_mode=False and the language "auto"."""
+    def prompt(self, role: list[int], first: int, voice: str | Tensor) -> Tensor:
+        """[n, hidden], with non_streaming_mode=False and the language "auto".
+
+        voice: a preset one, or the embedding of a cloned one, [hidden] (x_vector_only_mode).
+        """
         c, talker = self.config, self.talker_config
         language = [
             talker["codec_nothink_id"],
             talker["codec_think_bos_id"],
             talker["codec_think_eos_id"],
         ]
-        if dialect := talker["spk_is_dialect"][voice]:
+        if isinstance(voice, str) and (dialect := talker["spk_is_dialect"][voice]):
             language = [
                 talker["codec_think_id"],
                 talker["codec_think_bos_id"],
                 talker["codec_language_id"][dialect],
                 talker["codec_think_eos_id"],
             ]
-        speaker = talker["spk_id"][voice]
-        codes = self._code([*language, speaker, talker["codec_pad_id"], talker["codec_bos_id"]])
+        preset = isinstance(voice, str)
+        speaker = self._code([talker["spk_id"][voice]]) if preset else voice[None]
+        ends = self._code([talker["codec_pad_id"], talker["codec_bos_id"]])
+        codes = torch.cat((self._code(language), speaker, ends))
         pads = [c["tts_pad_token_id"]] * (len(codes) - 2)
         text = self._text([*pads, c["tts_bos_token_id"], first])
         return torch.cat((self._text(role), text + codes))
 
     @torch.no_grad()
-    def speak(self, role: list[int], text: list[int], voice: str, n_frames: int) -> list[list[int]]:
+    def speak(
+        self, role: list[int], text: list[int], voice: str | Tensor, n_frames: int
+    ) -> list[list[int]]:
         """Greedy codes of at most n_frames frames, fewer if the talker ends before.
 
         role: ids of `<|im_start|>assistant\\n`. text: ids of the words.

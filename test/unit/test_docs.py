@@ -175,6 +175,7 @@ def accept_stage(argv: list[str], monkeypatch) -> None:
         cpu_weights="",
         family="sglang_live.models.qwen3_omni.family",
         stages=("thinker", "talker", "vocoder"),
+        recordings=None,
     )
     monkeypatch.setattr(ModelSource, "load", lambda _source, _cache: model)
     monkeypatch.setattr(launch_stage.RunDir, "make", lambda **_: model)

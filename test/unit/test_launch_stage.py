@@ -30,8 +30,13 @@ def launched(monkeypatch, tmp_path):
     monkeypatch.setattr(launch_stage.os, "execve", execve)
     monkeypatch.setattr(launch_stage.RunDir, "make", lambda **_: SimpleNamespace(path=tmp_path))
     family = "sglang_live.models.qwen3_omni.family"
-    stages = ("thinker", "talker", "vocoder")
-    checkpoint = SimpleNamespace(path="/models/m", family=family, cpu_weights="", stages=stages)
+    checkpoint = SimpleNamespace(
+        path="/models/m",
+        family=family,
+        cpu_weights="",
+        stages=("thinker", "talker", "vocoder"),
+        recordings=None,
+    )
     monkeypatch.setattr(ModelSource, "load", lambda _source, _cache: checkpoint)
 
     def launch(*argv: str) -> dict | int:

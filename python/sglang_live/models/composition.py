@@ -65,7 +65,11 @@ def compose(
         "cpu_weights": cpu_weights,
     }
     if talker is not None:
-        config["talker"] = {"family": talker.family, "path": str(talker.path)}
+        config["talker"] = {
+            "family": talker.family,
+            "path": str(talker.path),
+            "clones_voices": talker.clones_voices,
+        }
         config["voices"] = list(talker.voices)
     if speaks is not None:
         config["voice"] = _entry(speaks, cache, report)

@@ -38,6 +38,8 @@ class ModelFacts:
         stages: that the model needs.
         talker_reads_text: instead of the thinker's tokens and the user's messages.
         voices: by which a response may be spoken; the first is the default.
+        clones_voices: whether its talker takes on voices of recordings.
+        recordings: directory of those that it takes on (voice_files.py).
         vocab_size, context_tokens: of the thinker; 0: the family has none.
         cpu_weights: "int8" if the thinker's weights are quantised on a CPU, unless a flag says
             otherwise.
@@ -49,6 +51,8 @@ class ModelFacts:
     stages: tuple[str, ...] = ("thinker", "talker", "vocoder")
     talker_reads_text: bool = False
     voices: tuple[str, ...]
+    clones_voices: bool = False
+    recordings: Path | None = None
     vocab_size: int = 0
     context_tokens: int = 0
     cpu_weights: str = ""
@@ -66,7 +70,8 @@ class Family(Protocol):
             any language model, and alone what it is given.
         recogniser: creates a Recogniser (models/speech.py) from it, for a thinker that reads speech
             as text. None: the thinker hears.
-        talker: creates a TalkerModel from it. None: the vocoder reads the thinker's text.
+        talker: creates a TalkerModel from it, and with `voices` from the directory of the
+            recordings whose voices it takes on. None: the vocoder reads the thinker's text.
         decoder: the class of the vocoder's decoder of codes; see stages/vocoder/stage.py. None:
             there is no talker.
         voice: creates a Voice (models/speech.py) from the checkpoint's path, if there is no talker.

@@ -29,6 +29,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     remote: whether it is started on another host; the server only connects to it.
     key_file: secret shared with a stage on another host (transport/stage_key.py). "": none.
     native_key: key of SGLang's own HTTP API, served on native_socket. "": it is not served.
+    voices: directory of recordings whose voices a talker takes on. "": none.
     log_format: "text" or "json".
     device_model: file of the device model. "": the device is not modelled.
     stuck_after_s: seconds without a round after which an engine with work is started anew.
@@ -51,6 +52,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     policies: Policies = OFF
     session_storage: str = ""
     remote: bool = False
+    voices: str = ""
     log_format: str = "text"
     device_model: str = ""
     stuck_after_s: float = STUCK_AFTER_S

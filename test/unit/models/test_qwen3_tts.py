@@ -65,7 +65,13 @@ def test_it_is_served_alone_but_thinks_for_no_recogniser(checkpoint, tmp_path):
 @pytest.mark.parametrize(
     ("talker", "config", "message"),
     [
-        ({"spk_id": {}}, {"tts_model_type": "base"}, r"\(base\) has no voices of its own"),
+        ({"spk_id": {}}, {}, r"\(custom_voice\) has no voices of its own"),
+        ({}, {"tts_model_type": "base"}, "lacks 'speaker_encoder_config'"),
+        (
+            {},
+            {"tts_model_type": "base", "speaker_encoder_config": {"enc_dim": 7}},
+            r"enc_dim is 7, not the talker's hidden_size, 96",
+        ),
         ({"spk_id": None}, {"tts_model_type": "voice_design"}, "no voices of its own"),
         ({}, {"tokenizer_type": "qwen3_tts_tokenizer_25hz"}, "its codec is .*25hz"),
         ({"spk_is_dialect": {"eric": "cantonese"}}, {}, "lacks 'cantonese'"),

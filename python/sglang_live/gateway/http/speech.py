@@ -41,7 +41,7 @@ from sglang_live.gateway.http.body import (
 from sglang_live.gateway.http.speech_pieces import longest_s, pieces_of
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.json_forms import ServiceTier, Strict
-from sglang_live.gateway.model import brief_session, check_model, voice_of
+from sglang_live.gateway.model import brief_session, check_model, known_voice
 from sglang_live.gateway.realtime.events import Name, VoiceRef, voice_name
 from sglang_live.orchestrator.session import Orchestrator, VoiceSession
 from sglang_live.telemetry.metrics import GatewayMetrics
@@ -107,6 +107,7 @@ class SpeechRoute:
         if form.speed != 1.0:
             raise ClientEventError("Only speed 1 is supported.", param="speed")
         check_model(self._orchestrator, form.model)
+        known_voice(self._orchestrator.voices, voice_name(form.voice))
         return form
 
     async def _speak(self, form: SpeechForm, cost: "_Cost") -> AsyncGenerator[bytes, None]:
@@ -162,7 +163,7 @@ class SpeechRoute:
         return TurnRequest(
             instructions="",
             history=(item,),
-            voice=voice_of(self._orchestrator.voices, voice_name(form.voice)),
+            voice=known_voice(self._orchestrator.voices, voice_name(form.voice)),
             stateless=True,
             script=text,
             listened=form.service_tier != "flex",

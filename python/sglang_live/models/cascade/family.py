@@ -36,6 +36,7 @@ class Cascade:
             stages=("thinker", "talker", "vocoder") if is_spoken else ("thinker", "vocoder"),
             talker_reads_text=is_spoken,
             voices=tuple(cascade["voices"]),
+            clones_voices=is_spoken and cascade["talker"].get("clones_voices", False),
             vocab_size=config["vocab_size"],
             context_tokens=config["max_position_embeddings"],
             cpu_weights=cascade.get("cpu_weights", ""),

@@ -45,10 +45,10 @@ def load_voice(path: Path) -> Voice:
     return voice
 
 
-def load_talker(path: Path) -> TalkerModel | PieceTalker:
+def load_talker(path: Path, **voices: Path) -> TalkerModel | PieceTalker:
     family, checkpoint = _talker(path)
     assert family.talker is not None, "composition looked for one"
-    talker: TalkerModel | PieceTalker = part(family.talker)(checkpoint)
+    talker: TalkerModel | PieceTalker = part(family.talker)(checkpoint, **voices)
     return talker
 
 

@@ -28,6 +28,7 @@ class Qwen3TTS:
             stages=("talker", "vocoder"),
             talker_reads_text=True,
             voices=spec.voices,
+            clones_voices=spec.clones_voices,
         )
 
     def check_ranks(self, path: Path, stage: str, flag: str, n_ranks: int) -> None:

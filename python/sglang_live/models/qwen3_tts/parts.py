@@ -9,6 +9,7 @@ from sglang_live.models.family import TextReader
 from sglang_live.models.qwen3_tts.spec import Qwen3TTSSpec
 from sglang_live.models.qwen3_tts.stage_view import talker_view
 from sglang_live.models.speech_lm.talker_ids import TalkerIds
+from sglang_live.models.voice_files import voice_files
 from sglang_live.speakable.style import SpeechStyle
 
 _ROLE = "<|im_start|>assistant\n"
@@ -23,7 +24,8 @@ class TTSTalker:
     # Reference settings (qwen_tts, Qwen3TTSForConditionalGeneration.generate).
     temperature, repetition_penalty = 0.9, 1.05
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, voices: Path | None = None):
+        """voices: directory of recordings whose speakers' voices it takes on."""
         from transformers import AutoTokenizer
 
         self._spec = spec = Qwen3TTSSpec.load(path)
@@ -42,8 +44,10 @@ class TTSTalker:
         # It reads figures by itself, in the language of the text.
         style = SpeechStyle(scripts=spec.scripts, english=False, says_code="", says_table="")
         self.reads = TextReader(encode, style)
-        self.voices, self.text_end_id = spec.voices, spec.tts_eos_id
-        self.first_state_id = self._ids.audio
+        self._recordings = {} if voices is None else voice_files(voices)
+        self._cloned = {name: number for number, name in enumerate(self._recordings)}
+        self.voices, self.text_end_id = (*spec.voices, *self._cloned), spec.tts_eos_id
+        self.first_state_id = self._ids.audio + len(self._cloned)
         self.warm_up_prompt = self.response(self.voices[0], encode("Hello")[0])
 
     def engine_args(self, cache_dir: Path, n_rows: int, max_frames: int) -> dict[str, Any]:
@@ -51,12 +55,20 @@ class TTSTalker:
             "model_path": str(talker_view(self._spec.path, cache_dir)),
             # The model keeps tensors per request row (speech_lm/talker_state.py).
             "json_model_override_args": json.dumps(
-                {"live_rows": n_rows, "live_max_frames": max_frames}
+                {
+                    "live_rows": n_rows,
+                    "live_max_frames": max_frames,
+                    "live_checkpoint": str(self._spec.path),
+                    "live_recordings": [str(file) for file in self._recordings.values()],
+                }
             ),
         }
 
     def response(self, voice: str, first_id: int) -> list[int]:
-        codes = self._spec.speakers.get(voice.lower())
-        if codes is None:
+        if (number := self._cloned.get(voice)) is not None:
+            codes = self._spec.no_language
+        elif (known := self._spec.speakers.get(voice.lower())) is not None:
+            codes = known
+        else:
             raise BadInputError(f"voice {voice!r} is not one of {self.voices}")
-        return self._ids.response_prefix(self._role, list(codes), first_id)
+        return self._ids.response_prefix(self._role, list(codes), first_id, cloned=number)

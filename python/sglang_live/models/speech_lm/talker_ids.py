@@ -10,6 +10,7 @@ text ids the id space is
     PAD   + c         tts_pad + codec id c         PAD   = V + 2T
     BOS               tts_bos + codec_pad          BOS   = 2V + 2T
     AUDIO + h         a thinker hidden state       AUDIO = BOS + 1, h = a hash of its content
+    AUDIO + n         tts_pad + cloned voice n     in a talker without hidden states
 """
 
 import hashlib
@@ -62,17 +63,21 @@ class TalkerIds:
         keys = iter(self._audio_keys(audio_rows) if audio_rows is not None and n_rows else ())
         return [next(keys) if t == audio_pad_id else self.text + t for t in token_ids]
 
-    def response_prefix(self, role: list[int], codes: list[int], first: int) -> list[int]:
+    def response_prefix(
+        self, role: list[int], codes: list[int], first: int, cloned: int | None = None
+    ) -> list[int]:
         """The prompt positions before the first codec frame of a response.
 
         Args:
             role: text ids of its beginning, `<|im_start|>assistant\\n`.
             codes: codec ids of language and speaker.
             first: the response's first text token.
+            cloned: number of the cloned voice, of which no code is the speaker.
         """
         return [
             *(self.text + token for token in role),
             *(self.pad + code for code in codes),
+            *([] if cloned is None else [self.audio + cloned]),
             self.bos,
             self.start + first,
         ]

@@ -74,7 +74,8 @@ class _Begun:
 def load_talker(spec: StageSpec) -> TalkerModel | PieceTalker:
     name = family_at(spec.family).talker
     assert name is not None, "a model without a talker has no such stage"
-    talker: TalkerModel | PieceTalker = part(name)(Path(spec.model_path))
+    given = {"voices": Path(spec.voices)} if spec.voices else {}
+    talker: TalkerModel | PieceTalker = part(name)(Path(spec.model_path), **given)
     return talker
 
 

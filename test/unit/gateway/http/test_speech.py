@@ -88,6 +88,8 @@ async def test_events_have_the_same_audio():
         ({"response_format": "aac"}, 400, "mp3, opus, flac, wav, pcm"),
         ({"speed": 2}, 400, "speed"),
         ({"model": "tts-1"}, 404, MODEL),
+        ({"voice": "nora"}, 400, "no voice 'nora'. The voices are: ada, bob."),
+        ({"voice": {"id": "nora"}}, 400, "no voice 'nora'"),
     ],
 )
 async def test_an_invalid_request_is_refused(body, status, message):
@@ -96,6 +98,16 @@ async def test_an_invalid_request_is_refused(body, status, message):
     assert response.status_code == status
     assert message in response.json()["error"]["message"]
     assert orchestrator.sessions == []
+
+
+@pytest.mark.parametrize(
+    ("given", "speaks_as"),
+    [("BOB", "bob"), ("alloy", "ada"), (None, "ada"), ({"id": "bob"}, "bob")],
+)
+async def test_a_voice_is_found_in_any_case_and_openais_names_are_the_default(given, speaks_as):
+    orchestrator = speaks()
+    assert (await ask(orchestrator, voice=given)).status_code == 200
+    assert orchestrator.turns[0].voice == speaks_as
 
 
 async def test_a_text_without_a_sound_is_no_empty_file():

@@ -69,7 +69,7 @@ CHAT_TABLE: dict[str, dict[str, list[Any]]] = {
 SPEECH_TABLE: dict[str, dict[str, list[Any]]] = {
     "input": {HONOURED: ["Hi."], REFUSED: ["", " ", 5]},
     "model": {HONOURED: [MODEL]},
-    "voice": {HONOURED: ["bob"], ACCEPTED: ["alloy", {"id": "v"}]},
+    "voice": {HONOURED: ["bob"], ACCEPTED: ["alloy", {"id": "nova"}], REFUSED: ["nora"]},
     "response_format": {HONOURED: ["wav"], REFUSED: ["aac"]},
     "stream_format": {HONOURED: ["sse"], REFUSED: ["words"]},
     "speed": {ACCEPTED: [1.0], REFUSED: [1.5, "fast"]},

@@ -1,10 +1,13 @@
 """The Qwen3-TTS talker as an SGLang model: dense Qwen3 layers under a speaking language model."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
+import torch
 from sglang.srt.models.qwen3 import Qwen3Model
 from torch import Tensor
 
+from sglang_live.models.qwen3_tts.speaker import embeddings_of
 from sglang_live.models.speech_lm.code_predictor import CodePredictor
 from sglang_live.models.speech_lm.engine.talker import SpeechLM
 from sglang_live.models.speech_lm.engine.weights import WeightNames, load_talker_weights
@@ -36,8 +39,24 @@ class Qwen3TTSTalker(SpeechLM):
             text_widths=(talker["text_hidden_size"], talker["text_hidden_size"]),
         )
 
+        # By number of the voice, filled when weights load.
+        cloned = torch.zeros(len(config.live_recordings), config.hidden_size)
+        self.register_buffer("cloned", cloned, persistent=False)
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         self.prepare(load_talker_weights(self, weights, NAMES))
+        if recordings := self.config.live_recordings:
+            checkpoint = Path(self.config.live_checkpoint)
+            self.cloned.copy_(embeddings_of(checkpoint, [Path(file) for file in recordings]))
+
+    def _embed_prompt(self, ids: Tensor) -> Tensor:
+        embeds = super()._embed_prompt(ids)
+        if not len(self.cloned):
+            return embeds
+        is_cloned = ids >= self.ids.audio
+        speakers = self.cloned[torch.where(is_cloned, ids - self.ids.audio, 0)]
+        pad = self.text_table[self.config.talker["tts_pad_token_id"]]
+        return torch.where(is_cloned.unsqueeze(1), speakers + pad, embeds)
 
 
 EntryClass = Qwen3TTSTalker

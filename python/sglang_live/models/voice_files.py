@@ -1,0 +1,66 @@
+"""Recordings of speakers whose voices a talker takes on: a directory with one file for each.
+
+In: the directory of --voices. Out: files by the names of their voices, and samples. Without torch:
+the server reads them before it starts a stage.
+"""
+
+from pathlib import Path
+
+from sglang_live.errors import BadInputError
+from sglang_live.sound.decoder import Limits, Samples, decode_samples
+
+# Shorter ones tell little of a voice. Longer ones tell no more: they are averaged over time.
+MIN_S, MAX_S = 1.0, 60.0
+# Each takes a decoding at every start, and a row of the talker's memory.
+MAX_VOICES = 256
+# A minute of 384 kHz in two channels of floats.
+_MAX_BYTES = 192 << 20
+_SUFFIXES = (".wav", ".flac", ".mp3", ".ogg")
+
+
+def voice_files(directory: Path) -> dict[str, Path]:
+    """The files by name of voice, which is the file's stem, in alphabetical order.
+
+    Raises:
+        BadInputError: there is no such directory, it has no recordings, too many, something else,
+            or two of one name.
+    """
+    if not directory.is_dir():
+        raise BadInputError(f"--voices: there is no directory {directory}")
+    found: dict[str, Path] = {}
+    for file in sorted(directory.iterdir()):
+        if file.name.startswith("."):
+            continue
+        if file.suffix.lower() not in _SUFFIXES or not file.is_file():
+            kinds = ", ".join(_SUFFIXES)
+            raise BadInputError(f"--voices: {file} is no recording: it has none of {kinds}")
+        same = [other for name, other in found.items() if name.lower() == file.stem.lower()]
+        if same:
+            raise BadInputError(f"--voices: {same[0]} and {file} are one name of two voices")
+        found[file.stem] = file
+    if not 0 < len(found) <= MAX_VOICES:
+        raise BadInputError(
+            f"--voices: {directory} has {len(found)} recordings, 1 to {MAX_VOICES} are possible"
+        )
+    return found
+
+
+def read_recording(file: Path, rate_hz: int) -> Samples:
+    """[n] float32 in [-1, 1], at rate_hz.
+
+    Raises:
+        BadInputError: the file is unreadable, shorter than MIN_S or longer than MAX_S.
+    """
+    try:
+        n_bytes = file.stat().st_size
+        if n_bytes > _MAX_BYTES:
+            raise BadInputError(f"It has {n_bytes} bytes, the limit is {_MAX_BYTES}.")
+        samples = decode_samples(file.read_bytes(), rate_hz=rate_hz, limits=Limits(max_s=MAX_S))
+        if len(samples) < MIN_S * rate_hz:
+            found_s = len(samples) / rate_hz
+            raise BadInputError(f"It lasts {found_s:.2f} s, a voice needs at least {MIN_S:g} s.")
+    except OSError as error:
+        raise BadInputError(f"--voices: cannot read {file}: {error.strerror}") from error
+    except BadInputError as error:
+        raise BadInputError(f"--voices: {file}: {error}") from error
+    return samples
