@@ -80,8 +80,8 @@ async def speak(client: httpx.AsyncClient, text: str, arm: str, block: int) -> R
         block=block,
         status=status,
         audio_s=audio_s,
-        began_s=began_s,
-        took_s=time.monotonic() - began_s,
+        began_s=round(began_s, 3),
+        took_s=round(time.monotonic() - began_s, 3),
     )
 
 
