@@ -1,6 +1,6 @@
 """Ends of turns and interruptions, as the server decides them, on recordings of people.
 
-python -m benchmark.turn_taking --data DIR [DIR ...] --json out.json
+python -m benchmark.turn_taking --json out.json
 """
 
 import argparse
@@ -27,10 +27,12 @@ from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_pat
 from sglang_live.interaction.silero import SileroModel
 from sglang_live.interaction.vad import VadSettings
 
+RECORDINGS = Path(__file__).parents[1] / "workloads" / "turns"
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, nargs="+", required=True)
+    parser.add_argument("--data", type=Path, nargs="+", default=[RECORDINGS], metavar="DIR")
     parser.add_argument("--layout", choices=sorted(layouts.READERS), default="clips")
     parser.add_argument("--split", choices=SPLITS, default="held_out")
     parser.add_argument("--draws", type=int, default=3, help="drawn dialogues per speaker")
