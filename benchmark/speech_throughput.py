@@ -117,12 +117,19 @@ def summary(rows: list[Row]) -> dict[str, Any]:
     }
 
 
-def run(options: Options) -> tuple[list[Row], dict[str, Any]]:
+def run(
+    options: Options, server_args: tuple[str, ...] = (), start_timeout_s: float = _START_TIMEOUT_S
+) -> tuple[list[Row], dict[str, Any]]:
+    """All rows, and the summary of each arm.
+
+    Raises:
+        ServerError: the server did not start in time.
+    """
     lines = texts(options.texts)
     size = -(-len(lines) // options.blocks)
     blocks = [lines[at : at + size] for at in range(0, len(lines), size)]
     rows: list[Row] = []
-    with ServerProcess(options.model_path, options.policies, (), _START_TIMEOUT_S) as server:
+    with ServerProcess(options.model_path, options.policies, server_args, start_timeout_s) as server:
         url = f"http://127.0.0.1:{server.port}"
         asyncio.run(run_block(url, lines[:2], "streaming", -1, 1))  # warms up
         for n, block in enumerate(blocks):

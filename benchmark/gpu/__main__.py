@@ -34,6 +34,7 @@ CHECKS = {
     "server": _SERVER,
     "syncs": _SERVER,
     "voice_load": _SERVER,
+    "speech": (*_SERVER, "httpx"),
 }
 PASSED, FAILED, CANNOT_RUN = 0, 1, 77
 
