@@ -105,13 +105,12 @@ if [[ $device == cuda* ]]; then
     fi
 fi
 
-# Documents are moved at the end: each records whether the checkout is dirty.
+# Without --commit, documents are moved at the end: each records whether the checkout is dirty.
 work=$(mktemp -d "${TMPDIR:-/tmp}/sglang_live_gpu.XXXXXX")
 keep_documents() {
     find "$work" \( -name '*.json' -o -name '*.toml' \) -exec mv -- {} "$out" \;
-    rm -rf "$work"
 }
-trap keep_documents EXIT
+trap 'keep_documents; rm -rf "$work"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
@@ -126,6 +125,7 @@ for check in "${checks[@]}"; do
         --device "$device" "${tiny[@]}" --out "$work" ${commit:+--commit "$commit"} \
         </dev/null >"$work/output" 2>"$work/errors" || status=$?
     cat "$work/output"
+    if [[ -n $commit ]]; then keep_documents; fi
     case $status in
     0) passed+=("$check") ;;
     "$CANNOT_RUN") skipped+=("$check") ;;

@@ -4,6 +4,7 @@ Sessions are written back and loaded with these: pages at random places of a poo
 layer by layer, to random places on the host.
 """
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,14 +46,15 @@ def run(options: Options, device: str, seed: int) -> Findings:
     rows, problems = [], []
     large = _large(options, place)
     for n_tokens in options.page_tokens:
-        tiers = Tiers(options, n_tokens, place, seed, with_kernels=platform == "cuda")
-        for direction, move in (("to_host", tiers.save), ("to_device", tiers.load)):
-            ms = median_ms(move, place, options.repeats)
-            gb_per_s = tiers.n_bytes / GB / (ms / 1e3)
-            row = {"page_tokens": n_tokens, "direction": direction, "gb_per_s": gb_per_s}
-            rows.append({**row, "share_of_one_copy": gb_per_s / large[direction]})
-        if not tiers.returned_intact():
-            problems.append(f"pages of {n_tokens} tokens: bytes differ")
+        opened = Tiers(options, n_tokens, place, seed, with_kernels=platform == "cuda")
+        with closing(opened) as tiers:
+            for direction, move in (("to_host", tiers.save), ("to_device", tiers.load)):
+                ms = median_ms(move, place, options.repeats)
+                gb_per_s = tiers.n_bytes / GB / (ms / 1e3)
+                row = {"page_tokens": n_tokens, "direction": direction, "gb_per_s": gb_per_s}
+                rows.append({**row, "share_of_one_copy": gb_per_s / large[direction]})
+            if not tiers.returned_intact():
+                problems.append(f"pages of {n_tokens} tokens: bytes differ")
     figures = {"platform": platform, "one_copy_gb_per_s": large, "transfers": rows}
     return Findings(figures, tuple(problems), tuple(_lines(rows)))
 
@@ -78,7 +80,7 @@ class Tiers:
             enable_memory_saver=False,
         )
         on_gpu = device.type == "cuda"
-        host = MHATokenToKVPoolHost(
+        self._host = MHATokenToKVPoolHost(
             self._pool.get_device_pool_infos()[0].buffer_info,
             2.0,
             0,
@@ -99,10 +101,15 @@ class Tiers:
         self._engine = L2TransferEngine("kernel" if with_kernels else "direct")
         # Kernels read the indices on the device, direct copies on the host.
         indices = [x.to(device) if with_kernels else x for x in (on_host, self._slots)]
-        self._transfer = L2Transfer(host, self._pool, *indices)
+        self._transfer = L2Transfer(self._host, self._pool, *indices)
         for buffer in (*self._pool.k_buffer, *self._pool.v_buffer):
             buffer.copy_(torch.randn(buffer.shape, generator=order))
-        self.n_bytes = options.moved_tokens * host.size_per_token
+        self.n_bytes = options.moved_tokens * self._host.size_per_token
+
+    def close(self) -> None:
+        """Release the host pool. Memory that is freed while CUDA has it registered cannot be
+        registered again when a later pool gets the same addresses."""
+        self._host.destroy()
 
     def save(self) -> None:
         self._engine.submit_device_to_host([self._transfer]).finish_event.synchronize()
