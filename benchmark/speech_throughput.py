@@ -129,7 +129,9 @@ def run(
     size = -(-len(lines) // options.blocks)
     blocks = [lines[at : at + size] for at in range(0, len(lines), size)]
     rows: list[Row] = []
-    with ServerProcess(options.model_path, options.policies, server_args, start_timeout_s) as server:
+    with ServerProcess(
+        options.model_path, options.policies, server_args, start_timeout_s
+    ) as server:
         url = f"http://127.0.0.1:{server.port}"
         asyncio.run(run_block(url, lines[:2], "streaming", -1, 1))  # warms up
         for n, block in enumerate(blocks):

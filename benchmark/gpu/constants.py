@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import numpy as np
 import torch
+from scipy.optimize import nnls
 
 from benchmark.gpu import code2wav, code_predictor, talker
 from benchmark.gpu.arms import arms_on
@@ -63,6 +64,15 @@ TINY = Options(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """thinker_decode: what the thinker's costs of decoding are fitted to."""
+
+    thinker: dict[str, tuple[float, str]]
+    talker: dict[str, tuple[float, str]]
+    thinker_decode: list[dict[str, float]]
+
+
 def run(options: Options, device: str, seed: int) -> Findings:
     platform = platform_of(device)
     place = torch.device(device)
@@ -73,30 +83,34 @@ def run(options: Options, device: str, seed: int) -> Findings:
     }
     with tempfile.TemporaryDirectory() as scratch:
         engines = asyncio.run(_engines(options, device, seed, Path(scratch)))
-    measured["thinker"] = engines["thinker"]
-    measured["talker"] |= engines["talker"]
+    measured["thinker"] = engines.thinker
+    measured["talker"] |= engines.talker
     name = torch.cuda.get_device_name(place) if place.type == "cuda" else "a CPU"
     text = device_model(f"{name}, measured by gpu_check", measured)
+    values = {
+        section: {figure: value for figure, (value, _) in found.items()}
+        for section, found in measured.items()
+    }
     figures = {
         "platform": platform,
-        "measured": {
-            section: {figure: value for figure, (value, _) in found.items()}
-            for section, found in measured.items()
-        },
+        "measured": values,
+        "thinker_decode": engines.thinker_decode,
     }
     lines = tuple(
         f"{section}.{figure} {value:.3g}"
-        for section, found in figures["measured"].items()
+        for section, found in values.items()
         for figure, value in found.items()
     )
     return Findings(figures, (), lines, {"device_model.toml": text})
 
 
 def fit(rows: Sequence[Sequence[float]], times: Sequence[float]) -> list[float]:
-    """Least squares: a coefficient for each column, and one for a constant, which comes first."""
+    """Least squares of costs, which are not negative: a constant, then one for each column."""
     matrix = np.array([[1.0, *row] for row in rows])
-    found, *_ = np.linalg.lstsq(matrix, np.array(times), rcond=None)
-    return [float(value) for value in found]
+    # Columns of equal size: a KV token costs a millionth of what a stream does.
+    sizes = np.abs(matrix).max(axis=0)
+    found, _ = nnls(matrix / sizes, np.array(times))
+    return [float(value) for value in found / sizes]
 
 
 def figure(value: float, source: str) -> tuple[float, str]:
@@ -153,9 +167,7 @@ def predictor(place: torch.device, options: Options, seed: int) -> dict[str, tup
     }
 
 
-async def _engines(
-    options: Options, device: str, seed: int, scratch: Path
-) -> dict[str, dict[str, tuple[float, str]]]:
+async def _engines(options: Options, device: str, seed: int, scratch: Path) -> Engines:
     checkpoint = scratch / "model"
     checkpoint.mkdir()
     build(checkpoint, DemoSize(thinker_end_logit=0.0, talker_end_logit=0.0))
@@ -164,48 +176,52 @@ async def _engines(
     args = args | {"max_total_tokens": 2 * max(options.batches) * max(options.prompts) + 16_384}
     stage = running_stage("thinker", checkpoint, place, args, options.start_timeout_s)
     async with stage as replica, native_client(replica.spec, _TIMEOUT_S) as client:
-        thinker = await _thinker(client, options, np.random.default_rng(seed))
+        thinker, thinker_decode = await _thinker(client, options, np.random.default_rng(seed))
     sizes = talker.Options(frames=options.frames, batches=options.batches)
     request = talker._request(Qwen3OmniSpec.load(checkpoint), sizes, seed)
     arm = await run_arm(checkpoint, place, args, request, options.batches, options.start_timeout_s)
     fixed, per_stream = fit([[n] for n in arm.ms_per_frame], list(arm.ms_per_frame.values()))
     source = "frames of the demo architecture, with its own code predictor"
-    return {
-        "thinker": thinker,
-        "talker": {
-            "decode_fixed_ms": figure(fixed, source),
-            "decode_per_stream_ms": figure(per_stream, source),
-        },
+    decode = {
+        "decode_fixed_ms": figure(fixed, source),
+        "decode_per_stream_ms": figure(per_stream, source),
     }
+    return Engines(thinker, decode, thinker_decode)
 
 
 async def _thinker(
     client: httpx.AsyncClient, options: Options, random: np.random.Generator
-) -> dict[str, tuple[float, str]]:
+) -> tuple[dict[str, tuple[float, str]], list[dict[str, float]]]:
     few, many = options.tokens
-    await _generate_ms(client, 1, options.prompts[0], few, random)  # the first one compiles
+    repeats = range(options.repeats)
     rows, times = [], []
     for n in options.batches:
         for prompt in options.prompts:
+            await _generate_ms(client, n, prompt, few, random)  # the first of a shape compiles
             short, long = [
-                await _generate_ms(client, n, prompt, tokens, random) for tokens in (few, many)
+                min([await _generate_ms(client, n, prompt, t, random) for _ in repeats])
+                for t in (few, many)
             ]
             rows.append([n, n * (prompt + (few + many) / 2)])
             times.append((long - short) / (many - few))
     fixed, per_stream, per_kv = fit(rows, times)
     prefills = [
-        min([await _generate_ms(client, 1, prompt, 1, random) for _ in range(options.repeats)])
+        min([await _generate_ms(client, 1, prompt, 1, random) for _ in repeats])
         for prompt in options.prompts
     ]
     prefill, per_token = fit([[prompt] for prompt in options.prompts], prefills)
     decoded, prefilled = "tokens of the demo architecture", "prompts of the demo architecture"
-    return {
+    figures = {
         "decode_fixed_ms": figure(fixed, decoded),
         "decode_per_stream_ms": figure(per_stream, decoded),
         "decode_per_kv_token_ns": figure(1e6 * per_kv, decoded),
         "prefill_fixed_ms": figure(prefill, prefilled),
         "prefill_per_token_us": figure(1e3 * per_token, prefilled),
     }
+    return figures, [
+        {"streams": n, "kv_tokens": kv_tokens, "ms_per_token": ms}
+        for (n, kv_tokens), ms in zip(rows, times, strict=True)
+    ]
 
 
 async def _generate_ms(

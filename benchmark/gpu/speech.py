@@ -1,4 +1,4 @@
-"""A short run of benchmark.speech_throughput: speech heard at once, and not (`service_tier` flex)."""
+"""A short run of benchmark.speech_throughput: with and without `service_tier` flex."""
 
 from dataclasses import asdict, dataclass
 

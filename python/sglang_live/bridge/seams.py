@@ -5,8 +5,8 @@ stock behaviour; here a process in which a hook is not in place exits instead, a
 
 A seam module declares
     TARGET     dotted path of the function, method, class or container entry
-    KIND       "replace" | "around" | "after" | "define" (set a name that is absent upstream, or
-               a kernel there: SGLang's hooks wrap functions only) | "item"
+    KIND       "replace" | "around" | "before" | "after" | "item" | "define" (set a name that is
+               absent upstream, or a kernel there: SGLang's hooks wrap functions only)
     SIGNATURE  str(inspect.signature(target)) expected upstream; None for "define" and "item"
     HOOK       what to install: an object, "module:name" (imported only where the seam is
                needed), or (key, value) for "item"

@@ -209,6 +209,12 @@ NAMES = (
         used_in="bridge/session",
     ),
     Upstream(
+        "sglang.srt.mem_cache.pool_host.common",
+        functions={"_cuda_host_unregister": "buffer"},
+        attributes="_CUDA_HOST_REGISTERED_RANGES_ATTR",
+        used_in="bridge/platform/host_pool.py",
+    ),
+    Upstream(
         "sglang.srt.mem_cache.registry",
         functions={
             "create_unified_radix_cache": "ctx, *, cache_class=",

@@ -36,7 +36,7 @@ def registry(monkeypatch):
 @each_seam
 def test_a_seam_declares_target_reason_and_removal_condition(seam):
     assert seam.target.startswith("sglang.")
-    assert seam.kind in ("replace", "around", "after", "define", "item")
+    assert seam.kind in ("replace", "around", "before", "after", "define", "item")
     assert (seam.signature is None) == (seam.kind in ("define", "item"))
     assert seam.stages and set(seam.stages) <= {*STAGES, seams.PIECE_TALKER, "*"}
     for sentence in (seam.why, seam.drop_when):
@@ -142,7 +142,7 @@ def test_outside_a_stage_only_the_platforms_shims_apply(monkeypatch):
     monkeypatch.setattr(cpu, "is_active", lambda: False)
     assert seams.needed_seams(None) == []
     monkeypatch.setattr(cuda, "is_active", lambda: True)
-    assert [seam.name for seam in seams.needed_seams(None)] == ["kv_copy"]
+    assert {seam.name for seam in seams.needed_seams(None)} == {"host_pool_release", "kv_copy"}
 
 
 # --- putting them in, against an upstream of our own ---
@@ -188,6 +188,7 @@ MARK = object()
 GOOD = {
     "replace": seam_of(),
     "around": seam_of(kind="around", hook=lambda original, a, b=1: f"around {original(a, b)}"),
+    "before": seam_of(kind="before", hook=lambda a, b=1: (("before",), {"b": b})),
     "after": seam_of(kind="after", hook=lambda result, a, b=1: f"after {result}"),
     "class": seam_of(target="fake_upstream.Class", signature="(size)", hook=Replacement),
     "define": seam_of(target="fake_upstream.absent", kind="define", signature=None, hook=MARK),
@@ -199,6 +200,7 @@ def in_effect(kind: str, upstream: ModuleType) -> bool:
     return {
         "replace": lambda: upstream.function("x") == "ours",
         "around": lambda: upstream.function("x") == "around upstream x 1",
+        "before": lambda: upstream.function("x") == "upstream before 1",
         "after": lambda: upstream.function("x") == "after upstream x 1",
         "class": lambda: upstream.Class(2).size == 4,
         "define": lambda: getattr(upstream, "absent", None) is MARK,
@@ -221,7 +223,7 @@ def test_a_seam_that_is_not_in_place_is_detected_by_name(kind, upstream, monkeyp
         seams.check_landed("thinker")
 
 
-@pytest.mark.parametrize("kind", ["replace", "around", "after", "class"])
+@pytest.mark.parametrize("kind", ["replace", "around", "before", "after", "class"])
 def test_a_hook_whose_failure_sglang_only_logs_is_an_error(kind, install, monkeypatch):
     monkeypatch.setattr(HookRegistry, "apply_hooks", lambda: None)  # as when it only logs
     with pytest.raises(SeamError, match=r"seam one: .* did not land"):
