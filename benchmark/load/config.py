@@ -49,6 +49,7 @@ class LoadConfig:
         device_model: file of a device model; None: the machine itself.
         drawn_replies: whether responses have lengths drawn from reply_durations, with a demo
             model that keeps them (benchmark/load/response_lengths.py).
+        max_tokens: bound of every response, for models that write long ones. None: no bound.
     """
 
     policies: tuple[str, ...] = ("off",)
@@ -74,6 +75,7 @@ class LoadConfig:
     turn_timeout_s: float = 60.0
     start_timeout_s: float = 600.0
     drawn_replies: bool = False
+    max_tokens: int | None = None
     json: Path | None = None
 
     def __post_init__(self):
@@ -82,6 +84,8 @@ class LoadConfig:
         self._check_interruptions()
         if self.drawn_replies and self.model_path != "demo-random":
             raise ValueError("--drawn-replies needs the random demo model")
+        if self.max_tokens is not None and (self.drawn_replies or self.max_tokens < 1):
+            raise ValueError("--max-tokens is at least 1, and not beside --drawn-replies")
         if self.device_model is not None:
             load_device_model(self.device_model)
         if self.json is not None and not self.json.parent.is_dir():
@@ -200,6 +204,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="responses of lengths drawn from --reply-durations, so that arms do the same work",
     )
+    add("--max-tokens", type=int, metavar="N", help="bound of every response")
     add("--turn-timeout-s", type=float, default=60.0, metavar="S", help="default: %(default)s")
     add("--start-timeout-s", type=float, default=600.0, metavar="S", help="default: %(default)s")
     add("--json", type=Path, metavar="FILE", help="write every turn and the tables' numbers")

@@ -25,6 +25,7 @@ from sglang_live.client.session_options import SessionOptions
 from sglang_live.client.turn_record import BARGE_IN
 from sglang_live.client.utterance import Utterance
 from sglang_live.clock import MonotonicClock
+from sglang_live.policy.view import FRAME_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ class Workload:
             pool=b"".join(pcm.values()),
             response_gaps_s=load_response_gaps(config.reply_gaps),
             interruptions=interruptions,
-            response_lengths=ResponseLengths(durations_s) if config.drawn_replies else None,
+            response_lengths=response_lengths(config, durations_s),
         )
 
     def plans(self, config: LoadConfig, run: Run) -> list[UserPlan]:
@@ -118,9 +119,20 @@ class Workload:
         )
 
 
+def response_lengths(config: LoadConfig, measured_s: np.ndarray) -> ResponseLengths | None:
+    """Lengths that the users request; None: the model ends its responses."""
+    if config.drawn_replies:
+        return ResponseLengths(measured_s)
+    if config.max_tokens is not None:
+        return ResponseLengths(np.array([config.max_tokens * FRAME_S]))
+    return None
+
+
 def measure(config: LoadConfig, run: Run, workload: Workload) -> RunResult:
     """Start a server for this run, put the load on it, stop it."""
-    model_path = str(drawn_length_model()) if config.drawn_replies else config.model_path
+    model_path = config.model_path
+    if config.drawn_replies:
+        model_path = str(drawn_length_model(shallow=config.device_model is not None))
     with ServerProcess(
         model_path, run.policies, config.server_args_for(run), config.start_timeout_s
     ) as server:

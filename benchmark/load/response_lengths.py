@@ -5,7 +5,7 @@ With this model the thinker never ends by itself, the talker ends with the text,
 number of tokens, of one 80 ms frame each.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ _NEVER, _AT_ONCE = -30.0, 30.0
 
 @dataclass(frozen=True, slots=True)
 class ResponseLengths:
-    """durations_s: measured responses, from which lengths are drawn."""
+    """durations_s: responses, measured or chosen, from which lengths are drawn."""
 
     durations_s: np.ndarray
 
@@ -26,9 +26,16 @@ class ResponseLengths:
         return max(1, round(float(rng.choice(self.durations_s)) / FRAME_S))
 
 
-def drawn_length_model() -> Path:
-    """Directory of the demo model whose responses have the requested length; built if absent."""
+def drawn_length_model(*, shallow: bool) -> Path:
+    """Directory of the demo model whose responses have the requested length; built if absent.
+
+    shallow: with one layer in each part, for a modelled device: what computes beneath it must take
+        less time than the device would.
+    """
     from sglang_live.models.demo.build import ensure_built
     from sglang_live.models.demo.location import DemoSize
 
-    return ensure_built(DemoSize(thinker_end_logit=_NEVER, talker_end_logit=_AT_ONCE))
+    size = DemoSize(thinker_end_logit=_NEVER, talker_end_logit=_AT_ONCE)
+    if shallow:
+        size = replace(size, thinker_layers=1, talker_layers=1, predictor_layers=1)
+    return ensure_built(size)

@@ -1,6 +1,8 @@
+import numpy as np
 import pytest
 
 from benchmark.load.config import LoadConfig, Run, parse_args
+from benchmark.load.point import response_lengths
 from benchmark.load.storm import StormSpec
 
 
@@ -40,6 +42,8 @@ def test_flags_become_the_config():
         (["--frame-ms", "30"], "multiple of 20"),
         (["--sessions", "0"], "from 1"),
         (["--turns", "0"], "at least 1"),
+        (["--max-tokens", "0"], "at least 1"),
+        (["--max-tokens", "9", "--drawn-replies"], "not beside --drawn-replies"),
         (["--policies", "off,off"], "twice"),
         (["--open-loop", "-1"], "positive"),
         (["--json", "missing/out.json"], "no such folder"),
@@ -85,3 +89,9 @@ def test_flags_select_the_kinds_of_interruptions():
     config = parse_args(args.split())
     assert (config.barge_in, config.false_triggers) == (0.5, 0.1)
     assert (config.truncate, config.acks, config.frame_ms) == (False, True, 40)
+
+
+def test_responses_are_bounded_by_max_tokens():
+    lengths = response_lengths(parse_args(["--max-tokens", "40"]), np.array([1.0, 9.0]))
+    assert lengths.draw_tokens(np.random.default_rng(1)) == 40
+    assert response_lengths(parse_args([]), np.array([1.0])) is None
