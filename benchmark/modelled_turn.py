@@ -1,0 +1,209 @@
+"""Spoken turns on a modelled device: the spans of their traces beside what they should cost.
+
+    python -m benchmark.modelled_turn --json out.json
+
+One user speaks a clip to the model `demo` with the policies off, each time in a new session. Spans
+lie between the marks of the turn in the session's timeline (telemetry/trace.py). Costs follow from
+the device model and the turn's sizes: tokens, seconds of audio, frames. Two placements: a device
+for each stage, and one for all, where batches of the stages wait for each other.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmark.load.provenance import ROOT, facts
+from benchmark.load.server import ServerProcess
+from sglang_live.client import clip
+from sglang_live.client.config import BUNDLED_CLIP
+from sglang_live.client.realtime_client import RealtimeClient
+from sglang_live.client.session_options import SessionOptions
+from sglang_live.client.turn_record import TurnRecord
+from sglang_live.clock import MonotonicClock
+from sglang_live.device_model.model import DeviceModel, load_device_model
+from sglang_live.policy.view import FRAME_S
+
+MODEL = "demo"
+START_TIMEOUT_S = 240.0
+WARM_UP_TURNS = 2
+# The vocoder decodes the first two frames as one chunk.
+FRAMES_OF_FIRST_CHUNK = 2
+STAGES = ("thinker", "talker", "vocoder")
+PLACEMENTS = {
+    "a device per stage": tuple(f"--{stage}.device=cuda:{i}" for i, stage in enumerate(STAGES)),
+    "one device": (),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Of one turn.
+
+    Attributes:
+        new_tokens: of the thinker's prompt, without those that its cache had.
+        audio_s: of the prompt.
+        n_tokens, n_frames: of the response: text, and codec frames.
+    """
+
+    prompt_tokens: int
+    new_tokens: int
+    audio_s: float
+    n_tokens: int
+    n_frames: int
+
+
+def sizes_of(usage: dict[str, Any]) -> Sizes:
+    """usage: of `response.done`."""
+    given, made = usage["input_token_details"], usage["output_token_details"]
+    return Sizes(
+        prompt_tokens=usage["input_tokens"],
+        new_tokens=usage["input_tokens"] - given["cached_tokens"],
+        audio_s=given["audio_tokens"] * FRAME_S,
+        n_tokens=made["text_tokens"],
+        n_frames=made["audio_tokens"],
+    )
+
+
+def costs_ms(model: DeviceModel, sizes: Sizes) -> dict[str, float]:
+    """Milliseconds of every span, if nothing waits for anything but its own stage.
+
+    The talker's prompt counts as long as the thinker's: it has the user's messages.
+    """
+    thinker, talker = model.thinker, model.talker
+    round_s = thinker.decode_s(1, sizes.prompt_tokens + sizes.n_tokens // 2)
+    frame_s = talker.decode_s(1, sizes.prompt_tokens + sizes.n_frames // 2)
+    first_s = {
+        "thinker, first token": thinker.prefill_s(sizes.new_tokens, sizes.audio_s),
+        # The prefill samples code 0 of the first frame; the round after it completes the frame.
+        "talker, first frame": talker.prefill_s(sizes.prompt_tokens, 0.0) + frame_s,
+        "talker and vocoder, first audio": (FRAMES_OF_FIRST_CHUNK - 1) * frame_s
+        + model.vocoder.decode_s(1),
+    }
+    seconds = {
+        **first_s,
+        "all, first audio": sum(first_s.values()),
+        "client, first audio after the end of turn": sum(first_s.values()),
+        "thinker, per further token": round_s,
+        "talker, per further frame": frame_s,
+    }
+    return {name: 1000 * span_s for name, span_s in seconds.items()}
+
+
+def measured_ms(marks: dict[str, float], record: TurnRecord, sizes: Sizes) -> dict[str, float]:
+    """The same spans of a trace. marks: seconds since the turn began."""
+    token_s, frame_s, audio_s = (
+        marks[name] for name in ("thinker_first_token", "talker_first_frame", "first_audio")
+    )
+    assert record.ttfp_after_detection_ms is not None, "the turn is complete"
+    return {
+        "thinker, first token": 1000 * token_s,
+        "talker, first frame": 1000 * (frame_s - token_s),
+        "talker and vocoder, first audio": 1000 * (audio_s - frame_s),
+        "all, first audio": 1000 * audio_s,
+        "client, first audio after the end of turn": record.ttfp_after_detection_ms,
+        "thinker, per further token": 1000
+        * (marks["thinker_done"] - token_s)
+        / max(1, sizes.n_tokens - 1),
+        "talker, per further frame": 1000
+        * (marks["talker_done"] - frame_s)
+        / max(1, sizes.n_frames - 1),
+    }
+
+
+async def speak(url: str) -> tuple[str, TurnRecord, dict[str, Any]]:
+    """A turn in a new session: id of the session, record of the turn, usage of its response."""
+    done: list[dict[str, Any]] = []
+
+    def note(event: dict[str, Any]) -> None:
+        if event["type"] == "response.done":
+            done.append(event["response"])
+
+    options = SessionOptions(url=url, model=MODEL)
+    async with RealtimeClient(options, MonotonicClock(), note) as client:
+        record = await client.speak(clip.load_pcm(BUNDLED_CLIP))
+        if record.status != "completed" or not record.audio_s:
+            raise RuntimeError(f"turn failed: {record.status}: {record.error}")
+        await client.wait_until_played()
+        return client.session["id"], record, done[-1]["usage"]
+
+
+def marks_of(timeline: Path) -> dict[str, float]:
+    events = json.loads(timeline.read_text())["events"]
+    return next(event["marks"] for event in events if event["event"] == "turn_result")
+
+
+def measure(device_model: Path, placement: str, turns: int) -> list[dict[str, Any]]:
+    """One row per turn."""
+    model = load_device_model(device_model)
+    with tempfile.TemporaryDirectory() as folder:
+        args = (f"--device-model={device_model}", f"--timeline-dir={folder}")
+        with ServerProcess(
+            MODEL, "off", (*args, *PLACEMENTS[placement]), START_TIMEOUT_S
+        ) as server:
+            spoken = [asyncio.run(speak(server.url)) for _ in range(WARM_UP_TURNS + turns)]
+        rows = []
+        for session, record, usage in spoken[WARM_UP_TURNS:]:
+            sizes, marks = sizes_of(usage), marks_of(Path(folder) / f"{session}.json")
+            rows.append(
+                {
+                    "placement": placement,
+                    "sizes": asdict(sizes),
+                    "marks": marks,
+                    "computed_ms": costs_ms(model, sizes),
+                    "measured_ms": measured_ms(marks, record, sizes),
+                }
+            )
+        return rows
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Medians over turns, by span: computed, and measured with every placement."""
+    placements = list(dict.fromkeys(row["placement"] for row in rows))
+    lines = [
+        f"| span | computed | {' | '.join(placements)} |",
+        "|---" * (2 + len(placements)) + "|",
+    ]
+    for span in rows[0]["computed_ms"]:
+        cells = [statistics.median(row["computed_ms"][span] for row in rows)]
+        for placement in placements:
+            own = [row for row in rows if row["placement"] == placement]
+            cells.append(statistics.median(row["measured_ms"][span] for row in own))
+        lines.append(f"| {span} | {' | '.join(f'{ms:.1f} ms' for ms in cells)} |")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="benchmark.modelled_turn",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    default = ROOT / "deploy" / "device_models" / "h100_qwen3_omni.toml"
+    parser.add_argument("--device-model", type=Path, default=default, metavar="FILE")
+    parser.add_argument("--turns", type=int, default=5, help="per placement (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    if args.turns < 1:
+        parser.error("--turns is at least 1")
+    rows = [
+        row for placement in PLACEMENTS for row in measure(args.device_model, placement, args.turns)
+    ]
+    print("\n".join(table(rows)))
+    if args.json:
+        config = {"device_model": args.device_model.name, "turns": args.turns, "model": MODEL}
+        document = {
+            "benchmark": "modelled_turn",
+            **facts(args.device_model),
+            "config": config,
+            "rows": rows,
+        }
+        args.json.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
