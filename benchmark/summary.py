@@ -10,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmark.load.kept import conditions, load_table, loads, one, share, source
+from benchmark.modelled_turn import table as turn_table
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmark" / "results"
-_USUAL_MODEL = "demo-random"
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 
 
@@ -26,82 +28,6 @@ def documents(results: Path, benchmark: str) -> list[dict]:
 def newest(results: Path, benchmark: str) -> dict | None:
     """The newest document of a benchmark by its date, or None if there is none."""
     return next(iter(documents(results, benchmark)), None)
-
-
-def loads(results: Path) -> dict[str, list[tuple[dict, list[dict]]]]:
-    """By kind of load: a document and its points for each number of users.
-
-    Of several documents with the same number of users, the one with the most repeats is taken;
-    among equals, the newest.
-    """
-    kinds: dict[str, dict[int, tuple[dict, list[dict]]]] = {}
-    found = documents(results, "voice_load")
-    for document in sorted(found, key=lambda d: d["config"].get("repeats", 1), reverse=True):
-        by_users = kinds.setdefault(_kind(document), {})
-        for n_users in {point["sessions"] for point in document["points"]} - by_users.keys():
-            points = [p for p in document["points"] if p["sessions"] == n_users]
-            by_users[n_users] = document, points
-    return {kind: [kinds[kind][n] for n in sorted(kinds[kind])] for kind in sorted(kinds)}
-
-
-def _kind(document: dict) -> str:
-    what, model = _load(document["config"]), document["config"].get("model_path", _USUAL_MODEL)
-    return what if model == _USUAL_MODEL else f"{what}, with the model `{model}`"
-
-
-def _load(config: dict) -> str:
-    if storm := config.get("storm"):
-        what = "Storms: {sessions} messages of {clip_s:g} s every {period_s:g} s beside the users"
-        return what.format(**storm)
-    if len(config["policies"]) > 2:
-        return f"Ablation: interruptions with probability {config['barge_in']:g}"
-    if config.get("barge_in"):
-        return f"Interruptions with probability {config['barge_in']:g}"
-    return "Conversations without interruptions"
-
-
-def load_table(measured: list[tuple[dict, list[dict]]]) -> list[str]:
-    """One line per number of users and arm."""
-    lines = [
-        "| users | policies | TTFP after end of turn, P50 / P90 | continuous "
-        "| waste | stop latency, P95 | turns/s | n | failed | late frames |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for document, points in measured:
-        for point in points:
-            own = point["ttfp_after_detection_ms"]
-            cells = (
-                str(point["sessions"]),
-                f"`{point['policies']}`",
-                f"{_one(own['p50'], '{:.0f}')} / {_one(own['p90'])}",
-                _share(point["continuity"]),
-                _share(point.get("waste")),
-                _one(point.get("stop_latency_ms", {}).get("p95")),
-                f"{turns_per_s(document, point):.2f}",
-                str(own["n"]),
-                str(point["failed"]),
-                _share(point.get("late_frames")),
-            )
-            lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def turns_per_s(document: dict, point: dict) -> float:
-    """Turns per second, from the first turn's start until the last response was heard.
-
-    Taken from the single turns, because a response that starts early does not end a turn.
-    """
-    arm = point["policies"], point["sessions"]
-    runs = [r["turns"] for r in document["runs"] if (r["policies"], r["sessions"]) == arm]
-    wall_s = sum(max(map(_heard_until_s, t)) - min(turn["start_s"] for turn in t) for t in runs)
-    return sum(map(len, runs)) / wall_s
-
-
-def _heard_until_s(turn: dict) -> float:
-    if turn["cut_short"] or turn["ttfp_ms"] is None:
-        return turn["end_s"]
-    began_s = turn["start_s"] + turn["user_audio_s"] + turn["ttfp_ms"] / 1000
-    return max(turn["end_s"], began_s + turn["audio_s"] + sum(turn["gaps_ms"]) / 1000)
 
 
 def pressure_table(document: dict) -> list[str]:
@@ -123,8 +49,8 @@ def pressure_table(document: dict) -> list[str]:
             f"{waited} ms",
             f"{sum(row['recomputed_tokens'] for row in rows):.0f} tokens",
             f"{sum(row['loads'] for row in rows):.0f}",
-            _one(1000 * sum(row["reload_s"] for row in rows)),
-            _share(early / (early + late) if early + late else None),
+            one(1000 * sum(row["reload_s"] for row in rows)),
+            share(early / (early + late) if early + late else None),
             str(len(waits_ms)),
         )
         lines.append(f"| {' | '.join(cells)} |")
@@ -148,11 +74,12 @@ def replayed_lines(document: dict) -> list[str]:
     return [
         "",
         f"The same schedules replayed without an engine (benchmark.kv.judge): of {reuses} requests "
-        f"after a session's first, the number that found KV evicted: {names}. With preload "
-        f"at the begin of speech `next-use` hides {_share(hidden / early)} of the reloads, over a "
-        "link that takes no time. `informed` knows as much as a server can: who speaks, how far "
-        "playback is, and how much text is complete; `belady`, the optimum, also when each user "
-        "will speak, for how long, and which response is the last.",
+        f"after a session's first, the number that found KV evicted: {names}. `next-use` has "
+        f"{misses['next-use'] / misses['informed']:.2f} times the misses of `informed`. With "
+        f"preload at the begin of speech `next-use` hides {share(hidden / early)} of the reloads, "
+        "over a link that takes no time. `informed` knows as much as a server can: who speaks, how "
+        "far playback is, and how much text is complete; `belady`, the optimum, also when each "
+        "user will speak, for how long, and which response is the last.",
     ]
 
 
@@ -233,7 +160,7 @@ def _collapses(runs: list[dict]) -> str:
     pairs = [(run["predicted_s"], run["saturated_s"]) for run in runs]
     wrong = [abs(predicted / full - 1) for predicted, full in pairs if predicted and full]
     if wrong:
-        parts.append(f"the time until the pool is full is predicted to within {_share(max(wrong))}")
+        parts.append(f"the time until the pool is full is predicted to within {share(max(wrong))}")
     return ", ".join(parts)
 
 
@@ -247,8 +174,8 @@ def demo_rows(document: dict) -> list[str]:
             document,
             "demo model: spoken responses that a recogniser identifies among "
             f"{spoken['ways']} sentences; its questions, in voices that training did not use",
-            f"{_share(spoken['right'] / spoken['n'])}; {_share(asked['right'] / asked['n'])} "
-            f"right, {_share(asked['confidently_wrong'] / asked['n'])} wrong; people who talk "
+            f"{share(spoken['right'] / spoken['n'])}; {share(asked['right'] / asked['n'])} "
+            f"right, {share(asked['confidently_wrong'] / asked['n'])} wrong; people who talk "
             "of other things, music, animals: "
             f"{people['not_understood']} of {people['n']} not understood",
         )
@@ -273,33 +200,66 @@ def gateway_row(document: dict) -> str:
     return _row(document, what, text)
 
 
+def engine_rows(document: dict) -> list[str]:
+    """Policies inside a running engine, and on a modelled device all Python of its scheduler."""
+    rows = []
+    for row in document["rows"]:
+        what = f"decisions of the policies per round, {row['n_streams']:.0f} streams in a thinker"
+        text = (
+            f"{row['decide_ms_per_round']:.3f} ms, {100 * row['share_of_rounds']:.2f} % of a round "
+            f"of {row['round_ms']:.1f} ms"
+        )
+        if (python := row.get("python_share_of_rounds")) is not None:
+            text += (
+                f"; all Python of its scheduler {share(python)}; results late by "
+                f"{share(row['late_share_of_rounds'])}"
+            )
+        rows.append(_row(document, what, text))
+    return rows
+
+
 def server_rows(document: dict) -> list[str]:
+    model = document["config"].get("model_path", "demo-random")
     starts = [run["server_start_s"] for run in document["runs"]]
     rss = max(point["peak_rss_mib"] for point in document["points"])
     return [
         _row(
             document,
-            "start of the server until it serves",
+            f"start of the server until it serves, model `{model}`",
             f"{min(starts):.0f} to {max(starts):.0f} s",
         ),
-        _row(document, "memory of all processes; shared pages count in each", f"{rss:.0f} MiB"),
+        _row(
+            document,
+            f"memory of all processes; shared pages count in each; model `{model}`",
+            f"{rss:.0f} MiB",
+        ),
     ]
 
 
 def section(results: Path) -> str:
     """The text between the markers: a table per kind of load, then one of single figures."""
     parts: list[str] = []
-    for kind, measured in loads(results).items():
-        parts += [f"### {kind}", "", _conditions(measured), "", *load_table(measured), ""]
+    for kind, measured in loads(documents(results, "voice_load")).items():
+        parts += [f"### {kind}", "", conditions(measured), "", *load_table(measured), ""]
     if pressure := newest(results, "kv_pressure"):
         link = _link(pressure)
         parts += [
             "### More sessions than the KV pool holds",
             "",
-            f"{pressure['config']['sessions']} sessions, {link}. {_source(pressure)}.",
+            f"{pressure['config']['sessions']} sessions, {link}. {source(pressure)}.",
             "",
             *pressure_table(pressure),
             *replayed_lines(pressure),
+            "",
+        ]
+    if turns := newest(results, "modelled_turn"):
+        parts += [
+            "### One spoken turn on a modelled device",
+            "",
+            f"Medians of {turns['config']['turns']} turns for each placement, model "
+            f"`{turns['config']['model']}`, policies off. {source(turns)}.",
+            "",
+            *turn_table(turns["rows"]),
             "",
         ]
     if rows := single_rows(results):
@@ -319,7 +279,8 @@ def single_rows(results: Path) -> list[str]:
     rows = kv_rows(results) + frame_rows(results)
     if exam := newest(results, "demo_exam"):
         rows += demo_rows(exam)
-    if load := newest(results, "voice_load"):
+    found = documents(results, "voice_load")
+    if load := next((document for document in found if "device_model" not in document), None):
         rows += server_rows(load)
     if turn := newest(results, "turn_cost"):
         share = f"{100 * turn['overhead_of_all']:.1f} % of a turn"
@@ -331,24 +292,11 @@ def single_rows(results: Path) -> list[str]:
             f"{'s' * (config['cores'] > 1)}, the client included"
         )
         rows.append(_row(story, what, f"{story['rtf_median']:.2f}"))
+    if engine := newest(results, "policy_engine"):
+        rows += engine_rows(engine)
     if gateway := newest(results, "gateway_cost"):
         rows.append(gateway_row(gateway))
     return rows
-
-
-def _conditions(measured: list[tuple[dict, list[dict]]]) -> str:
-    """Device and commit of a table's rows, by numbers of users where they differ."""
-    users: dict[str, list[str]] = {}
-    for document, points in measured:
-        users.setdefault(_source(document), []).append(str(points[0]["sessions"]))
-    if len(users) == 1:
-        return f"{next(iter(users))}."
-    return "; ".join(f"{', '.join(n)} users: {source}" for source, n in users.items()) + "."
-
-
-def _source(document: dict) -> str:
-    changed = ", changed checkout" * document.get("git_dirty", False)
-    return f"{document['device']}, commit {document['git_commit'][:9]}{changed}"
 
 
 def _link(document: dict) -> str:
@@ -362,15 +310,7 @@ def _link(document: dict) -> str:
 
 
 def _row(document: dict, what: str, value: str) -> str:
-    return f"| {what} | {value} | {_source(document)} |"
-
-
-def _share(value: float | None) -> str:
-    return _one(None if value is None else 100 * value, "{:.1f} %")
-
-
-def _one(value: float | None, form: str = "{:.0f} ms") -> str:
-    return "n/a" if value is None else form.format(value)
+    return f"| {what} | {value} | {source(document)} |"
 
 
 def main() -> None:

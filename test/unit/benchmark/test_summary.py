@@ -127,6 +127,39 @@ def test_another_model_has_a_table_of_its_own(tmp_path):
     assert "### Conversations without interruptions, with the model `demo`\n" in text
 
 
+def test_a_modelled_device_has_a_table_of_its_own_with_the_lateness_of_results(tmp_path):
+    modelled = load("2026-01-02", {"repeats": 9}, continuity=0.5)
+    modelled["device_model"] = {"modelled_device": "NVIDIA H100"}
+    modelled["runs"][0]["device"] = {
+        "thinker": {"late_s": 0.1, "modelled_s": 2.0},
+        "talker": {"late_s": 0.5, "modelled_s": 2.0},
+    }
+    write(tmp_path, "voice_load_a.json", **load("2026-01-01", {}, continuity=0.99))
+    write(tmp_path, "voice_load_b.json", **modelled)
+    text = section(tmp_path)
+    measured, of_model = text.split("on the modelled device NVIDIA H100\n")
+    assert "### Conversations without interruptions\n" in measured
+    assert "| 99.0 % |" in measured and "| 50.0 % |" not in measured
+    assert "| late frames | late results |\n" in of_model
+    assert "| 50.0 % | n/a | n/a | 0.17 | 3 | 0 | 2.1 % | 25.0 % |\n" in of_model
+
+
+def test_the_server_rows_are_of_the_newest_measured_document(tmp_path):
+    modelled = load("2026-01-02", {}, peak_rss_mib=5000.0)
+    modelled["device_model"] = {"modelled_device": "NVIDIA H100"}
+    modelled["runs"][0]["device"] = {"talker": {"late_s": 0.5, "modelled_s": 2.0}}
+    write(tmp_path, "voice_load_a.json", **load("2026-01-01", {"model_path": "demo"}))
+    write(tmp_path, "voice_load_b.json", **modelled)
+    text = section(tmp_path)
+    assert "serves, model `demo` | 20 to 20 s |" in text
+    assert "model `demo` | 4000 MiB |" in text
+
+
+def test_a_bound_on_responses_is_named(tmp_path):
+    write(tmp_path, "voice_load_a.json", **load("1", {"max_tokens": 60}))
+    assert "without interruptions, responses of at most 60 tokens\n" in section(tmp_path)
+
+
 def test_shares_and_times_are_rounded(tmp_path):
     own = {"p50": 268.4, "p90": 739.2, "n": 36}
     document = load("2026-01-01", {}, ttfp_after_detection_ms=own, continuity=0.958)
@@ -185,6 +218,7 @@ def test_replayed_schedules_are_summed_over_repeats(tmp_path):
     )
     text = section(tmp_path)
     assert "of 200 requests" in text and "`next-use` 42, `informed` 40, `belady` 30." in text
+    assert "`next-use` has 1.05 times the misses of `informed`." in text
     assert "`next-use` hides 95.0 % of the reloads" in text
 
 
@@ -241,6 +275,25 @@ def test_each_result_of_frame_mode_has_a_row(tmp_path):
         in text
     )
     assert "without it at most 41 are admitted, 40 at the end" in text
+
+
+def test_policies_in_an_engine_have_a_row_per_number_of_streams(tmp_path):
+    row = {"n_streams": 64, "decide_ms_per_round": 0.25, "share_of_rounds": 0.0171}
+    row |= {"round_ms": 14.9, "python_share_of_rounds": 0.2, "late_share_of_rounds": 0.01}
+    write(tmp_path, "policy_engine_a.json", date="1", rows=[row])
+    assert (
+        "64 streams in a thinker | 0.250 ms, 1.71 % of a round of 14.9 ms; all Python of its "
+        "scheduler 20.0 %; results late by 1.0 % | cpu" in section(tmp_path)
+    )
+
+
+def test_turns_on_a_modelled_device_have_a_table(tmp_path):
+    spans = {"computed_ms": {"thinker": 7.0}, "measured_ms": {"thinker": 8.5}}
+    rows, config = [{"placement": "one device", **spans}], {"turns": 1, "model": "demo"}
+    write(tmp_path, "modelled_turn_a.json", date="1", config=config, rows=rows)
+    text = section(tmp_path)
+    assert "### One spoken turn on a modelled device\n" in text
+    assert "| thinker | 7.0 ms | 8.5 ms |" in text
 
 
 def test_the_exam_of_the_demo_model_has_a_row(tmp_path):
