@@ -135,12 +135,18 @@ class SpeechDetector:
         self._context = np.zeros(CONTEXT_SAMPLES, np.float32)
         self._pending = np.zeros(0, np.int16)
         self._position = start_sample  # end of the last scored window
+        self._n_due = 0  # windows that are being scored
         self._floor = start_sample  # earlier audio belongs to an earlier turn
         self._leave_speech()
 
     @property
     def speaking(self) -> bool:
         return self._speaking
+
+    @property
+    def due_end(self) -> int:
+        """Position of the end of the windows that were due, in the session's audio, in samples."""
+        return self._position + self._n_due * WINDOW_SAMPLES
 
     def feed(self, pcm: np.ndarray) -> list[SpeechEvent]:
         """Take audio, score it here, and return its events. pcm: [n] int16, 16 kHz."""
@@ -163,11 +169,12 @@ class SpeechDetector:
         n_windows = len(self._pending) // WINDOW_SAMPLES
         if n_windows < self._windows_to_event():
             return None
-        return self._cut(min(n_windows, _MAX_WINDOWS_PER_CALL)), self._state
+        self._n_due = min(n_windows, _MAX_WINDOWS_PER_CALL)
+        return self._cut(self._n_due), self._state
 
     def scored(self, probabilities: np.ndarray, state: SpeechState) -> list[SpeechEvent]:
         """Return the events of the scores of the windows that were due."""
-        self._state = state
+        self._state, self._n_due = state, 0
         steps = (self._step(float(probability)) for probability in probabilities)
         return [event for event in steps if event is not None]
 

@@ -63,6 +63,9 @@ class GatewayMetrics:
         self.endpoint_verdict_s = self._histogram(
             "endpoint_verdict_seconds", "Time from a pause to its verdict.", _STOP_BUCKETS_S
         )
+        self.echo_windows = self._counter(
+            "echo_windows", "Windows of voice that were the agent's own sound."
+        )
         self.speculative_turns = self._counter(
             "speculative_turns",
             "Speculative turns, by outcome.",

@@ -62,6 +62,12 @@ def tone(duration_ms: float, rate_hz: int = OUTPUT_RATE_HZ) -> bytes:
     return (8000 * np.sin(2 * np.pi * 300 * t)).astype("<i2").tobytes()
 
 
+def voice(duration_ms: float) -> bytes:
+    """Of the user: unlike tone(), which the agent's loudspeaker plays."""
+    noise = np.random.default_rng(7).normal(0, 3000, int(duration_ms * OUTPUT_RATE_HZ / 1000))
+    return noise.clip(-20_000, 20_000).astype("<i2").tobytes()
+
+
 def done(text: str = "", **fields: Any) -> TurnDone:
     item = HistoryItem(
         key="reply:" + text, role="assistant", parts=(TextPart(text),), token_ids=(1, 2, 3)

@@ -1,5 +1,6 @@
 """State and models that all realtime connections of a process share."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from sglang_live.clock import Clock
@@ -19,7 +20,10 @@ from sglang_live.telemetry.metrics import GatewayMetrics
 
 @dataclass(slots=True, kw_only=True)
 class RealtimeServices:
-    """endpoint_model: judges turns for semantic_vad; None: silence alone ends turns."""
+    """
+    endpoint_model: judges turns for semantic_vad; None: silence alone ends turns.
+    echo_thread: where microphones are compared with what was played.
+    """
 
     orchestrator: Orchestrator
     config: GatewayConfig
@@ -35,6 +39,9 @@ class RealtimeServices:
     context_limit: ContextLimit = field(init=False)
     scorer: SpeechScorer = field(init=False)
     endpointing: Endpointing | None = field(init=False)
+    echo_thread: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="echo")
+    )
 
     def __post_init__(self) -> None:
         self.rate_limits = RateLimits(self.config.max_responses_per_minute, self.clock)
@@ -47,5 +54,6 @@ class RealtimeServices:
 
     def close(self) -> None:
         self.scorer.close()
+        self.echo_thread.shutdown(wait=False, cancel_futures=True)
         if self.endpointing:
             self.endpointing.close()

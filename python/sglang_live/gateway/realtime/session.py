@@ -39,6 +39,7 @@ from sglang_live.gateway.realtime.responses.responses import Responses
 from sglang_live.gateway.realtime.responses.turn_runner import TurnRunner
 from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.realtime.session_config import first_config, update_config
+from sglang_live.gateway.realtime.turns.echo_filter import EchoFilter
 from sglang_live.gateway.realtime.turns.frame_mode import FrameMode
 from sglang_live.gateway.realtime.turns.input_transcription import InputTranscription
 from sglang_live.gateway.realtime.turns.turn_taking import TurnTaking
@@ -79,7 +80,8 @@ class RealtimeSession:
         self._monitor = SessionMonitor(
             session, services.clock, services.metrics, self._timeline, services.user_prior
         )
-        self._playout = Playout(outbox, self._conversation, self._monitor, services.metrics)
+        echo = EchoFilter(services.clock, services.metrics, services.echo_thread)
+        self._playout = Playout(outbox, self._conversation, self._monitor, services.metrics, echo)
         self._items = ConversationEvents(
             self._conversation,
             emit,

@@ -22,7 +22,9 @@ _KINDS: dict[str, Kind] = {"server_vad": "server_vad", "semantic_vad": "semantic
 _SILENCE_MS_BY_EAGERNESS = {"low": 1200, "medium": 700, "auto": 700, "high": 400}
 _FLAGS = ("create_response", "interrupt_response")
 _SERVER_VAD_NUMBERS = ("threshold", "prefix_padding_ms", "silence_duration_ms")
-_OF_BOTH = (*_FLAGS, "confirm_ms", "model_version")
+# Not in the protocol.
+_EXTENSIONS = ("confirm_ms", "ignore_echo")
+_OF_BOTH = (*_FLAGS, *_EXTENSIONS, "model_version")
 _KEYS_OF = {
     "server_vad": (*_SERVER_VAD_NUMBERS, "idle_timeout_ms", *_OF_BOTH),
     "semantic_vad": ("eagerness", *_OF_BOTH),
@@ -36,7 +38,8 @@ class TurnDetection:
     """
     create_response: a response starts when speech stops.
     interrupt_response: speech interrupts a response.
-    shows_confirm: confirm_ms is echoed, because the client has set it.
+    ignore_echo: the agent's own sound in the user's audio is no voice.
+    shown: extensions of the protocol that the client has set, and which its echo has therefore.
     """
 
     kind: Kind = "server_vad"
@@ -45,12 +48,13 @@ class TurnDetection:
     idle_timeout_ms: int | None = None
     create_response: bool = True
     interrupt_response: bool = True
-    shows_confirm: bool = False
+    ignore_echo: bool = True
+    shown: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         flags = {name: getattr(self, name) for name in _FLAGS}
-        if self.shows_confirm:
-            flags["confirm_ms"] = self.vad.confirm_ms
+        extensions = {"confirm_ms": self.vad.confirm_ms, "ignore_echo": self.ignore_echo}
+        flags |= {name: extensions[name] for name in self.shown}
         if self.kind == "semantic_vad":
             return {"type": self.kind, "eagerness": self.eagerness, **flags}
         numbers = {name: getattr(self.vad, name) for name in _SERVER_VAD_NUMBERS}
@@ -84,7 +88,7 @@ def merge_turn_detection(
     base = current if current and current.kind == default.kind else default
     changes = {
         name: _pick(getattr(form, name), getattr(base, name), getattr(default, name))
-        for name in (*_FLAGS, "idle_timeout_ms", "eagerness")
+        for name in (*_FLAGS, "ignore_echo", "idle_timeout_ms", "eagerness")
     }
     if changes["eagerness"] not in _SILENCE_MS_BY_EAGERNESS:
         raise ClientEventError(
@@ -93,7 +97,9 @@ def merge_turn_detection(
         )
     if default.kind == "semantic_vad":
         changes["idle_timeout_ms"] = None  # the protocol has it for server_vad only
-    changes["shows_confirm"] = base.shows_confirm or form.confirm_ms is not UNSET
+    changes["shown"] = tuple(
+        name for name in _EXTENSIONS if name in base.shown or getattr(form, name) is not UNSET
+    )
     return replace(base, vad=_vad_settings(form, base, default, changes["eagerness"]), **changes)
 
 

@@ -9,7 +9,7 @@ from test.unit.gateway.fakes import (
     done,
     history_item_of,
     services,
-    tone,
+    voice,
 )
 
 WORDS = "one two three four five six seven eight nine ten"
@@ -17,8 +17,8 @@ DELTA = "response.output_audio.delta"
 STARTED = "input_audio_buffer.speech_started"
 TRUNCATED = "conversation.item.truncated"
 # Long enough to be suspected (96 ms), too short to be confirmed (250 ms).
-COUGH = tone(200)
-VOICE = tone(500)
+COUGH = voice(200)
+VOICE = voice(500)
 SILENCE_300MS = bytes(14_400)
 SILENCE_1S = bytes(48_000)
 

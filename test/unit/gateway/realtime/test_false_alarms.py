@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from sglang_live.core import AudioDelta, TranscriptDelta
-from test.unit.gateway.fakes import paced, spoken, tone, types
+from test.unit.gateway.fakes import paced, spoken, tone, types, voice
 
 from .playout_world import COUGH, DELTA, SILENCE_300MS, STARTED, WORDS, World, start
 
@@ -41,7 +41,7 @@ async def test_a_voice_that_goes_on_is_a_barge_in_and_the_held_audio_is_dropped(
         await client.settle()
         gate.set()
         await asyncio.sleep(0.01)
-        client.append(tone(100))
+        client.append(voice(100))
         events = await client.until("response.done")
         assert types(events)[0] == STARTED
         assert events[0]["audio_start_ms"] == 0

@@ -94,18 +94,21 @@ async def test_semantic_vad_is_echoed_in_its_own_form():
 
 
 @pytest.mark.parametrize("kind", ["server_vad", "semantic_vad"])
-async def test_confirm_ms_is_echoed_only_to_clients_that_have_set_it(kind):
+@pytest.mark.parametrize(
+    ("key", "value", "default"), [("confirm_ms", 0, 250), ("ignore_echo", False, True)]
+)
+async def test_an_extension_is_echoed_only_to_clients_that_have_set_it(kind, key, value, default):
     async with connected(FakeOrchestrator()) as client:
 
         async def detection(**keys):
             session = await updated(client, audio={"input": {"turn_detection": keys}})
             return session["audio"]["input"]["turn_detection"]
 
-        assert "confirm_ms" not in await detection(type=kind)
-        assert (await detection(confirm_ms=0))["confirm_ms"] == 0
+        assert key not in await detection(type=kind)
+        assert (await detection(**{key: value}))[key] == value
         # Other keys do not change it, and null restores the default.
-        assert (await detection(create_response=True))["confirm_ms"] == 0
-        assert (await detection(confirm_ms=None))["confirm_ms"] == 250
+        assert (await detection(create_response=True))[key] == value
+        assert (await detection(**{key: None}))[key] == default
 
 
 async def test_settings_that_clients_always_send_are_accepted_and_echoed_in_the_strict_form():

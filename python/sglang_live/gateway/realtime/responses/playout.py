@@ -9,6 +9,7 @@ user when its audio has been played.
 from sglang_live.gateway.realtime.conversation.conversation import Conversation
 from sglang_live.gateway.realtime.outbox import Outbox
 from sglang_live.gateway.realtime.responses.active import ActiveResponse
+from sglang_live.gateway.realtime.turns.echo_filter import EchoFilter
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.telemetry.metrics import GatewayMetrics
 
@@ -20,11 +21,13 @@ class Playout:
         conversation: Conversation,
         monitor: SessionMonitor,
         metrics: GatewayMetrics,
+        echo: EchoFilter,
     ):
         self._outbox = outbox
         self._conversation = conversation
         self._monitor = monitor
         self._metrics = metrics
+        self.echo = echo
         self._responses: list[ActiveResponse] = []  # of the conversation, oldest first
         self._held: list[str] = []
 
@@ -37,8 +40,9 @@ class Playout:
         self._responses = [older for older in self._responses if not older.playback.retired]
         self._responses.append(response)
 
-    def audio_sent(self, response: ActiveResponse, duration_s: float) -> None:
-        """The network took duration_s of its audio."""
+    def audio_sent(self, response: ActiveResponse, frame: bytes, duration_s: float) -> None:
+        """The network took this frame of its audio."""
+        self.echo.audio_sent(frame, response.plan.config.output_format)
         self._monitor.audio_sent(response.playback, duration_s)
         self.check_all_sent(response)
 
@@ -66,6 +70,7 @@ class Playout:
 
     def interrupt(self) -> None:
         """The user speaks: playback of every response ends here."""
+        self.echo.playback_stopped()
         for response in self._responses:
             if not self._monitor.over(response.playback):
                 self.discard(response.id)
@@ -75,6 +80,7 @@ class Playout:
     def cancel(self, response: ActiveResponse) -> None:
         """The client ended it. Without acks, the audio that was sent counts as heard until the
         client truncates the item."""
+        self.echo.playback_stopped()
         by_acks = response.playback.clock.by_acks
         heard_s = self._monitor.stopped(response.playback, barge_in=False)
         if by_acks:

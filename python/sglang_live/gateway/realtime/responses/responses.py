@@ -152,7 +152,9 @@ class Responses:
             plan,
             self.items.conversation,
             self.outbox.emit,
-            on_audio_sent=lambda duration_s: self._on_audio_sent(response, duration_s),
+            on_audio_sent=lambda frame, duration_s: self._on_audio_sent(
+                response, frame, duration_s
+            ),
             frames_per_token=self.monitor.user_stats.frames_per_token,
         )
         if plan.in_conversation:
@@ -200,13 +202,13 @@ class Responses:
             plan, self._queued = self._queued, None
             self._start_or_fail(plan)
 
-    def _on_audio_sent(self, response: ActiveResponse, duration_s: float) -> None:
+    def _on_audio_sent(self, response: ActiveResponse, frame: bytes, duration_s: float) -> None:
         if not response.audio_started:
             response.audio_started = self.has_spoken = True
             self._observe_ttfp(response.plan)
         if response.in_conversation:
             self.past_first_audio.set()
-            self.playout.audio_sent(response, duration_s)
+            self.playout.audio_sent(response, frame, duration_s)
 
     def _observe_ttfp(self, plan: ResponsePlan) -> None:
         now_s = self.clock.now_s()

@@ -36,12 +36,12 @@ class ResponseWriter:
         conversation: Conversation,
         emit: Emit,
         *,
-        on_audio_sent: Callable[[float], None] = lambda duration_s: None,
+        on_audio_sent: Callable[[bytes, float], None] = lambda frame, duration_s: None,
         frames_per_token: float = PRIOR_FRAMES_PER_TOKEN,
     ) -> None:
         """
         Args:
-            on_audio_sent: called with the duration of every audio frame that the network took.
+            on_audio_sent: called with every audio frame that the network took, and its duration.
             frames_per_token: expected codec frames per token.
         """
         self._plan = plan
@@ -142,7 +142,7 @@ class ResponseWriter:
     def _audio_sent(self, frame: bytes, duration_s: float) -> None:
         assert self.item is not None
         self.item.audio_sent(frame)
-        self._on_audio_sent(duration_s)
+        self._on_audio_sent(frame, duration_s)
 
     def _open_item(self) -> AssistantItem:
         if self.item:

@@ -234,10 +234,14 @@ class TurnTaking:
             detector.confirming = detection.interrupt_response and self.playout.audible
             if (due := detector.due()) is None:
                 break
-            scored = await self.scorer.score(*due)
+            scores, state = await self.scorer.score(*due)
+            if detection.ignore_echo:
+                scores = await self.playout.echo.without_echo(
+                    scores, detector.settings.threshold, self._buffer, detector.due_end
+                )
             if detector is not self._detector:
                 return  # the session has ended
-            for event in detector.scored(*scored):
+            for event in detector.scored(scores, state):
                 self._on_speech(event)
         if detector is None:
             return

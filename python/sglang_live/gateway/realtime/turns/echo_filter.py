@@ -1,0 +1,86 @@
+"""Windows of the microphone that the agent's own sound explains are not a voice.
+
+In: audio that the network took, scores of the microphone's windows. Out: the scores, 0 for echo.
+Owner: one EchoFilter per connection. Only scores of a voice are compared, while a response is
+played and shortly after it.
+"""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_live.clock import Clock
+from sglang_live.core import INPUT_RATE_HZ
+from sglang_live.gateway.audio.codec import WireDecoder, WireFormat
+from sglang_live.gateway.audio.resampler import StreamResampler
+from sglang_live.interaction.echo import MAX_DELAY_S, RATE_HZ, SPAN_S, Floats, halved, unexplained
+from sglang_live.interaction.input_buffer import InputBuffer
+from sglang_live.interaction.played_audio import PlayedAudio
+from sglang_live.interaction.silero import WINDOW_SAMPLES
+from sglang_live.telemetry.metrics import GatewayMetrics
+
+# A window of whose energy less remains is echo. A voice that interrupts remains nearly whole; an
+# echo in a room with much reverberation to a tenth, its softest windows to a half.
+LEAST_SHARE = 0.5
+ECHO_WINDOW = WINDOW_SAMPLES * RATE_HZ // INPUT_RATE_HZ
+_SPAN = round(SPAN_S * INPUT_RATE_HZ)
+# Right after a turn less than that is there. Silence before it would be taken for a microphone
+# that hears no echo.
+_LEAST_SPAN = round(0.3 * INPUT_RATE_HZ)
+
+
+class EchoFilter:
+    def __init__(self, clock: Clock, metrics: GatewayMetrics, thread: ThreadPoolExecutor) -> None:
+        """thread: a comparison takes some milliseconds, for which the event loop is not held."""
+        self._clock, self._metrics, self._thread = clock, metrics, thread
+        self._played = PlayedAudio()
+        self._decoder: WireDecoder | None = None
+        self._halver = StreamResampler(INPUT_RATE_HZ, RATE_HZ)
+
+    def audio_sent(self, frame: bytes, form: WireFormat) -> None:
+        """The network took this audio of a response."""
+        if self._decoder is None or self._decoder.form != form:
+            self._decoder = WireDecoder(form)
+            self._halver = StreamResampler(INPUT_RATE_HZ, RATE_HZ)
+        pcm = self._halver.push(self._decoder.push(frame))
+        self._played.add((pcm / 32_768).astype(np.float32), self._clock.now_s())
+
+    def playback_stopped(self) -> None:
+        self._played.stop(self._clock.now_s())
+
+    async def without_echo(
+        self,
+        scores: npt.NDArray[np.float32],
+        threshold: float,
+        buffer: InputBuffer,
+        end_sample: int,
+    ) -> npt.NDArray[np.float32]:
+        """The scores of the windows up to end_sample, 0 where the window is echo.
+
+        Args:
+            scores: [n] of the latest windows, 0 to 1.
+            threshold: from which a window is a voice.
+            buffer: with the microphone's audio.
+        """
+        if not (scores >= threshold).any():
+            return scores
+        heard = buffer.peek(end_sample - _SPAN, end_sample)
+        # The newest sample came just now.
+        end_s = self._clock.now_s() - (buffer.end_sample - end_sample) / INPUT_RATE_HZ
+        span_s = len(heard) / INPUT_RATE_HZ
+        played = self._played.until(end_s, round((span_s + MAX_DELAY_S) * RATE_HZ))
+        if played is None or len(heard) < _LEAST_SPAN:
+            return scores
+        loop = asyncio.get_running_loop()
+        shares = (await loop.run_in_executor(self._thread, _shares, heard, played))[-len(scores) :]
+        is_echo = (scores[-len(shares) :] >= threshold) & (shares < LEAST_SHARE)
+        self._metrics.echo_windows.inc(int(is_echo.sum()))
+        filtered = scores.copy()
+        filtered[-len(shares) :][is_echo] = 0.0
+        return filtered
+
+
+def _shares(heard: npt.NDArray[np.int16], played: Floats) -> Floats:
+    return unexplained(halved(heard), played, ECHO_WINDOW)
