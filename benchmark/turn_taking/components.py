@@ -12,8 +12,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from benchmark.turn_taking.timeline import SAMPLES_PER_MS, Decision
+from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.gateway.realtime.turn_detection import TurnDetection
+from sglang_live.gateway.realtime.turns.echo_filter import ECHO_WINDOW, LEAST_SHARE
 from sglang_live.gateway.realtime.turns.endpointing import _EAGERNESS, vad_settings
+from sglang_live.interaction.echo import MAX_DELAY_S, SPAN_S, halved, unexplained
 from sglang_live.interaction.endpoint import MODEL_SAMPLES, EndpointModel
 from sglang_live.interaction.silero import SpeechModel, SpeechScores, SpeechState, SpeechWindows
 from sglang_live.interaction.vad import (
@@ -64,12 +67,29 @@ def _position(windows: int) -> SpeechState:
 
 @dataclass(eq=False)
 class Hearing:
-    """A recording with what the networks say of it."""
+    """A recording with what the networks say of it.
+
+    playing: [n] int16, what the agent plays at the same time; None: nothing.
+    """
 
     pcm: np.ndarray
     scores: RememberedScores
     model: EndpointModel | None = None
+    playing: np.ndarray | None = None
     _verdicts: dict[tuple[int, int], float] = field(default_factory=dict)
+    _shares: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def shares(self, end: int) -> np.ndarray:
+        """Of the windows up to sample end: the share of energy that is not echo (EchoFilter)."""
+        assert self.playing is not None
+        if end not in self._shares:
+            start = max(end - round(SPAN_S * INPUT_RATE_HZ), 0)
+            earlier = start - round(MAX_DELAY_S * INPUT_RATE_HZ)
+            before = np.zeros(max(-earlier, 0), np.int16)
+            played = np.concatenate((before, self.playing[max(earlier, 0) : end]))
+            heard = halved(self.pcm[start:end])
+            self._shares[end] = unexplained(heard, halved(played), ECHO_WINDOW)
+        return self._shares[end]
 
     def completeness(self, start: int, end: int) -> float:
         """The endpoint model's score of the turn from sample start to a pause at sample end."""
@@ -159,14 +179,24 @@ def hear_ends(hearing: Hearing, rule: EndRule) -> list[Decision]:
     return decisions
 
 
-def hear_interruptions(hearing: Hearing, confirm_ms: int) -> list[Decision]:
+def hear_interruptions(
+    hearing: Hearing, confirm_ms: int, ignore_echo: bool = False
+) -> list[Decision]:
     """What barge-in does while the agent speaks through the whole recording."""
     detector = SpeechDetector(hearing.scores, replace(VadSettings(), confirm_ms=confirm_ms))
     detector.confirming = True
-    found = [
-        (at_ms, event) for at_ms, packet in _packets(hearing.pcm) for event in detector.feed(packet)
-    ]
-    return [decision for at_ms, event in found if (decision := _of(event, at_ms))]
+    decisions: list[Decision] = []
+    for at_ms, packet in _packets(hearing.pcm):
+        detector.take(packet)
+        while (due := detector.due()) is not None:
+            [(scores, state)] = hearing.scores.score([due])
+            scores = scores.copy()
+            if ignore_echo and (scores >= detector.settings.threshold).any():
+                is_voice = hearing.shares(detector.due_end)[-len(scores) :] >= LEAST_SHARE
+                scores[-len(is_voice) :] = np.where(is_voice, scores[-len(is_voice) :], 0)
+            found = detector.scored(scores, state)
+            decisions += [each for event in found if (each := _of(event, at_ms))]
+    return decisions
 
 
 def _of(event: SpeechEvent, at_ms: float) -> Decision | None:

@@ -62,13 +62,21 @@ def delays_at_share(rows: Sequence[dict]) -> list[dict]:
 def interruption_rows(
     heard: Sequence[tuple[Stimulus, Hearing]], confirm_ms: Iterable[int]
 ) -> list[dict]:
-    """One row for each confirmation time and kind of stimulus."""
+    """One row for each confirmation time and kind of stimulus, and with `ignore_echo` off and on
+    where the agent's sound is known."""
+    by_kind: dict[str, list[tuple[Stimulus, Hearing]]] = {}
+    for each in heard:
+        by_kind.setdefault(each[0].kind, []).append(each)
     rows = []
     for confirm in confirm_ms:
-        decided = [(s.kind, s.onset_ms, hear_interruptions(h, confirm)) for s, h in heard]
-        for kind in dict.fromkeys(kind for kind, _, _ in decided):
-            figures = interruption_figures((on, d) for own, on, d in decided if own == kind)
-            rows.append({"confirm_ms": confirm, "kind": kind} | asdict(figures))
+        for kind, own in by_kind.items():
+            is_known = all(hearing.playing is not None for _, hearing in own)
+            for ignore in (False, True) if is_known else (None,):
+                decided = [
+                    (s.onset_ms, hear_interruptions(h, confirm, bool(ignore))) for s, h in own
+                ]
+                row = {"confirm_ms": confirm, "kind": kind, "ignore_echo": ignore}
+                rows.append(row | asdict(interruption_figures(decided)))
     return rows
 
 
@@ -97,15 +105,17 @@ def share_table(rows: Sequence[dict]) -> list[str]:
 
 def interruption_table(rows: Sequence[dict], confirm_ms: int) -> list[str]:
     lines = [
-        "| sound | n | the agent stops | 95 % interval | only held | reaction, P50 / P90 |",
-        "|---|---|---|---|---|---|",
+        "| sound | `ignore_echo` | n | the agent stops | 95 % interval | only held "
+        "| reaction, P50 / P90 |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in (row for row in rows if row["confirm_ms"] == confirm_ms):
         early = f", {row['early_stops']} before the onset" if row["early_stops"] else ""
         reaction = f"{_ms(row['reaction_p50_ms'])} / {_ms(row['reaction_p90_ms'])} ms"
         between = f"{_share(row['stopped_low'])} to {_share(row['stopped_high'])}"
         stopped = f"{_share(row['stopped'])}{early}"
-        cells = row["kind"], str(row["n"]), stopped, between, str(row["holds"]), reaction
+        ignore = {None: "", False: "off", True: "on"}[row["ignore_echo"]]
+        cells = row["kind"], ignore, str(row["n"]), stopped, between, str(row["holds"]), reaction
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

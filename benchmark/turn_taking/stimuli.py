@@ -13,9 +13,13 @@ from benchmark.turn_taking.cutting import backchannels_of
 from benchmark.turn_taking.timeline import Stimulus
 
 INTERRUPTION, BACKCHANNEL, OVER_ECHO = "interruption", "backchannel", "interruption_over_echo"
+# The client's echo canceller leaves the user alone, while the server knows what is played.
+ECHO_CANCELLED = "interruption_echo_cancelled"
 ECHO_DB = (-10, -20, -30)
 ECHO_DELAYS_MS = (20, 100, 200, 400)
 _OVER_ECHO = -20.0, 100.0
+# Direct sound over the reverberation of a room, both computed.
+ROOM_DB, ROOM_DELAY_MS = 6.0, 100
 
 _ONSET_MS = 1000.0
 _LASTS_MS = 3000.0
@@ -86,6 +90,7 @@ def _over_echo(clips: Sequence[Clip]) -> Iterable[Stimulus]:
             playing = _spoken(others[0], len(user))
             pcm = sounds.mixed(user, sounds.echo(playing, *_OVER_ECHO))
             yield Stimulus(clip.name, clip.group, OVER_ECHO, pcm, _ONSET_MS, playing)
+            yield Stimulus(clip.name, clip.group, ECHO_CANCELLED, user, _ONSET_MS, playing)
 
 
 def _spoken(clip: Clip, n: int) -> np.ndarray:
@@ -136,3 +141,7 @@ def _echoes(clips: Sequence[Clip]) -> Iterable[Stimulus]:
                 pcm = sounds.mixed(tone, sounds.echo(playing, db, delay_ms))
                 kind = f"echo {db} dB {delay_ms} ms"
                 yield Stimulus(clip.name, clip.group, kind, pcm, 0.0, playing)
+            reflected = sounds.in_room(playing, ROOM_DB, clip.name)
+            pcm = sounds.mixed(tone, sounds.echo(reflected, db, ROOM_DELAY_MS))
+            kind = f"echo {db} dB {ROOM_DELAY_MS} ms in a room_synthetic"
+            yield Stimulus(clip.name, clip.group, kind, pcm, 0.0, playing)

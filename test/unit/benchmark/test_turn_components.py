@@ -108,6 +108,15 @@ def test_a_short_voice_only_holds_the_agent():
     assert held.kind == "held"
 
 
+def test_the_agents_own_sound_does_not_stop_it_when_echoes_are_ignored():
+    playing = np.random.default_rng(1).normal(0, 8000, 4 * 16_000).clip(-32_000, 32_000)
+    echo = np.concatenate((np.zeros(1_600), 0.4 * playing))[: len(playing)].astype(np.int16)
+    own = hearing(echo)
+    own.playing = playing.astype(np.int16)
+    assert [found.kind for found in hear_interruptions(own, 250)] == ["held", "stopped"]
+    assert hear_interruptions(own, 250, ignore_echo=True) == []
+
+
 def test_windows_are_scored_once_for_all_rules():
     model = FakeSpeech()
     own = Hearing(sound((1024, 2048)), RememberedScores(model))

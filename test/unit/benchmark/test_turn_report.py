@@ -51,7 +51,7 @@ def test_the_interruption_table_has_the_kinds_of_one_confirmation():
     found = interruption_rows([(stimulus, hearing(pcm))], (250, 1000))
     assert [row["stopped"] for row in found] == [1.0, 0.0]
     [line] = interruption_table(found, 250)[2:]
-    assert line.startswith("| interruption | 1 | 100 % |")
+    assert line.startswith("| interruption |  | 1 | 100 % |")
 
 
 def test_the_page_holds_the_newest_document():
