@@ -2,10 +2,12 @@
 
     python -m benchmark.modelled_turn --json out.json
 
-One user speaks a clip to the model `demo` with the policies off, each time in a new session. Spans
-lie between the marks of the turn in the session's timeline (telemetry/trace.py). Costs follow from
-the device model and the turn's sizes: tokens, seconds of audio, frames. Two placements: a device
-for each stage, and one for all, where batches of the stages wait for each other.
+One user speaks a clip with the policies off, each time in a new session. Spans lie between marks of
+the turn in the session's timeline (telemetry/trace.py). Costs follow from the device model and
+the turn's sizes: tokens, seconds of audio, frames. What computes beneath the device is the model
+`demo`, or the random one with one layer in each part (benchmark/load/response_lengths.py), which
+takes less time than the device. Stages have a device each, or one for all, where their batches wait
+for each other.
 """
 
 import argparse
@@ -17,7 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmark.load.device_times import DeviceTimes, device_times, grown
 from benchmark.load.provenance import ROOT, facts
+from benchmark.load.response_lengths import drawn_length_model
 from benchmark.load.server import ServerProcess
 from sglang_live.client import clip
 from sglang_live.client.config import BUNDLED_CLIP
@@ -26,18 +30,40 @@ from sglang_live.client.session_options import SessionOptions
 from sglang_live.client.turn_record import TurnRecord
 from sglang_live.clock import MonotonicClock
 from sglang_live.device_model.model import DeviceModel, load_device_model
+from sglang_live.models.demo.location import DEMO
 from sglang_live.policy.view import FRAME_S
 
-MODEL = "demo"
+NAME = "demo"
 START_TIMEOUT_S = 240.0
 WARM_UP_TURNS = 2
+# Responses of the model with one layer, which does not end them.
+MAX_TOKENS = 40
 # The vocoder decodes the first two frames as one chunk.
 FRAMES_OF_FIRST_CHUNK = 2
 STAGES = ("thinker", "talker", "vocoder")
-PLACEMENTS = {
-    "a device per stage": tuple(f"--{stage}.device=cuda:{i}" for i, stage in enumerate(STAGES)),
-    "one device": (),
-}
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """shallow: one layer beneath the device. device_each: whether every stage has a device."""
+
+    name: str
+    shallow: bool
+    device_each: bool
+
+    def model_path(self) -> str:
+        return str(drawn_length_model(shallow=True)) if self.shallow else DEMO
+
+    def server_args(self) -> list[str]:
+        stages = enumerate(STAGES) if self.device_each else ()
+        return [f"--{stage}.device=cuda:{i}" for i, stage in stages]
+
+
+ARMS = (
+    Arm("one layer, a device per stage", shallow=True, device_each=True),
+    Arm("one layer, one device", shallow=True, device_each=False),
+    Arm("`demo`, one device", shallow=False, device_each=False),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +141,7 @@ def measured_ms(marks: dict[str, float], record: TurnRecord, sizes: Sizes) -> di
     }
 
 
-async def speak(url: str) -> tuple[str, TurnRecord, dict[str, Any]]:
+async def speak(url: str, arm: Arm) -> tuple[str, TurnRecord, dict[str, Any]]:
     """A turn in a new session: id of the session, record of the turn, usage of its response."""
     done: list[dict[str, Any]] = []
 
@@ -123,10 +149,12 @@ async def speak(url: str) -> tuple[str, TurnRecord, dict[str, Any]]:
         if event["type"] == "response.done":
             done.append(event["response"])
 
-    options = SessionOptions(url=url, model=MODEL)
+    options = SessionOptions(url=url, model=NAME)
     async with RealtimeClient(options, MonotonicClock(), note) as client:
+        if arm.shallow:
+            await client.limit_responses(MAX_TOKENS)
         record = await client.speak(clip.load_pcm(BUNDLED_CLIP))
-        if record.status != "completed" or not record.audio_s:
+        if not record.ok or not record.audio_s:
             raise RuntimeError(f"turn failed: {record.status}: {record.error}")
         await client.wait_until_played()
         return client.session["id"], record, done[-1]["usage"]
@@ -137,43 +165,50 @@ def marks_of(timeline: Path) -> dict[str, float]:
     return next(event["marks"] for event in events if event["event"] == "turn_result")
 
 
-def measure(device_model: Path, placement: str, turns: int) -> list[dict[str, Any]]:
-    """One row per turn."""
+def measure(device_model: Path, arm: Arm, turns: int) -> tuple[list[dict[str, Any]], DeviceTimes]:
+    """One row per turn, and the counters of the device over all of them."""
     model = load_device_model(device_model)
     with tempfile.TemporaryDirectory() as folder:
-        args = (f"--device-model={device_model}", f"--timeline-dir={folder}")
-        with ServerProcess(
-            MODEL, "off", (*args, *PLACEMENTS[placement]), START_TIMEOUT_S
-        ) as server:
-            spoken = [asyncio.run(speak(server.url)) for _ in range(WARM_UP_TURNS + turns)]
+        args = (
+            f"--device-model={device_model}",
+            f"--timeline-dir={folder}",
+            f"--served-model-name={NAME}",
+            *arm.server_args(),
+        )
+        with ServerProcess(arm.model_path(), "off", args, START_TIMEOUT_S) as server:
+            for _ in range(WARM_UP_TURNS):
+                asyncio.run(speak(server.url, arm))
+            before = device_times(server.metrics())
+            spoken = [asyncio.run(speak(server.url, arm)) for _ in range(turns)]
+            times = grown(before, device_times(server.metrics()))
         rows = []
-        for session, record, usage in spoken[WARM_UP_TURNS:]:
+        for session, record, usage in spoken:
             sizes, marks = sizes_of(usage), marks_of(Path(folder) / f"{session}.json")
             rows.append(
                 {
-                    "placement": placement,
+                    "arm": arm.name,
                     "sizes": asdict(sizes),
                     "marks": marks,
                     "computed_ms": costs_ms(model, sizes),
                     "measured_ms": measured_ms(marks, record, sizes),
                 }
             )
-        return rows
+        return rows, times
 
 
-def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Medians over turns, by span: computed, and measured with every placement."""
-    placements = list(dict.fromkeys(row["placement"] for row in rows))
-    lines = [
-        f"| span | computed | {' | '.join(placements)} |",
-        "|---" * (2 + len(placements)) + "|",
-    ]
+def table(rows: list[dict[str, Any]], device: dict[str, DeviceTimes]) -> list[str]:
+    """Medians over turns, by span: computed, and measured with every arm; lateness by stage."""
+    lines = [f"| span | computed | {' | '.join(device)} |", "|---" * (2 + len(device)) + "|"]
     for span in rows[0]["computed_ms"]:
         cells = [statistics.median(row["computed_ms"][span] for row in rows)]
-        for placement in placements:
-            own = [row for row in rows if row["placement"] == placement]
-            cells.append(statistics.median(row["measured_ms"][span] for row in own))
+        for arm in device:
+            own = [row["measured_ms"][span] for row in rows if row["arm"] == arm]
+            cells.append(statistics.median(own))
         lines.append(f"| {span} | {' | '.join(f'{ms:.1f} ms' for ms in cells)} |")
+    for stage in next(iter(device.values())):
+        late = [times[stage]["late_s"] / times[stage]["modelled_s"] for times in device.values()]
+        shares = " | ".join(f"{100 * share:.0f} %" for share in late)
+        lines.append(f"| results of the {stage} late by | | {shares} |")
     return lines
 
 
@@ -185,22 +220,24 @@ def main() -> None:
     )
     default = ROOT / "deploy" / "device_models" / "h100_qwen3_omni.toml"
     parser.add_argument("--device-model", type=Path, default=default, metavar="FILE")
-    parser.add_argument("--turns", type=int, default=5, help="per placement (default: %(default)s)")
+    parser.add_argument("--turns", type=int, default=5, help="per arm (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     if args.turns < 1:
         parser.error("--turns is at least 1")
-    rows = [
-        row for placement in PLACEMENTS for row in measure(args.device_model, placement, args.turns)
-    ]
-    print("\n".join(table(rows)))
+    rows: list[dict[str, Any]] = []
+    device: dict[str, DeviceTimes] = {}
+    for arm in ARMS:
+        own, device[arm.name] = measure(args.device_model, arm, args.turns)
+        rows += own
+    print("\n".join(table(rows, device)))
     if args.json:
-        config = {"device_model": args.device_model.name, "turns": args.turns, "model": MODEL}
         document = {
             "benchmark": "modelled_turn",
             **facts(args.device_model),
-            "config": config,
+            "config": {"device_model": args.device_model.name, "turns": args.turns},
             "rows": rows,
+            "device": device,
         }
         args.json.write_text(json.dumps(document, indent=1) + "\n")
 

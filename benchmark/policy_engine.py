@@ -70,7 +70,10 @@ async def measure(replica, n_streams: int, n_tokens: int) -> dict[str, float]:
     for answer in answers:
         answer.raise_for_status()
     after = await load_of(replica)
-    grown, round_ms = spent(before, after), after["policy_round_ms"]
+    grown = spent(before, after)
+    # A modelled round has its modelled time, however late its result was noticed.
+    modelled_ms = 1000 * grown.get("device_modelled_s", 0.0)
+    round_ms = modelled_ms / grown["rounds"] if modelled_ms else after["policy_round_ms"]
     return {
         "n_streams": n_streams,
         "rounds": grown["rounds"],
@@ -109,7 +112,9 @@ async def run(
     # Without it, SGLang reserves room for thousands of tokens per response.
     estimate = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "64"}
     rows_of_engine = {"max_running_requests": max(points) + 8}
-    async with thinker(POLICIES, rows_of_engine, estimate, device_model) as replica:
+    async with thinker(
+        POLICIES, rows_of_engine, estimate, device_model, shallow=device_model is not None
+    ) as replica:
         for n_streams in points:
             rows.append(await measure(replica, n_streams, n_tokens))
             print(_line(rows[-1]), flush=True)

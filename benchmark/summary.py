@@ -30,6 +30,14 @@ def newest(results: Path, benchmark: str) -> dict | None:
     return next(iter(documents(results, benchmark)), None)
 
 
+def pressures(results: Path) -> dict[float | None, dict]:
+    """By the pool's share of the most KV that all sessions hold at one time: newest document."""
+    found: dict[float | None, dict] = {}
+    for document in documents(results, "kv_pressure"):
+        found.setdefault(document["config"].get("pool_share"), document)
+    return dict(sorted(found.items(), key=lambda item: item[0] or 0.0))
+
+
 def pressure_table(document: dict) -> list[str]:
     """More sessions than the KV pool holds: one line per arm, over all repeats."""
     lines = [
@@ -241,12 +249,12 @@ def section(results: Path) -> str:
     parts: list[str] = []
     for kind, measured in loads(documents(results, "voice_load")).items():
         parts += [f"### {kind}", "", conditions(measured), "", *load_table(measured), ""]
-    if pressure := newest(results, "kv_pressure"):
-        link = _link(pressure)
+    for share_of_all, pressure in pressures(results).items():
+        size = f": room for {100 * share_of_all:.0f} % of their KV" if share_of_all else ""
         parts += [
-            "### More sessions than the KV pool holds",
+            f"### More sessions than the KV pool holds{size}",
             "",
-            f"{pressure['config']['sessions']} sessions, {link}. {source(pressure)}.",
+            f"{pressure['config']['sessions']} sessions, {_link(pressure)}. {source(pressure)}.",
             "",
             *pressure_table(pressure),
             *replayed_lines(pressure),
@@ -256,10 +264,9 @@ def section(results: Path) -> str:
         parts += [
             "### One spoken turn on a modelled device",
             "",
-            f"Medians of {turns['config']['turns']} turns for each placement, model "
-            f"`{turns['config']['model']}`, policies off. {source(turns)}.",
+            f"Medians of {turns['config']['turns']} turns, policies off. {source(turns)}.",
             "",
-            *turn_table(turns["rows"]),
+            *turn_table(turns["rows"], turns["device"]),
             "",
         ]
     if rows := single_rows(results):

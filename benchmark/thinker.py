@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 from sglang_live.models.demo.build import build
@@ -23,6 +24,8 @@ async def thinker(
     engine_args: dict | None = None,
     environment: dict[str, str] | None = None,
     device_model: Path | None = None,
+    *,
+    shallow: bool = False,
 ) -> AsyncIterator[Replica]:
     """A thinker of the demo model whose responses never end by themselves.
 
@@ -31,11 +34,14 @@ async def thinker(
 
     Args:
         device_model: file of a device model; None: the machine itself.
+        shallow: whether the model has one layer: what computes beneath a modelled device must take
+            less time than the device would.
     """
     owned = RunDir.make()
     run_dir = owned.path
     checkpoint = run_dir / "endless"
-    build(checkpoint, DemoSize(thinker_end_logit=0.0))
+    size = DemoSize(thinker_end_logit=0.0)
+    build(checkpoint, replace(size, thinker_layers=1) if shallow else size)
     spec = StageSpec(
         stage="thinker",
         replica=0,

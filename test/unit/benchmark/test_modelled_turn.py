@@ -52,13 +52,18 @@ def test_the_marks_are_those_of_the_turn_in_the_timeline(tmp_path):
     assert marks_of(tmp_path / "s.json") == MARKS
 
 
-def test_the_table_has_medians_per_placement():
+def test_the_table_has_medians_and_the_lateness_of_each_arm():
     rows = [
-        {"placement": placement, "computed_ms": {"thinker": 7.0}, "measured_ms": {"thinker": ms}}
-        for placement, ms in (("own", 8.0), ("own", 9.0), ("own", 20.0), ("one", 12.0))
+        {"arm": arm, "computed_ms": {"first token": 7.0}, "measured_ms": {"first token": ms}}
+        for arm, ms in (("own", 8.0), ("own", 9.0), ("own", 20.0), ("one", 12.0))
     ]
-    assert table(rows) == [
+    device = {
+        arm: {"talker": {"late_s": late_s, "modelled_s": 2.0}}
+        for arm, late_s in (("own", 0.1), ("one", 0.5))
+    }
+    assert table(rows, device) == [
         "| span | computed | own | one |",
         "|---|---|---|---|",
-        "| thinker | 7.0 ms | 9.0 ms | 12.0 ms |",
+        "| first token | 7.0 ms | 9.0 ms | 12.0 ms |",
+        "| results of the talker late by | | 5 % | 25 % |",
     ]

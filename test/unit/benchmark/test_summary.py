@@ -200,6 +200,16 @@ def test_kv_under_pressure_has_a_row_per_arm_over_all_repeats(tmp_path):
     )
 
 
+def test_every_size_of_the_kv_pool_has_its_newest_table(tmp_path):
+    for name, date, share in (("a", "1", 0.5), ("b", "2", 0.7), ("c", "3", 0.5)):
+        config = {"sessions": int(date), "link": "", "pool_share": share}
+        write(tmp_path, f"kv_pressure_{name}.json", date=date, config=config, rows=[])
+    text = section(tmp_path)
+    assert "holds: room for 50 % of their KV\n\n3 sessions," in text
+    assert "holds: room for 70 % of their KV\n\n2 sessions," in text
+    assert "1 sessions" not in text
+
+
 def test_replayed_schedules_are_summed_over_repeats(tmp_path):
     outcome = {"misses": 20, "reuses": 100, "hidden_tokens": 95, "reloaded_tokens": 100}
     replayed = [
@@ -289,8 +299,12 @@ def test_policies_in_an_engine_have_a_row_per_number_of_streams(tmp_path):
 
 def test_turns_on_a_modelled_device_have_a_table(tmp_path):
     spans = {"computed_ms": {"thinker": 7.0}, "measured_ms": {"thinker": 8.5}}
-    rows, config = [{"placement": "one device", **spans}], {"turns": 1, "model": "demo"}
-    write(tmp_path, "modelled_turn_a.json", date="1", config=config, rows=rows)
+    document = {
+        "config": {"turns": 1},
+        "rows": [{"arm": "one device", **spans}],
+        "device": {"one device": {"talker": {"late_s": 0.1, "modelled_s": 1.0}}},
+    }
+    write(tmp_path, "modelled_turn_a.json", date="1", **document)
     text = section(tmp_path)
     assert "### One spoken turn on a modelled device\n" in text
     assert "| thinker | 7.0 ms | 8.5 ms |" in text
