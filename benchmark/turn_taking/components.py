@@ -15,7 +15,7 @@ from benchmark.turn_taking.timeline import SAMPLES_PER_MS, Decision
 from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.gateway.realtime.turn_detection import TurnDetection
 from sglang_live.gateway.realtime.turns.echo_filter import ECHO_WINDOW, LEAST_SHARE
-from sglang_live.gateway.realtime.turns.endpointing import _EAGERNESS, vad_settings
+from sglang_live.gateway.realtime.turns.endpointing import _EAGERNESS, settings_of
 from sglang_live.interaction.echo import MAX_DELAY_S, SPAN_S, halved, unexplained
 from sglang_live.interaction.endpoint import MODEL_SAMPLES, EndpointModel
 from sglang_live.interaction.silero import SpeechModel, SpeechScores, SpeechState, SpeechWindows
@@ -151,7 +151,7 @@ def tuned_rules() -> list[EndRule]:
 
 
 def _semantic(eagerness: str) -> VadSettings:
-    return vad_settings(TurnDetection(kind="semantic_vad", vad=VadSettings(), eagerness=eagerness))
+    return settings_of(TurnDetection(kind="semantic_vad", vad=VadSettings(), eagerness=eagerness))
 
 
 def hear_ends(hearing: Hearing, rule: EndRule) -> list[Decision]:

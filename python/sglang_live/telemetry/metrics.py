@@ -88,6 +88,9 @@ class GatewayMetrics:
         self.input_audio_dropped_s = self._counter(
             "input_audio_dropped_seconds", "Uncommitted audio without speech that was dropped."
         )
+        self.input_stalls = self._counter(
+            "input_stalls", "Turns that ended because the client sent no more audio."
+        )
         self.ttfp_from_decision_s = self._histogram(
             "ttfp_from_decision_seconds",
             "Time from the decided end of a turn to the first sent audio.",

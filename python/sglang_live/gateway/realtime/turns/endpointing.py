@@ -27,7 +27,7 @@ PAUSE_MS = 200
 _EAGERNESS = {"low": (0.7, 8000), "medium": (0.5, 4000), "auto": (0.5, 4000), "high": (0.35, 2000)}
 
 
-def vad_settings(detection: TurnDetection) -> VadSettings:
+def settings_of(detection: TurnDetection) -> VadSettings:
     """Settings of speech detection for a session whose turns the model ends."""
     _, max_silence_ms = _EAGERNESS[detection.eagerness]
     return replace(detection.vad, silence_duration_ms=max_silence_ms, pause_ms=PAUSE_MS)

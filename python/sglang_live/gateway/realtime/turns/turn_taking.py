@@ -30,12 +30,10 @@ from sglang_live.gateway.realtime.responses.speculation import Utterance
 from sglang_live.gateway.realtime.responses.turn_runner import TurnRunner
 from sglang_live.gateway.realtime.session_config import SessionConfig
 from sglang_live.gateway.realtime.turn_detection import TurnDetection
-from sglang_live.gateway.realtime.turns.endpointing import PAUSE_MS, Endpointing
-from sglang_live.gateway.realtime.turns.endpointing import (
-    vad_settings as endpointing_vad_settings,
-)
+from sglang_live.gateway.realtime.turns.endpointing import PAUSE_MS, Endpointing, settings_of
 from sglang_live.gateway.realtime.turns.frame_mode import FrameMode
 from sglang_live.gateway.realtime.turns.input_transcription import InputTranscription
+from sglang_live.gateway.realtime.turns.missing_audio import MissingAudio
 from sglang_live.gateway.realtime.turns.turn_prefill import TurnPrefill
 from sglang_live.interaction.barge_in import BargeIn
 from sglang_live.interaction.endpoint import MODEL_SAMPLES
@@ -59,7 +57,6 @@ from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
-_DEFAULT_THRESHOLD = VadSettings().threshold
 # A long append is decoded in slices, between which the event loop serves other work.
 _SLICE_MS = 1000
 
@@ -99,6 +96,7 @@ class TurnTaking:
             self.gateway.prefills_at_pauses,
         )
         self._idle = IdleTimer(self.clock, self._on_idle)
+        self._missing_audio = MissingAudio(self.clock, self._on_missing_audio)
         self._barge_in = BargeIn(
             self.playout, self.responses.interrupt, self.monitor, self.clock, self.metrics
         )
@@ -134,7 +132,7 @@ class TurnTaking:
 
     def _vad_settings(self, detection: TurnDetection) -> VadSettings:
         if detection.kind == "semantic_vad" and self.endpointing is not None:
-            return endpointing_vad_settings(detection)
+            return settings_of(detection)
         pause_ms = PAUSE_MS if self.gateway.prefills_at_pauses else None
         if self._speculates(detection):
             pause_ms = self.gateway.speculate_ms
@@ -156,11 +154,14 @@ class TurnTaking:
         if self._detector is None and not self.frames.on:
             self._buffer.check_room(int(form.duration_ms(len(raw)) * SAMPLES_PER_MS))
         slice_bytes = form.n_bytes(_SLICE_MS)
-        for start in range(0, len(raw), slice_bytes):
-            if start:
-                await asyncio.sleep(0)
-            self._take(self._decoder.push(raw[start : start + slice_bytes]))
-            await self._listen()
+        with self._missing_audio.reading():
+            for start in range(0, len(raw), slice_bytes):
+                if start:
+                    await asyncio.sleep(0)
+                self._take(self._decoder.push(raw[start : start + slice_bytes]))
+                await self._listen()
+        if self._detector is not None and self._detector.speaking:
+            self._missing_audio.heard(self._detector.settings.silence_duration_ms / 1000)
 
     def commit(self) -> None:
         """End the turn at the client's request; the client creates the response, too.
@@ -202,6 +203,7 @@ class TurnTaking:
         # Responses that end with the session must not arm the idle timer again.
         self.responses.on_done = lambda unheard_s: None
         self._idle.disarm()
+        self._missing_audio.stop()
         self._barge_in.withdraw()
         await self.frames.close()
 
@@ -332,7 +334,7 @@ class TurnTaking:
         start, end = self._turn_start_ms * SAMPLES_PER_MS, event.at_ms * SAMPLES_PER_MS
         audio, is_speech = self._buffer.take(start, end), None
         # Below the default threshold the detector takes noise for speech.
-        if self.config.turn_detection.vad.threshold < _DEFAULT_THRESHOLD:
+        if self.config.turn_detection.vad.threshold < VadSettings().threshold:
             is_speech = partial(has_speech, audio.pcm, self.scorer.model)
         self._commit(audio, is_speech)
         if self.config.turn_detection.create_response:
@@ -374,6 +376,11 @@ class TurnTaking:
         detection = self.config.turn_detection
         if detection and detection.idle_timeout_ms is not None:
             self._idle.arm(unheard_s + detection.idle_timeout_ms / 1000)
+
+    def _on_missing_audio(self) -> None:
+        if self._detector is not None and self._detector.speaking:
+            self.metrics.input_stalls.inc()
+            self._on_stopped(self._detector.force_stop())
 
     def _on_idle(self) -> None:
         detection = self.config.turn_detection
