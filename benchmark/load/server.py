@@ -35,12 +35,13 @@ def command(model_path: str, policies: str, port: int, server_args: tuple[str, .
     """The launch command of an arm.
 
     `all` are all policies except `admission`: the workload determines the number of sessions.
+    `default` gives no policies, as a user does.
     """
     module = [sys.executable, "-m", "sglang_live.launch_server"]
     place = ["--model-path", model_path, "--host", "127.0.0.1", "--port", str(port)]
     names = ",".join(name for name in POLICIES if name != "admission")
     arm = ["--live-policies", names if policies == "all" else policies.replace("+", ",")]
-    return [*module, *place, *arm, *server_args]
+    return [*module, *place, *(arm if policies != "default" else ()), *server_args]
 
 
 class ServerProcess:

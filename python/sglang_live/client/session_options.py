@@ -16,7 +16,8 @@ class SessionOptions:
     Attributes:
         voice: None: the model's first voice.
         instructions: system prompt; None: the server's default.
-        push_to_talk: no server VAD; the client commits each clip.
+        push_to_talk: no turn detection; the client commits each clip.
+        turn_detection: its settings in the protocol's form; None: server_vad, with its defaults.
         api_key: None: no key is sent.
         turn_timeout_s: longest wait for a response after the user's clip.
         frames_per_message: 20 ms frames of microphone audio in one message.
@@ -30,6 +31,7 @@ class SessionOptions:
     voice: str | None = None
     instructions: str | None = None
     push_to_talk: bool = False
+    turn_detection: dict[str, Any] | None = None
     api_key: str | None = None
     turn_timeout_s: float = 60.0
     frames_per_message: int = 1
@@ -50,7 +52,8 @@ class SessionOptions:
         return urlunsplit(parts._replace(query=urlencode(query)))
 
     def session_update(self) -> dict[str, Any]:
-        turn_detection = None if self.push_to_talk else {"type": "server_vad"}
+        detection = self.turn_detection or {"type": "server_vad"}
+        turn_detection = None if self.push_to_talk else detection
         session: dict[str, Any] = {
             "type": "realtime",
             "output_modalities": ["audio"],
