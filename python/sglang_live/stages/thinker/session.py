@@ -170,14 +170,14 @@ class ThinkerSession:
         """Make the engine session hold a beginning of the history: kept, truncated or rebuilt.
 
         Returns:
-            The history without what this session has left out. All of it where nothing is held:
-            what fits is then chosen anew.
+            The history without what this session has left out; all of it where nothing is held.
         """
         left_out = self.ledger.left_out if drops_oldest else frozenset()
         known = [item for item in history if item.key not in left_out]
         is_same = self.engine_session is not None and instructions == self.instructions
         if is_same and await self._hold_beginning(known, state):
-            return known if self.ledger.items else history
+            left = [item for item in known if item.key not in state.dropped]
+            return left if state.dropped or self.ledger.items else history
         state.rebuilt = self.engine_session is not None or self.lost
         await self.close()
         await self._open(instructions, state)
@@ -189,11 +189,14 @@ class ThinkerSession:
             "can_truncate": self.feed is not None,
             "cuts_responses": self.feed is not None and self.truncates,
         }
+        waited = self.ledger.utterance is not None  # until then, nothing was dropped
         while True:
             match reconcile(self.ledger, history, **can):
                 case Keep(ledger):
                     self.ledger = ledger
-                    return True
+                    if waited and ledger.utterance is None:
+                        state.dropped = await self.drop_old()
+                    return not self.lost
                 case TruncateTo(ledger):
                     state.truncated = await self.truncate(ledger)
                     state.refused = not state.truncated

@@ -116,6 +116,41 @@ async def test_a_confirmed_speculative_turn_is_kept(call):
     assert call.engine.tokens == await built_anew(*history, user("u2", "oh"))
 
 
+WINDOW = RetentionConfig(window_tokens=20, slack_tokens=1)
+
+
+async def test_what_a_speculative_turn_left_beyond_the_bound_is_dropped_by_the_next_turn(call):
+    history: list[HistoryItem] = []
+    for n in range(6):
+        bound = {"retention": WINDOW, "drops_oldest": True}
+        history = await speculate(call, *history, user(f"u{n}", "hello"), **bound)
+        assert call.session.ledger.n_resident < 80
+        gone = call.state.dropped
+        assert not call.state.rebuilt
+        assert gone == [item.key for item in history[: len(gone)]]
+        history = history[len(gone) :]
+    assert len(history) < 8
+    ordinary = await call.turn(*history, user("last", "hello"), **bound)
+    assert kept(ordinary)
+
+
+async def test_while_a_speculative_turn_may_be_withdrawn_nothing_is_dropped(call):
+    history: list[HistoryItem] = []
+    for n in range(4):
+        history = [*history, user(f"u{n}", "hello")]
+        await call.turn(*history, key=f"r{n}", retention=WINDOW, drops_oldest=True)
+        history.append(reply(f"r{n}", *call.reply[:-1]))
+        gone = {*call.state.dropped, *await call.session.drop_old()}
+        history = [item for item in history if item.key not in gone]
+    before = list(call.engine.tokens)
+    await speculate(call, *history, user("and", "and"), retention=WINDOW, drops_oldest=True)
+    state = await call.turn(
+        *history, user("then", "and then?"), retention=WINDOW, drops_oldest=True
+    )
+    assert state.truncated and not state.rebuilt and state.dropped == []
+    assert call.engine.tokens[: len(before)] == before
+
+
 async def test_a_withdrawn_speculative_turn_is_truncated(call):
     history = await answered(call, HELLO)
     await speculate(call, *history, user("u1", "and"))
