@@ -212,10 +212,10 @@ def _add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--speculate-ms",
-        type=int,
-        metavar="MS",
-        help="start a speculative turn after this much silence, and truncate it if the user goes "
-        "on; with server_vad (default: turns start when the user's turn is over)",
+        type=_speculate_ms,
+        metavar="MS|auto|off",
+        help="start a speculative turn after this much silence if the server has room, and "
+        "truncate it if the user goes on (default: auto, 200 with the policy truncate)",
     )
     add(
         "--admission-first-audio-ms",
@@ -224,6 +224,14 @@ def _add_policy_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MS",
         help="admit fewer sessions while more than one turn in ten takes longer to its first audio",
     )
+
+
+def _speculate_ms(text: str) -> int | None:
+    if text in ("auto", "off"):
+        return None if text == "auto" else 0
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: positive milliseconds, auto or off")
+    return int(text)
 
 
 def _add_access_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,6 +19,8 @@ LOG_FORMATS = ("text", "json")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # One response every two seconds; the turns of a conversation take at least five.
 _RESPONSES_PER_MINUTE_OF_A_SESSION = 30
+# Half of the pauses within turns are shorter; half a second of silence ends a turn by default.
+_SPECULATE_MS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,8 @@ class ServerConfig:
     turn_prefill_s: length of the pieces in which `turn-prefill` prefills speech, in whole seconds.
     stuck_after_s: time after which an engine that has work and completes no round is restarted.
     drain_s: time for running responses to end when the server is to stop.
-    speculate_ms: silence after which a speculative turn starts; None: no speculative turns.
+    speculate_ms: silence after which a speculative turn may start; 0: there are none; None: as
+        `speculation_ms` chooses.
     max_sessions_per_key: as given; `sessions_per_key` is the limit that applies.
     max_sessions_per_secret: sessions that one client secret may have open.
     idle_session_s: silence of a client after which its session is closed; 0: no limit.
@@ -157,6 +160,13 @@ class ServerConfig:
             return self.max_responses_per_minute
         return _RESPONSES_PER_MINUTE_OF_A_SESSION * (self.sessions_per_key or self.max_sessions)
 
+    @property
+    def speculation_ms(self) -> int | None:
+        """Silence after which a speculative turn may start; None: there are none."""
+        if self.speculate_ms is None:
+            return _SPECULATE_MS if self.policies.truncate else None
+        return self.speculate_ms or None
+
     def _check_counts(self) -> None:
         for name in (
             "max_sessions",
@@ -172,9 +182,7 @@ class ServerConfig:
     def _check_times(self) -> None:
         if not (self.turn_prefill_s >= 1 and self.turn_prefill_s.is_integer()):
             raise BadInputError("turn-prefill-s must be whole seconds, at least 1")
-        if self.speculate_ms is not None and self.speculate_ms < 1:
-            raise BadInputError("speculate-ms must be positive")
-        if self.speculate_ms is not None and not self.policies.truncate:
+        if self.speculate_ms and not self.policies.truncate:
             raise BadInputError(
                 "--speculate-ms needs the policy truncate, which removes speculative turns"
             )

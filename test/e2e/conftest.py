@@ -70,6 +70,13 @@ class Server:
         starts = [x for x in lines if x.startswith("sglang_live_stage_starts{")]
         return {re.search(r'stage="(\w+)"', x)[1]: float(x.split()[-1]) for x in starts}
 
+    def speculative_turns(self) -> dict[str, float]:
+        """Number of speculative turns by outcome."""
+        metrics = httpx.get(f"{self.http}/metrics", timeout=5).text
+        name = r'speculative_turns_total\{outcome="(\w+)"\} (\S+)'
+        found = {outcome: float(n) for outcome, n in re.findall(name, metrics)}
+        return {"answered": 0.0, "withdrawn": 0.0, **found}
+
     def wait_until_free(self) -> None:
         """Fail if resources are still in use some seconds after the end of all sessions."""
         # The stages' figures arrive with a ping every two seconds.

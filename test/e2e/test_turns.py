@@ -50,6 +50,27 @@ async def test_the_second_turn_prefills_only_new_tokens(server):
     assert cached >= held - 1
 
 
+async def test_a_pause_within_a_turn_starts_no_response_that_shows(server):
+    """A speculative turn starts in each pause; the first is withdrawn, the second the response."""
+    voice = clip_24k("sp_librivox_0880.flac")
+    before = server.speculative_turns()
+    async with connected(server.ws) as socket:
+        for part in (voice[:30_000], voice[30_000:]):
+            await socket.speak(np.concatenate([part, np.zeros(9_600, "<i2")]))
+        await socket.speak(np.zeros(12_000, "<i2"))
+        first = await socket.until("response.done")
+        second = await socket.ask("and then")
+    kinds = [event["type"] for event in socket.events]
+    stopped = kinds.index("input_audio_buffer.speech_stopped")
+    assert not [kind for kind in kinds[:stopped] if kind.startswith(("response.", "conversation."))]
+    assert kinds[:-1].count("response.done") == 1
+    after = server.speculative_turns()
+    assert after["withdrawn"] > before["withdrawn"] and after["answered"] > before["answered"]
+    used = first["response"]["usage"]
+    held = used["input_tokens"] + used["output_token_details"]["text_tokens"]
+    assert second["response"]["usage"]["input_token_details"]["cached_tokens"] >= held - 1
+
+
 async def test_first_audio_is_sent_before_the_thinker_is_done(server):
     """At the client, transcript deltas still follow the first audio delta."""
     async with connected(server.ws) as socket:

@@ -88,13 +88,16 @@ async def session(stages: Stages, seed: int, speech: np.ndarray) -> None:
             whole = history[-1]
             cut = whole.token_ids[: rng.randint(1, len(whole.token_ids) - 1)]
             history[-1] = replace(whole, key=f"{whole.key}-{next(_count)}", token_ids=cut)
-        speculation = rng.choice(["none", "wrong", "right"])
+        speculation = rng.choice(["none", "wrong", "withdrawn", "right"])
         rest = pcm[sum(len(p.parts[0].pcm) for p in said) :][: rng.randint(4_000, 30_000)]
         new = [user("never mind")] if kind == "no turn" else ended(said, rest)
-        if speculation == "wrong":
+        if speculation in ("wrong", "withdrawn"):
             early = ended(said, rest[: len(rest) // 2])
-            turn = greedy_turn(*history, *early, system=SYSTEM, n_tokens=rng.randint(1, 12))
-            await think(links, replace(turn, speculative=True))
+            n_tokens = rng.randint(1, 12)
+            stop = n_tokens if speculation == "withdrawn" else None
+            turn = greedy_turn(*history, *early, system=SYSTEM, n_tokens=200 if stop else n_tokens)
+            early_done = await think(links, replace(turn, speculative=True), stop)
+            assert (early_done.finish == "interrupted") == (stop is not None)
         history += new
         turn = greedy_turn(*history, system=SYSTEM, n_tokens=12)
         done = await think(links, replace(turn, speculative=speculation == "right"))

@@ -41,10 +41,17 @@ def greedy_turn(*history: HistoryItem, system: str, n_tokens: int) -> TurnReques
     )
 
 
-async def think(links: StageLinks, turn: TurnRequest) -> ThinkerDone:
+async def think(
+    links: StageLinks, turn: TurnRequest, interrupt_after: int | None = None
+) -> ThinkerDone:
+    """interrupt_after: tokens after which the turn is interrupted; None: it runs to its end."""
     async with links.thinker.open(turn) as thought:
-        async for _ in thought.tokens():
-            pass
+        n_tokens = 0
+        async for tokens in thought.tokens():
+            n_tokens += len(tokens.ids)
+            if interrupt_after is not None and n_tokens >= interrupt_after:
+                thought.interrupt()
+                interrupt_after = None
     return thought.done
 
 

@@ -137,6 +137,32 @@ def test_paths_are_read_from_flags_and_environment(monkeypatch):
     assert parsed("--cache-dir", "/other").cache_dir == Path("/other")
 
 
+@pytest.mark.parametrize(
+    ("flags", "ms"),
+    [
+        ((), 200),
+        (("--speculate-ms", "auto"), 200),
+        (("--speculate-ms", "300"), 300),
+        (("--speculate-ms", "off"), None),
+        (("--live-policies", "urgency"), None),
+    ],
+)
+def test_speculative_turns_are_on_where_they_can_be_truncated(flags, ms):
+    assert parsed(*flags).speculation_ms == ms
+
+
+def test_speculative_turns_that_cannot_be_truncated_are_refused():
+    with pytest.raises(BadInputError, match="needs the policy truncate"):
+        parsed("--live-policies", "urgency", "--speculate-ms", "200")
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "soon", "1.5"])
+def test_other_values_of_speculate_ms_are_refused(wrong, capsys):
+    with pytest.raises(SystemExit):
+        parsed("--speculate-ms", wrong)
+    assert "positive milliseconds, auto or off" in capsys.readouterr().err
+
+
 # --- access ---
 
 

@@ -6,6 +6,7 @@ from typing import Protocol
 from sglang_live.capacity.control import Capacity
 from sglang_live.core import PromptContent, PromptSize, TurnEvent, TurnRequest
 from sglang_live.kv.retention import RetentionConfig
+from sglang_live.policy.speculation import Refusal
 
 
 class VoiceSession(Protocol):
@@ -38,6 +39,15 @@ class VoiceSession(Protocol):
         The session keeps the KV of what was generated. Returns False if no such turn runs, or if
         the server runs without that policy: then the iterator has to be closed instead.
         """
+        ...
+
+    def speculation_refused(self) -> Refusal:
+        """Why a speculative turn may not begin now; "" if it may."""
+        ...
+
+    def end_speculation(self, *, confirmed: bool) -> None:
+        """Report, once, that the latest speculative turn has become the response, or never will.
+        No effect on a turn that is not speculative. It may still run, or have ended."""
         ...
 
     def report_playback(self, heard_s: float, playing: bool, interrupts: float) -> None:

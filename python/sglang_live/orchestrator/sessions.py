@@ -1,7 +1,7 @@
 """Sessions of the orchestrator. Each stays with one replica of every stage."""
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -19,63 +19,23 @@ from sglang_live.errors import BadInputError, LiveError, StageUnavailableError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import PROMPT_TOKENS_MOST
 from sglang_live.orchestrator.metronome import Metronome
+from sglang_live.orchestrator.speculation import SessionSpeculation, Speculations, TurnWork
 from sglang_live.orchestrator.stage_jobs import OnStreamEvent
 from sglang_live.orchestrator.stage_links import MeasuringLink, NativeLink, StageLinks
 from sglang_live.orchestrator.startup_delay import StartupDelays
 from sglang_live.orchestrator.suspects import SuspectError, Suspects, TurnContent
 from sglang_live.orchestrator.turn import run_turn
 from sglang_live.orchestrator.turn_control import TurnControl
+from sglang_live.orchestrator.turn_deadline import TurnDeadline
 from sglang_live.orchestrator.turn_prefill import TurnPrefill
 from sglang_live.policy.policies import OFF, Policies
+from sglang_live.policy.speculation import Refusal
 from sglang_live.policy.view import FIRST_INTERRUPTS
 from sglang_live.stages.supervisor import Replica, Supervisor
 from sglang_live.telemetry.log_context import set_log_ids
 from sglang_live.telemetry.trace import TurnTrace
 
 log = logging.getLogger(__name__)
-
-
-class _TurnDeadline:
-    """Reports a turn's deadlines to admission: of its first audio and gaps, or of its frame."""
-
-    def __init__(self, capacity: CapacityControl, session_id: str, turn: TurnRequest | None):
-        self._capacity, self._session_id = capacity, session_id
-        self._due: int | None = None
-        self._had_audio, self._gap_s = False, 0.0
-        if turn is not None and turn.frame_s is not None:
-            self._due = capacity.frame_due(session_id, turn.frame_s)
-        elif turn is not None and turn.wants_audio:
-            may_be_silent = bool(turn.tools.functions)  # a response may consist of function calls
-            self._due = capacity.first_packet_due(session_id, must_come=not may_be_silent)
-
-    def audio_came(self) -> None:
-        if self._due is not None:
-            self._capacity.came(self._due)
-            self._due, self._had_audio = None, True
-
-    def frame_done(self) -> None:
-        if self._due is not None:
-            self._capacity.came(self._due)
-            self._due = None
-
-    def gap(self, silent_s: float) -> None:
-        self._gap_s = max(self._gap_s, silent_s)
-
-    def withdrawn(self) -> None:
-        if self._due is not None:
-            self._capacity.gone(self._due)
-            self._due = None
-
-    def failed(self) -> None:
-        if self._due is not None:
-            self._capacity.failed(self._due)
-            self._due = None
-
-    def over(self) -> None:
-        self.withdrawn()
-        if self._had_audio:
-            self._had_audio = False
-            self._capacity.flowed(self._session_id, self._gap_s)
 
 
 class LiveSession:
@@ -87,10 +47,11 @@ class LiveSession:
         self._links = owner.links(replicas, session_id)
         self._busy = self._closed = False
         self._control: TurnControl | None = None  # of the running turn, until its last event
-        self._deadline = _TurnDeadline(owner.capacity, session_id, None)  # of the latest turn
+        self._deadline = TurnDeadline(owner.capacity, session_id, None)  # of the latest turn
         self._interrupts = FIRST_INTERRUPTS
         self._on_stream_event: OnStreamEvent | None = None
         self._turn_prefill = TurnPrefill(self._links.thinker, owner.suspects)
+        self.speculation = SessionSpeculation(owner.speculations)
         self._content = TurnContent()
         self._n_turns, self._turn_id = 0, ""  # of the running turn
 
@@ -110,7 +71,8 @@ class LiveSession:
         )
         if not turn.stateless:
             self._control = control
-        deadline = _TurnDeadline(self._owner.capacity, self.session_id, turn)
+        deadline = TurnDeadline(self._owner.capacity, self.session_id, turn)
+        work = TurnWork(turn) if turn.stateless else self.speculation.begin(turn)
         if not turn.stateless:
             self._deadline = deadline
         try:
@@ -126,6 +88,7 @@ class LiveSession:
                 events = self._run(turn, links, trace, control, deadline)
                 async with aclosing(events):
                     async for event in events:
+                        work.made(event)
                         yield event
         except BadInputError:
             raise
@@ -137,6 +100,7 @@ class LiveSession:
             self._end_control(control)
             if not turn.stateless:
                 self._busy = False
+                self.speculation.over(work)
                 self._links.forget_deleted(turn)
 
     async def _run(
@@ -145,7 +109,7 @@ class LiveSession:
         links: StageLinks,
         trace: TurnTrace,
         control: TurnControl,
-        deadline: _TurnDeadline,
+        deadline: TurnDeadline,
     ) -> AsyncGenerator[TurnEvent, None]:
         async with aclosing(run_turn(turn, links, trace, control)) as events:
             async for event in events:
@@ -156,6 +120,8 @@ class LiveSession:
                         deadline.frame_done()
                     if not turn.stateless:
                         event = self._turn_prefill.with_usage(event, turn)
+                        if not self.speculation.is_open:
+                            self._turn_prefill.answered()
                     if turn.frame_s is None:
                         self._log_done(turn.turn_id, event, trace)
                     self._end_control(control)
@@ -180,8 +146,22 @@ class LiveSession:
         self._deadline.withdrawn()
         return True
 
+    def speculation_refused(self) -> Refusal:
+        works = (session.speculation.work for session in self._owner.sessions)
+        running = [work for work in works if work is not None]
+        return self._owner.speculations.refusal(self.speculation, running)
+
+    def end_speculation(self, *, confirmed: bool) -> None:
+        work = self.speculation.end(confirmed=confirmed)
+        if work is not None and confirmed:
+            self._deadline.confirm()
+            if work.complete:
+                self._turn_prefill.answered()
+
     def report_playback(self, heard_s: float, playing: bool, interrupts: float) -> None:
         self._interrupts = interrupts
+        if self.speculation.work is not None:
+            self.speculation.work.heard(heard_s, playing, self._owner.clock.now_s())
         if self._control is not None:
             self._control.heard(heard_s, playing, interrupts)
 
@@ -223,6 +203,7 @@ class LiveSession:
         self._closed = True
         self.leave_frames()
         self._turn_prefill.close()
+        self.speculation.end(confirmed=False)
         self._links.close()
         self._owner.release(self)
 
@@ -255,11 +236,16 @@ class LiveOrchestrator:
         self.startup_delays = StartupDelays(clock) if policies.startup_delay else None
         self.metronome = Metronome(clock)
         self._supervisor, self._talker_reads_text = supervisor, talker_reads_text
+        self.speculations = Speculations(capacity, clock)
         self._sessions: dict[str, LiveSession] = {}
 
     @property
     def n_sessions(self) -> int:
         return len(self._sessions)
+
+    @property
+    def sessions(self) -> Iterable[LiveSession]:
+        return self._sessions.values()
 
     async def open_session(self, session_id: str) -> LiveSession:
         if session_id in self._sessions:

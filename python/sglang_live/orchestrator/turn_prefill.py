@@ -26,7 +26,7 @@ class TurnPrefill:
         self._thinker, self._suspects = thinker, suspects
         self._task: asyncio.Task[None] | None = None
         self._prioritise: Callable[[], None] = lambda: None
-        self._prefilled: set[str] = set()  # keys of pieces, since the last turn
+        self._prefilled: set[str] = set()  # keys of pieces, since the last response
 
     def prefill_turn(self, turn: TurnRequest, content: bytes) -> bool:
         """Returns False if one runs already.
@@ -48,7 +48,6 @@ class TurnPrefill:
     def with_usage(self, done: TurnDone, turn: TurnRequest) -> TurnDone:
         """The turn's usage, with the audio that was prefilled before the turn."""
         segments, prefilled = self._thinker.segments, self._prefilled
-        self._prefilled = set()
         states = [
             segments[item.key].states
             for item in turn.history
@@ -61,6 +60,10 @@ class TurnPrefill:
             input_audio_tokens=done.usage.input_audio_tokens + n_audio,
         )
         return replace(done, usage=usage)
+
+    def answered(self) -> None:
+        """The turn is part of the conversation: the next one's usage is without its audio."""
+        self._prefilled = set()
 
     def close(self) -> None:
         if self._task is not None:

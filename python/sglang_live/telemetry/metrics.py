@@ -71,6 +71,11 @@ class GatewayMetrics:
             "Speculative turns, by outcome.",
             "outcome",
         )
+        self.speculations_refused = self._counter(
+            "speculations_refused",
+            "Pauses in which no speculative turn began, by reason.",
+            "reason",
+        )
         self.vad_events = self._counter("vad_events", "Speech events, by kind.", "kind")
         self.tool_calls = self._counter("tool_calls", "Functions called, by outcome.", "outcome")
         self.speech_truncated = self._counter(

@@ -110,6 +110,8 @@ class FakeSession:
     on_interrupt: last steps of an interrupted turn; None: the policy is off.
     playback: arguments of report_playback.
     underruns_s: arguments of report_underrun.
+    speculation_refusal: returned by speculation_refused.
+    speculations: arguments of end_speculation.
     n_speech: how often report_speech was called, except for dismissals.
     prefilled: turn prefills.
     frame_modes: frame length of each join_frames; None for leave_frames.
@@ -125,6 +127,8 @@ class FakeSession:
     underruns_s: list[float] = field(default_factory=list)
     frame_modes: list[float | None] = field(default_factory=list)
     n_speech: int = 0
+    speculation_refusal: str = ""
+    speculations: list[bool] = field(default_factory=list)
     n_interrupted: int = 0
     running: int = 0
     n_cancelled: int = 0
@@ -182,6 +186,12 @@ class FakeSession:
         self.n_interrupted += 1
         self._interrupted.set()
         return True
+
+    def speculation_refused(self) -> str:
+        return self.speculation_refusal
+
+    def end_speculation(self, *, confirmed: bool) -> None:
+        self.speculations.append(confirmed)
 
     def report_playback(self, heard_s: float, playing: bool, interrupts: float) -> None:
         self.playback.append((heard_s, playing, interrupts))

@@ -7,6 +7,7 @@ import pytest
 
 from sglang_live.errors import StageFailedError
 from test.unit.gateway.fakes import FakeOrchestrator, connected, done, services, spoken, tone
+from test.unit.gateway.realtime.test_endpointing import FakeEndpoint
 
 QUIET = bytes(9_600)  # 200 ms
 VAD = {"type": "server_vad", "silence_duration_ms": 500}
@@ -49,6 +50,7 @@ async def test_a_confirmed_speculative_turn_is_the_response():
     assert events[-1]["response"]["status"] == "completed"
     assert orchestrator.turns[1].history[0].key == turn.history[0].key
     assert outcomes(shared) == {"answered": 1}
+    assert orchestrator.session.speculations == [True]
 
 
 async def test_a_withdrawn_speculative_turn_is_replaced_by_one_over_the_whole_utterance():
@@ -69,6 +71,7 @@ async def test_a_withdrawn_speculative_turn_is_replaced_by_one_over_the_whole_ut
     text = [e["transcript"] for e in events if e["type"].endswith("audio_transcript.done")]
     assert text == ["Yes."]
     assert outcomes(shared)["withdrawn"] >= 1
+    assert orchestrator.session.speculations[0] is False
 
 
 @pytest.mark.parametrize("event", ["input_audio_buffer.clear", "input_audio_buffer.commit"])
@@ -97,11 +100,28 @@ async def test_a_change_of_settings_withdraws_the_speculative_turn():
     assert outcomes(shared) == {"withdrawn": 1}
 
 
-async def test_a_speculative_turn_that_fails_fails_the_response():
-    orchestrator = FakeOrchestrator([[StageFailedError("gone")]])
+async def test_a_speculative_turn_that_failed_in_the_pause_is_replaced():
+    orchestrator = FakeOrchestrator([[StageFailedError("gone")], spoken("Yes.")])
+    shared = speculating(orchestrator)
+    async with connected(orchestrator, shared) as client:
+        await pause_after_speech(client)
+        await client.settle()
+        client.append(QUIET * 3)
+        end = await client.find("response.done")
+    assert end["response"]["status"] == "completed"
+    assert [turn.speculative for turn in orchestrator.turns] == [True, False]
+    assert outcomes(shared) == {"withdrawn": 1}
+    assert orchestrator.session.speculations == [False]
+
+
+async def test_a_confirmed_speculative_turn_that_fails_fails_the_response():
+    gate = asyncio.Event()
+    orchestrator = FakeOrchestrator([[gate, StageFailedError("gone")]])
     async with connected(orchestrator, speculating(orchestrator)) as client:
         await pause_after_speech(client)
         client.append(QUIET * 3)
+        await client.until("response.created")
+        gate.set()
         end = await client.find("response.done")
     assert end["response"]["status"] == "failed"
     assert end["response"]["status_details"]["error"]["code"] == "stage_failed"
@@ -114,6 +134,99 @@ async def test_a_session_that_ends_in_a_speculative_turn_leaves_nothing_behind()
         await pause_after_speech(client)
         await settled(orchestrator, 1)
     assert orchestrator.session.n_cancelled == 1
+
+
+def refusals(shared) -> dict[str, float]:
+    samples = shared.metrics.speculations_refused.collect()[0].samples
+    return {s.labels["reason"]: s.value for s in samples if s.name.endswith("_total")}
+
+
+async def test_without_room_no_speculative_turn_begins_and_the_reason_is_counted():
+    orchestrator = FakeOrchestrator([spoken("Yes.")])
+    shared = speculating(orchestrator)
+    async with connected(orchestrator, shared) as client:
+        orchestrator.session.speculation_refusal = "busy"
+        await pause_after_speech(client)
+        await client.settle()
+        assert orchestrator.turns == []
+        client.append(QUIET * 3)
+        await client.until("response.done")
+        [turn] = orchestrator.turns
+    assert not turn.speculative
+    assert outcomes(shared) == {} and refusals(shared) == {"busy": 1}
+
+
+async def test_beside_a_running_response_no_speculative_turn_begins():
+    gate = asyncio.Event()
+    orchestrator = FakeOrchestrator([[gate, *spoken("Yes.")], spoken("And yes.")])
+    shared = speculating(orchestrator)
+    async with connected(orchestrator, shared) as client:
+        client.turn_detection({**VAD, "interrupt_response": False})
+        await client.expect("session.updated")
+        client.send("response.create")
+        await client.until("response.created")
+        await pause_after_speech(client)
+        await client.settle()
+        assert len(orchestrator.turns) == 1 and refusals(shared) == {"turn_runs": 1}
+        gate.set()
+        await client.until("response.done")
+
+
+@pytest.mark.parametrize("prefill", [{}, {"turn_prefill_s": 1.0}, {"prefills_at_pauses": True}])
+async def test_the_model_hears_the_same_with_and_without_a_speculative_turn(prefill):
+    heard, told = [], []
+    for refusal in ("", "busy"):
+        orchestrator = FakeOrchestrator([spoken("Yes.")] * 2)
+        shared = speculating(orchestrator, **prefill)
+        async with connected(orchestrator, shared) as client:
+            orchestrator.session.speculation_refusal = refusal
+            speech = tone(2600) + QUIET * 4
+            for at in range(0, len(speech), len(QUIET) // 10):
+                client.append(speech[at : at + len(QUIET) // 10])
+            events = await client.until("response.done")
+            [turn] = orchestrator.turns
+        assert turn.speculative == (not refusal)
+        told.append([event["type"] for event in events])
+        heard.append([part.pcm.tobytes() for item in turn.history for part in item.parts])
+    assert heard[0] == heard[1]
+    assert told[0] == told[1]
+
+
+async def test_a_change_of_mind_after_a_pause_leaves_the_whole_utterance():
+    orchestrator = FakeOrchestrator([spoken("Yes.")])
+    shared = speculating(orchestrator)
+    async with connected(orchestrator, shared) as client:
+        orchestrator.session.speculation_refusal = "busy"
+        await pause_after_speech(client)
+        client.append(tone(600))
+        client.send("input_audio_buffer.commit")
+        client.send("response.create")
+        await client.until("response.done")
+        [turn] = orchestrator.turns
+    [part] = turn.history[0].parts
+    assert part.duration_s == pytest.approx(1.4, abs=0.05)
+
+
+async def test_semantic_vad_withdraws_when_the_turn_does_not_sound_complete():
+    endpoint = FakeEndpoint(0.1, 0.9)
+    endpoint.may_judge.clear()
+    orchestrator = FakeOrchestrator([spoken("Too early."), spoken("Yes.")])
+    shared = replace(speculating(orchestrator), endpoint_model=endpoint)
+    async with connected(orchestrator, shared) as client:
+        client.turn_detection({"type": "semantic_vad"})
+        await client.expect("session.updated")
+        client.append(tone(600) + QUIET * 2)
+        await settled(orchestrator, 1)
+        assert not [e for e in await client.settle() if e["type"].startswith("response.")]
+        endpoint.may_judge.set()
+        async with asyncio.timeout(5):
+            while outcomes(shared) != {"withdrawn": 1}:
+                await asyncio.sleep(0.01)
+        client.append(tone(600) + QUIET * 2)
+        await client.until("response.done")
+    assert outcomes(shared) == {"withdrawn": 1, "answered": 1}
+    early, turn = orchestrator.turns
+    assert len(turn.history[0].parts[0].pcm) > len(early.history[0].parts[0].pcm)
 
 
 async def test_without_create_response_there_is_no_speculative_turn():

@@ -26,10 +26,12 @@ class SpeculativeTurn:
     Args:
         request: the turn; its history ends with `utterance`.
         utterance: the user's speech up to the pause, as the model's session holds it.
+    Attributes:
+        failed: whether it has failed.
     """
 
     def __init__(self, session: VoiceSession, request: TurnRequest, utterance: Utterance):
-        self.utterance = utterance
+        self.utterance, self.failed = utterance, False
         self._session, self._request = session, request
         self._events: asyncio.Queue[TurnEvent | Exception | None] = asyncio.Queue()
         self._cancel_late: asyncio.TimerHandle | None = None
@@ -45,6 +47,7 @@ class SpeculativeTurn:
 
     def withdraw(self) -> None:
         """End the turn; the session drops what it added."""
+        self._session.end_speculation(confirmed=False)
         if self._cancel_late is not None or self.task.done():
             return
         if self._session.interrupt():
@@ -53,7 +56,12 @@ class SpeculativeTurn:
         else:
             self.task.cancel()
 
-    async def events(self) -> AsyncGenerator[TurnEvent, None]:
+    def confirm(self) -> AsyncGenerator[TurnEvent, None]:
+        """The user's turn is over: returns the events of the response."""
+        self._session.end_speculation(confirmed=True)
+        return self._until_end()
+
+    async def _until_end(self) -> AsyncGenerator[TurnEvent, None]:
         """Yield what VoiceSession.respond yields; those that came before, at once."""
         try:
             while (event := await self._events.get()) is not None:
@@ -70,6 +78,7 @@ class SpeculativeTurn:
                 async for event in events:
                     self._events.put_nowait(event)
         except LiveError as error:
+            self.failed = True
             self._events.put_nowait(error)
         finally:
             if self._cancel_late is not None:

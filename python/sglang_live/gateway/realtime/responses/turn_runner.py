@@ -94,7 +94,7 @@ class TurnRunner:
 
     async def close(self) -> None:
         """Cancel all turns and wait, within bounds, until they have ended."""
-        self._speculative = None
+        self.withdraw_speculative()
         for task in self._tasks:
             task.cancel()
         for _ in range(2):
@@ -130,9 +130,10 @@ class TurnRunner:
         return self.session.prefill_turn(request)
 
     def speculate(self, config: SessionConfig, utterance: Utterance) -> None:
-        """Start a speculative turn after what the user has said so far, unless a turn of the
-        conversation runs."""
-        if self._conversation_tasks:
+        """Start a speculative turn after what the user has said so far, if there is room."""
+        refused = self.session.speculation_refused()
+        if self._conversation_tasks or refused:
+            self.metrics.speculations_refused.labels(refused or "turn_runs").inc()
             return
         request = self.request(config)
         history = (*request.history, *utterance)
@@ -149,18 +150,23 @@ class TurnRunner:
         """End the speculative turn, if there is one: the user's turn is not over."""
         speculative, self._speculative = self._speculative, None
         if speculative is not None:
-            self.metrics.speculative_turns.labels("withdrawn").inc()
-            speculative.withdraw()
+            self._withdraw(speculative)
+
+    def _withdraw(self, speculative: SpeculativeTurn) -> None:
+        self.metrics.speculative_turns.labels("withdrawn").inc()
+        speculative.withdraw()
 
     def _take_speculative(self, plan: ResponsePlan) -> SpeculativeTurn | None:
-        """The speculative turn if it is the turn of this plan; otherwise it is withdrawn."""
-        if self._speculative is None:
+        """The speculative turn if it is the turn of this plan; otherwise it is withdrawn. One that
+        failed before the user waited for it is no reason for the response to fail."""
+        speculative = self._speculative
+        if speculative is None:
             return None
-        if plan.stateless or not self._speculative.is_for(self._request(plan)):
+        is_usable = not plan.stateless and not speculative.failed
+        if not is_usable or not speculative.is_for(self._request(plan)):
             self.withdraw_speculative()
             return None
-        speculative, self._speculative = self._speculative, None
-        self.metrics.speculative_turns.labels("answered").inc()
+        self._speculative = None
         return speculative
 
     # --- one turn ---
@@ -220,11 +226,12 @@ class TurnRunner:
         await _judge(plan.context or items)
         if _follows_silence(plan, items):
             if speculative is not None:
-                speculative.withdraw()
+                self._withdraw(speculative)
             return self._finish(response, _empty_result())
         events: AsyncGenerator[TurnEvent, None]
         if speculative is not None:
-            events = speculative.events()
+            self.metrics.speculative_turns.labels("answered").inc()
+            events = speculative.confirm()
         else:
             # Only now: the turns before this one have ended, so their items are complete.
             events = self.session.respond(self._request(plan, items))

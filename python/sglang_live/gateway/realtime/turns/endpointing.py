@@ -1,6 +1,7 @@
 """End of a turn by meaning: a model judges in a pause whether the turn is complete.
 
-In: the audio of a turn up to a pause. Out: a call of `end_turn`, in the event loop.
+In: the audio of a turn up to a pause. Out: a call of `end_turn` or `go_on`, in the event
+loop.
 Owner: one Endpointing per process. The model runs in a thread of its own, for one pause at a time;
 the verdict on a pause in which the user has spoken again is dropped.
 """
@@ -49,15 +50,17 @@ class Endpointing:
         detection: TurnDetection,
         still_paused: Callable[[], bool],
         end_turn: Callable[[], None],
+        go_on: Callable[[], None],
     ) -> None:
         """Start to judge a pause.
 
         Args:
             audio: [n] int16 of the turn so far.
-            still_paused: called in the model's thread right before the model runs.
+            still_paused: called in the model's thread right before the model runs, and after it.
             end_turn: called if the turn sounds complete.
+            go_on: called if it does not and the pause goes on.
         """
-        task = asyncio.create_task(self._judge(audio, detection, still_paused, end_turn))
+        task = asyncio.create_task(self._judge(audio, detection, still_paused, end_turn, go_on))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -70,6 +73,7 @@ class Endpointing:
         detection: TurnDetection,
         still_paused: Callable[[], bool],
         end_turn: Callable[[], None],
+        go_on: Callable[[], None],
     ) -> None:
         began_s = self.clock.now_s()
 
@@ -92,3 +96,5 @@ class Endpointing:
         self.metrics.endpoint_verdicts.labels("complete" if complete else "pause").inc()
         if complete:
             end_turn()
+        elif still_paused():
+            go_on()

@@ -7,7 +7,7 @@ Owner: one TurnTaking per connection. Time is audio received (see interaction/va
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -29,11 +29,11 @@ from sglang_live.gateway.realtime.responses.responses import Responses
 from sglang_live.gateway.realtime.responses.speculation import Utterance
 from sglang_live.gateway.realtime.responses.turn_runner import TurnRunner
 from sglang_live.gateway.realtime.session_config import SessionConfig
-from sglang_live.gateway.realtime.turn_detection import TurnDetection
-from sglang_live.gateway.realtime.turns.endpointing import PAUSE_MS, Endpointing, settings_of
+from sglang_live.gateway.realtime.turns.endpointing import Endpointing
 from sglang_live.gateway.realtime.turns.frame_mode import FrameMode
 from sglang_live.gateway.realtime.turns.input_transcription import InputTranscription
 from sglang_live.gateway.realtime.turns.missing_audio import MissingAudio
+from sglang_live.gateway.realtime.turns.pauses import speculates, vad_settings
 from sglang_live.gateway.realtime.turns.turn_prefill import TurnPrefill
 from sglang_live.interaction.barge_in import BargeIn
 from sglang_live.interaction.endpoint import MODEL_SAMPLES
@@ -89,9 +89,10 @@ class TurnTaking:
         self._detector: SpeechDetector | None = None
         self._next_item()
         self._turn_start_ms = 0
+        self._pause_ms: int | None = None  # where the model stops to hear, if the turn ends here
         self._turn_prefill = TurnPrefill(
             self.gateway.turn_prefill_s,
-            self._prefill,
+            lambda utterance: self.turn_runner.prefill_turn(self.config, utterance),
             self.gateway.preheat,
             self.gateway.prefills_at_pauses,
         )
@@ -114,6 +115,7 @@ class TurnTaking:
         if config.frames is not None and not self.frames.on:
             self._buffer.clear()
         self.frames.configure(config.frames, self._buffer.end_sample)
+        judges = self.endpointing is not None
         if config.turn_detection is None:
             self._turn_prefill.reset()
             self._stop_speech()
@@ -122,25 +124,13 @@ class TurnTaking:
             self._idle.disarm()
             self._barge_in.withdraw()
         elif self._detector is None:
-            settings = self._vad_settings(config.turn_detection)
+            settings = vad_settings(config.turn_detection, self.gateway, judges)
             # Buffered audio may hold the start of a turn; it is scored with the next append.
             start, end = self._buffer.start_sample, self._buffer.end_sample
             self._detector = SpeechDetector(self.scorer.model, settings, start_sample=start)
             self._detector.take(self._buffer.peek(start, end))
         else:
-            self._detector.settings = self._vad_settings(config.turn_detection)
-
-    def _vad_settings(self, detection: TurnDetection) -> VadSettings:
-        if detection.kind == "semantic_vad" and self.endpointing is not None:
-            return settings_of(detection)
-        pause_ms = PAUSE_MS if self.gateway.prefills_at_pauses else None
-        if self._speculates(detection):
-            pause_ms = self.gateway.speculate_ms
-        return replace(detection.vad, pause_ms=pause_ms)
-
-    def _speculates(self, detection: TurnDetection) -> bool:
-        is_wanted = detection.kind == "server_vad" and detection.create_response
-        return is_wanted and self.gateway.speculate_ms is not None
+            self._detector.settings = vad_settings(config.turn_detection, self.gateway, judges)
 
     async def append(self, event: AudioAppend) -> None:
         """
@@ -252,9 +242,6 @@ class TurnTaking:
         if self._buffer.excess_samples:
             self._drop_excess()
 
-    def _prefill(self, utterance: Utterance) -> bool:
-        return self.turn_runner.prefill_turn(self.config, utterance)
-
     def _drop_excess(self) -> None:
         assert self._detector is not None
         if self._detector.speaking:
@@ -277,6 +264,7 @@ class TurnTaking:
             case SpeechPaused():
                 self._on_paused(event)
             case SpeechResumed():
+                self._pause_ms = None
                 self._turn_prefill.resume()
                 self.turn_runner.withdraw_speculative()
             case SpeechStopped():
@@ -291,7 +279,7 @@ class TurnTaking:
         assert self.config.turn_detection is not None
         self._idle.disarm()
         self._turn_prefill.begin()
-        self._turn_start_ms = event.at_ms
+        self._turn_start_ms, self._pause_ms = event.at_ms, None
         onset_s = self._at_s(event.onset_ms)
         self.monitor.speech_started(onset_s)
         self.metrics.vad_events.labels("started").inc()
@@ -310,8 +298,10 @@ class TurnTaking:
         assert detector is not None and detection is not None
         start, end = self._turn_start_ms * SAMPLES_PER_MS, pause.at_ms * SAMPLES_PER_MS
         self._turn_prefill.pause(self._buffer, start, end)
-        if self._speculates(detection):
-            self._speculate(pause)
+        if speculates(detection, self.gateway):
+            self._pause_ms = pause.at_ms
+            utterance = self._turn_prefill.so_far(AudioPart(self._buffer.peek(start, end)))
+            self.turn_runner.speculate(self.config, utterance)
         if detection.kind != "semantic_vad" or self.endpointing is None:
             return
         audio = self._buffer.peek(max(start, end - MODEL_SAMPLES), end)
@@ -320,13 +310,11 @@ class TurnTaking:
             if self._detector is detector and (stopped := detector.stop_at(pause)):
                 self._on_stopped(stopped)
 
-        self.endpointing.judge(audio, detection, lambda: detector.is_in(pause), end_turn)
+        def still_paused() -> bool:
+            return self._detector is detector and detector.is_in(pause)
 
-    def _speculate(self, pause: SpeechPaused) -> None:
-        """Start a turn now; if the silence lasts, its first audio is ready earlier."""
-        start, end = self._turn_start_ms * SAMPLES_PER_MS, pause.at_ms * SAMPLES_PER_MS
-        utterance = self._turn_prefill.so_far(AudioPart(self._buffer.peek(start, end)))
-        self.turn_runner.speculate(self.config, utterance)
+        go_on = self.turn_runner.withdraw_speculative
+        self.endpointing.judge(audio, detection, still_paused, end_turn, go_on)
 
     def _on_stopped(self, event: SpeechStopped) -> None:
         assert self.config.turn_detection is not None
@@ -336,7 +324,13 @@ class TurnTaking:
         # Below the default threshold the detector takes noise for speech.
         if self.config.turn_detection.vad.threshold < VadSettings().threshold:
             is_speech = partial(has_speech, audio.pcm, self.scorer.model)
-        self._commit(audio, is_speech)
+        utterance = None
+        if self._pause_ms is not None:
+            # As a speculative turn hears it, whether or not there is one.
+            heard = audio.pcm[: (self._pause_ms - self._turn_start_ms) * SAMPLES_PER_MS]
+            so_far = self._turn_prefill.so_far(AudioPart(heard))
+            utterance = self.turn_runner.speculated or so_far
+        self._commit(audio, is_speech, utterance)
         if self.config.turn_detection.create_response:
             self._respond(event.speech_end_ms)
 
@@ -347,13 +341,19 @@ class TurnTaking:
             "input_audio_buffer.speech_stopped", audio_end_ms=event.at_ms, item_id=self._item_id
         )
 
-    def _commit(self, audio: AudioPart, is_speech: Callable[[], bool] | None = None) -> None:
-        """is_speech: judged before a response to the turn; None: the turn counts as speech."""
+    def _commit(
+        self,
+        audio: AudioPart,
+        is_speech: Callable[[], bool] | None = None,
+        utterance: Utterance | None = None,
+    ) -> None:
+        """is_speech: judged before a response to the turn; None: the turn counts as speech.
+        utterance: what the model hears; None: all of it."""
         self._idle.disarm()
         self.monitor.turn_committed()
         content = [AudioContent(audio.pcm)]
-        # A speculative turn has prefilled the utterance without the silence at its end.
-        utterance = self.turn_runner.speculated or self._turn_prefill.finish(audio)
+        if utterance is None:
+            utterance = self._turn_prefill.finish(audio)
         self._turn_prefill.reset()
         item = MessageItem(self._item_id, "user", content, utterance, is_speech)
         self._next_item()

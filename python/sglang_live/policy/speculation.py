@@ -1,0 +1,71 @@
+"""Whether a speculative turn may begin: its work is lost if the user goes on speaking.
+
+It may use time that nothing else needs, and of the work that was useful a share. Work is counted in
+steps of engines: one for a turn's prefill, one for each token and each codec frame.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Refusal = Literal["", "no_room", "busy", "session_waste", "server_waste"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationConfig:
+    """
+    urgent_share: number of urgent turns beside which none begins, as a share of the sessions: a
+        large server always has some, and hardly slows them down by one more.
+    safe_s: a turn is urgent while its listener has less speech than this; as P_safe of the talker.
+    waste_share: steps that may be withdrawn, as a share of the useful ones. A user who pauses
+        within every turn withdraws about a third of a response each time.
+    session_burst, server_burst: steps that may be withdrawn before any were useful: of one session,
+        a few turns; of all together.
+    """
+
+    urgent_share: float = 0.1
+    safe_s: float = 0.5
+    waste_share: float = 0.5
+    session_burst: float = 100.0
+    server_burst: float = 400.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.urgent_share <= 1 and 0 <= self.waste_share <= 1):
+            raise ValueError("urgent_share and waste_share are shares from 0 to 1")
+        if min(self.safe_s, self.session_burst, self.server_burst) <= 0:
+            raise ValueError("safe_s, session_burst and server_burst must be positive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationView:
+    """
+    n_more: sessions that would be admitted now.
+    n_sessions: open sessions.
+    n_urgent: turns whose listener waits or soon will, and speculative ones.
+    session_left, server_left: steps that may be withdrawn (after_turn).
+    """
+
+    n_more: int
+    n_sessions: int
+    n_urgent: int
+    session_left: float
+    server_left: float
+
+
+def refusal(view: SpeculationView, config: SpeculationConfig) -> Refusal:
+    """Returns the reason why no speculative turn may begin; "" if one may."""
+    if view.n_more < 1:
+        return "no_room"
+    if view.n_urgent > config.urgent_share * view.n_sessions:
+        return "busy"
+    if view.session_left <= 0:
+        return "session_waste"
+    return "server_waste" if view.server_left <= 0 else ""
+
+
+def after_turn(left: float, n_steps: int, *, withdrawn: bool, share: float, burst: float) -> float:
+    """Returns the steps that may be withdrawn after a turn.
+
+    With turns one at a time, all withdrawn steps are fewer than burst + share * useful ones + those
+    of one turn.
+    """
+    return left - n_steps if withdrawn else min(burst, left + share * n_steps)
