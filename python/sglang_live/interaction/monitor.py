@@ -17,6 +17,7 @@ from sglang_live.interaction.playback import PlaybackClock
 from sglang_live.interaction.response_playback import ResponsePlayback
 from sglang_live.interaction.timeline import Timeline
 from sglang_live.interaction.user_stats import UserPrior, UserStats
+from sglang_live.interaction.vad import EndReason
 from sglang_live.orchestrator.session import VoiceSession
 from sglang_live.telemetry.metrics import GatewayMetrics
 
@@ -105,8 +106,13 @@ class SessionMonitor:
             self._report_next_use(self._clock.now_s(), observed_gap_s=gap_s)
         self._played_out_s = None
 
-    def speech_stopped(self) -> None:
-        self._note("speech_stopped")
+    def speech_stopped(self, reason: EndReason) -> None:
+        self._metrics.turn_ends.labels(reason).inc()
+        self._note("speech_stopped", reason=reason)
+
+    def echo_heard(self) -> None:
+        """The first window after a while without one."""
+        self._note("echo")
 
     def turn_committed(self) -> None:
         self._note("turn_committed")

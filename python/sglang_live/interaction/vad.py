@@ -7,6 +7,7 @@ than real time.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -86,12 +87,21 @@ class SpeechStarted:
     onset_ms: int
 
 
+EndReason = Literal["silence", "verdict", "client", "no_audio", "too_long"]
+
+
 @dataclass(frozen=True, slots=True)
 class SpeechStopped:
-    """The turn ends. at_ms: end of its audio with silence. speech_end_ms: last voiced sound."""
+    """The turn ends.
+
+    at_ms: end of its audio with silence.
+    speech_end_ms: last voiced sound.
+    reason: `verdict`: of the endpoint model; `client`: it committed, cleared or reconfigured.
+    """
 
     at_ms: int
     speech_end_ms: int
+    reason: EndReason = "silence"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +188,7 @@ class SpeechDetector:
         steps = (self._step(float(probability)) for probability in probabilities)
         return [event for event in steps if event is not None]
 
-    def force_stop(self) -> SpeechStopped:
+    def force_stop(self, reason: EndReason) -> SpeechStopped:
         """End the turn at the end of the audio so far."""
         assert self._speaking
         n_windows = len(self._pending) // WINDOW_SAMPLES
@@ -188,11 +198,11 @@ class SpeechDetector:
                 event = self._step(float(probability))
                 if isinstance(event, SpeechStopped):  # under settings that were replaced meanwhile
                     return event
-        return self._stop(self._position)
+        return self._stop(self._position, reason)
 
     def stop_at(self, pause: SpeechPaused) -> SpeechStopped | None:
         """End the turn in this pause. Returns None if the user spoke on or the turn is over."""
-        return self._stop(self._position) if self.is_in(pause) else None
+        return self._stop(self._position, "verdict") if self.is_in(pause) else None
 
     def is_in(self, pause: SpeechPaused) -> bool:
         """Whether the user has been silent since. Safe to call from another thread."""
@@ -310,10 +320,9 @@ class SpeechDetector:
             onset_ms=onset // SAMPLES_PER_MS,
         )
 
-    def _stop(self, end: int) -> SpeechStopped:
-        stopped = SpeechStopped(
-            at_ms=end // SAMPLES_PER_MS, speech_end_ms=self._speech_end // SAMPLES_PER_MS
-        )
+    def _stop(self, end: int, reason: EndReason = "silence") -> SpeechStopped:
+        speech_end_ms = self._speech_end // SAMPLES_PER_MS
+        stopped = SpeechStopped(end // SAMPLES_PER_MS, speech_end_ms, reason)
         self._floor = end
         self._leave_speech()
         return stopped

@@ -77,6 +77,7 @@ class GatewayMetrics:
             "reason",
         )
         self.vad_events = self._counter("vad_events", "Speech events, by kind.", "kind")
+        self.turn_ends = self._counter("turn_ends", "Ends of spoken turns, by reason.", "reason")
         self.tool_calls = self._counter("tool_calls", "Functions called, by outcome.", "outcome")
         self.speech_truncated = self._counter(
             "speech_truncated",
@@ -92,9 +93,6 @@ class GatewayMetrics:
         )
         self.input_audio_dropped_s = self._counter(
             "input_audio_dropped_seconds", "Uncommitted audio without speech that was dropped."
-        )
-        self.input_stalls = self._counter(
-            "input_stalls", "Turns that ended because the client sent no more audio."
         )
         self.ttfp_from_decision_s = self._histogram(
             "ttfp_from_decision_seconds",

@@ -138,7 +138,7 @@ def test_no_event_comes_later_for_windows_that_were_left(probabilities, confirmi
             was_confirming = next(confirmations)
     assert lazy.speaking == eager.speaking
     if eager.speaking:
-        assert lazy.force_stop() == eager.force_stop()
+        assert lazy.force_stop("client") == eager.force_stop("client")
 
 
 def test_a_turn_that_new_settings_have_ended_is_stopped_where_they_say():
@@ -146,8 +146,16 @@ def test_a_turn_that_new_settings_have_ended_is_stopped_where_they_say():
     detector.feed(np.zeros(4 * WINDOW_SAMPLES, np.int16))
     detector.feed(np.zeros(3 * WINDOW_SAMPLES, np.int16))  # left: 500 ms end a turn
     detector.settings = VadSettings(silence_duration_ms=40)
-    assert detector.force_stop() == SpeechStopped(at_ms=4 * 32 + 40, speech_end_ms=4 * 32)
+    stopped = detector.force_stop("too_long")
+    assert stopped == SpeechStopped(at_ms=4 * 32 + 40, speech_end_ms=4 * 32, reason="silence")
     assert not detector.speaking
+
+
+def test_a_turn_that_is_ended_from_outside_has_the_reason():
+    detector = SpeechDetector(ScriptedModel([0.9] * 4), VadSettings())
+    detector.feed(np.zeros(4 * WINDOW_SAMPLES, np.int16))
+    stopped = detector.force_stop("too_long")
+    assert stopped == SpeechStopped(at_ms=4 * 32, speech_end_ms=4 * 32, reason="too_long")
 
 
 def test_windows_are_left_while_they_can_bring_no_event():

@@ -80,7 +80,9 @@ class RealtimeSession:
         self._monitor = SessionMonitor(
             session, services.clock, services.metrics, self._timeline, services.user_prior
         )
-        echo = EchoFilter(services.clock, services.metrics, services.echo_thread)
+        echo = EchoFilter(
+            services.clock, services.metrics, services.echo_thread, self._monitor.echo_heard
+        )
         self._playout = Playout(outbox, self._conversation, self._monitor, services.metrics, echo)
         self._items = ConversationEvents(
             self._conversation,

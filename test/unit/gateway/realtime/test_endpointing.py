@@ -67,6 +67,8 @@ async def test_a_turn_that_sounds_complete_ends_in_its_pause():
         [heard] = endpoint.heard
         assert len(heard) / 16 == pytest.approx(832, abs=40), "all of the turn, with its pause"
         assert verdicts(shared, "complete") == 1
+        value = shared.metrics.registry.get_sample_value
+        assert value("sglang_live_gateway_turn_ends_total", {"reason": "verdict"}) == 1
 
 
 async def test_an_incomplete_turn_does_not_end_in_its_pause():

@@ -6,6 +6,7 @@ played and shortly after it.
 """
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -29,12 +30,25 @@ _SPAN = round(SPAN_S * INPUT_RATE_HZ)
 # Right after a turn less than that is there. Silence before it would be taken for a microphone
 # that hears no echo.
 _LEAST_SPAN = round(0.3 * INPUT_RATE_HZ)
+_QUIET_S = 2.0
 
 
 class EchoFilter:
-    def __init__(self, clock: Clock, metrics: GatewayMetrics, thread: ThreadPoolExecutor) -> None:
-        """thread: a comparison takes some milliseconds, for which the event loop is not held."""
+    def __init__(
+        self,
+        clock: Clock,
+        metrics: GatewayMetrics,
+        thread: ThreadPoolExecutor,
+        on_echo: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            thread: a comparison takes some milliseconds, for which the event loop is not held.
+            on_echo: called at the first echo after _QUIET_S without one.
+        """
         self._clock, self._metrics, self._thread = clock, metrics, thread
+        self._on_echo = on_echo
+        self._echo_at_s = float("-inf")
         self._played = PlayedAudio()
         self._decoder: WireDecoder | None = None
         self._halver = StreamResampler(INPUT_RATE_HZ, RATE_HZ)
@@ -76,10 +90,18 @@ class EchoFilter:
         loop = asyncio.get_running_loop()
         shares = (await loop.run_in_executor(self._thread, _shares, heard, played))[-len(scores) :]
         is_echo = (scores[-len(shares) :] >= threshold) & (shares < LEAST_SHARE)
-        self._metrics.echo_windows.inc(int(is_echo.sum()))
+        if is_echo.any():
+            self._echo_is_there(int(is_echo.sum()))
         filtered = scores.copy()
         filtered[-len(shares) :][is_echo] = 0.0
         return filtered
+
+    def _echo_is_there(self, n_windows: int) -> None:
+        self._metrics.echo_windows.inc(n_windows)
+        now_s = self._clock.now_s()
+        if now_s - self._echo_at_s > _QUIET_S:
+            self._on_echo()
+        self._echo_at_s = now_s
 
 
 def _shares(heard: npt.NDArray[np.int16], played: Floats) -> Floats:

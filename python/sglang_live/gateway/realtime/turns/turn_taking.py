@@ -204,7 +204,7 @@ class TurnTaking:
     def _stop_speech(self) -> None:
         """Emit speech_stopped if speech_started was emitted: a client waits for it."""
         if self._detector and self._detector.speaking:
-            self._emit_stopped(self._detector.force_stop())
+            self._emit_stopped(self._detector.force_stop("client"))
 
     def _reset(self, detector: SpeechDetector) -> None:
         detector.reset(self._buffer.end_sample)
@@ -246,7 +246,7 @@ class TurnTaking:
         assert self._detector is not None
         if self._detector.speaking:
             log.warning("turn_too_long max_s=%g", self.gateway.max_input_audio_s)
-            self._on_stopped(self._detector.force_stop())
+            self._on_stopped(self._detector.force_stop("too_long"))
         excess = self._buffer.excess_samples
         self._buffer.discard_before(self._buffer.start_sample + excess)
         self.metrics.input_audio_dropped_s.inc(excess / INPUT_RATE_HZ)
@@ -336,7 +336,7 @@ class TurnTaking:
 
     def _emit_stopped(self, event: SpeechStopped) -> None:
         self.metrics.vad_events.labels("stopped").inc()
-        self.monitor.speech_stopped()
+        self.monitor.speech_stopped(event.reason)
         self.emit(
             "input_audio_buffer.speech_stopped", audio_end_ms=event.at_ms, item_id=self._item_id
         )
@@ -379,8 +379,7 @@ class TurnTaking:
 
     def _on_missing_audio(self) -> None:
         if self._detector is not None and self._detector.speaking:
-            self.metrics.input_stalls.inc()
-            self._on_stopped(self._detector.force_stop())
+            self._on_stopped(self._detector.force_stop("no_audio"))
 
     def _on_idle(self) -> None:
         detection = self.config.turn_detection
