@@ -71,9 +71,10 @@ async def measure(replica, n_streams: int, n_tokens: int) -> dict[str, float]:
         answer.raise_for_status()
     after = await load_of(replica)
     grown = spent(before, after)
-    # A modelled round has its modelled time, however late its result was noticed.
-    modelled_ms = 1000 * grown.get("device_modelled_s", 0.0)
-    round_ms = modelled_ms / grown["rounds"] if modelled_ms else after["policy_round_ms"]
+    round_ms = after["policy_round_ms"]
+    if n_batches := grown.get("device_batches"):
+        # The modelled time of a round that computes, however late its result was noticed.
+        round_ms = 1000 * grown["device_modelled_s"] / n_batches
     return {
         "n_streams": n_streams,
         "rounds": grown["rounds"],
