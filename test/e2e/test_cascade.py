@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.e2e]
 GREEDY = {"temperature": 0}
 QUESTION = "What is the capital of France?"
 TRANSCRIBED = "conversation.item.input_audio_transcription.completed"
+DELTA = "conversation.item.input_audio_transcription.delta"
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +36,14 @@ def server(tmp_path_factory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def question() -> np.ndarray:
+def voice() -> HibariVoice:
+    return HibariVoice.load(fetch(HIBARI))
+
+
+@pytest.fixture(scope="module")
+def question(voice) -> np.ndarray:
     """The spoken question, int16 at 24 kHz."""
-    return HibariVoice.load(fetch(HIBARI)).synthesise(QUESTION, "heart").pcm
+    return voice.synthesise(QUESTION, "heart").pcm
 
 
 def words(text: str) -> list[str]:
@@ -157,6 +163,31 @@ async def test_words_are_heard_while_the_silence_after_them_lasts(server, questi
     # The stage's figures arrive with a ping every two seconds.
     wait_until(lambda: server.stage_load("thinker", "clips_recognised") > before, 15, "a clip")
     assert server.stage_load("thinker", "clips_recognised") == before + 1
+
+
+async def test_words_appear_while_the_user_still_speaks(server, voice, question):
+    before = server.stage_load("thinker", "clips_recognised")
+    first = "I have a question about the geography of the old continent of Europe."
+    said = [voice.synthesise(first, "heart").pcm, question]  # 0.8 s of silence between them
+    async with connected(server.ws) as socket:
+        detection = {"type": "server_vad", "silence_duration_ms": 1000}
+        audio = {"input": {"transcription": {"model": "demo"}, "turn_detection": detection}}
+        await socket.session(audio=audio, max_output_tokens=12)
+        speaking = asyncio.create_task(
+            socket.speak(np.concatenate([*said, np.zeros(36_000, np.int16)]))
+        )
+        delta = await socket.until(DELTA)
+        assert not any(e["type"].endswith(("speech_stopped", "committed")) for e in socket.events)
+        assert words(delta["delta"]) == words(first)
+        committed = await socket.until("input_audio_buffer.committed")
+        await socket.until_all("response.done", TRANSCRIBED)
+        await speaking
+    [end] = [event for event in socket.events if event["type"] == TRANSCRIBED]
+    assert delta["item_id"] == committed["item_id"] == end["item_id"]
+    assert words(end["transcript"]) == words(first) + words(QUESTION)
+    # What the user reads is what the model has: each clip was recognised once.
+    wait_until(lambda: server.stage_load("thinker", "clips_recognised") > before, 15, "clips")
+    assert server.stage_load("thinker", "clips_recognised") == before + 2
 
 
 async def test_two_users_at_once_get_each_their_own_answer(server, question):

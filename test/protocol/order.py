@@ -59,6 +59,8 @@ class EventOrder:
     _cut: set[str] = field(default_factory=set)  # truncated items: shorter than what was sent
     _speaking: str | None = None
     _committed: str | None = None  # must be added next
+    _said: set[str] = field(default_factory=set)  # items of the user's audio, also announced ones
+    _commits: set[str] = field(default_factory=set)  # of those: committed
     _transcripts: dict[str, list[str] | None] = field(default_factory=dict)  # None: over
 
     @property
@@ -212,6 +214,7 @@ class EventOrder:
     def _speech_started(self, event: Event) -> None:
         assert self._speaking is None, "speech started twice"
         self._speaking = event["item_id"]
+        self._said.add(event["item_id"])
 
     def _speech_stopped(self, event: Event) -> None:
         assert self._speaking == event["item_id"], "speech of another item stopped"
@@ -221,16 +224,20 @@ class EventOrder:
         assert self._committed is None and self._speaking is None
         assert event["item_id"] not in self._items
         self._committed = event["item_id"]
+        self._said.add(event["item_id"])
+        self._commits.add(event["item_id"])
 
     def _audio_cleared(self, event: Event) -> None:
         self._speaking = None
 
     def _transcript_delta(self, event: Event) -> None:
+        assert event["item_id"] in self._said, "a transcript of an unknown item"
         said = self._transcripts.setdefault(event["item_id"], [])
         assert said is not None, "a transcript delta after its end"
         said.append(event["delta"])
 
     def _transcript_over(self, event: Event) -> None:
+        assert event["item_id"] in self._commits, "the end of a transcript before its item"
         said = self._transcripts.get(event["item_id"], [])
         assert said is not None, "a second end of the transcript"
         if "transcript" in event:

@@ -31,10 +31,9 @@ _MIN_TOKENS = 64
 
 async def transcribe(
     session: VoiceSession,
-    audio: AudioPart,
-    speech_model: SpeechModel,
+    clips: tuple[AudioPart, ...],
+    speech_model: SpeechModel | None,
     *,
-    heard: tuple[AudioPart, ...] = (),
     language: str | None = None,
     hint: str | None = None,
     temperature: float = 0.0,
@@ -42,20 +41,20 @@ async def transcribe(
     """Yield the deltas of the text, then the usage.
 
     Args:
+        clips: of one recording.
         speech_model: finds the speech; long silences are removed, because the model invents words
-            for them.
-        heard: the speech, if it was found before, in the clips that a recogniser has heard.
+            for them. None: the clips are speech, as a recogniser has heard it.
         language: of the speech, by name or code. hint: words that may occur in it.
     Raises:
         LiveError: the turn failed.
     """
-    clips = heard
-    if not clips:
-        speech = await asyncio.to_thread(speech_only, audio.pcm, speech_model)
-        if not len(speech):
+    duration_s = sum(clip.duration_s for clip in clips)
+    if speech_model is not None:
+        found = [await asyncio.to_thread(speech_only, clip.pcm, speech_model) for clip in clips]
+        clips = tuple(AudioPart(speech) for speech in found if len(speech))
+        if not clips:
             yield Usage()
             return
-        clips = (audio if speech is audio.pcm else AudioPart(speech),)
     instruction = [_INSTRUCTION]
     if language:
         instruction.append(f"The language is {language}.")
@@ -69,7 +68,7 @@ async def transcribe(
         history=(item,),
         voice="",
         wants_audio=False,
-        max_output_tokens=max(_MIN_TOKENS, round(audio.duration_s * _TOKENS_PER_S)),
+        max_output_tokens=max(_MIN_TOKENS, round(duration_s * _TOKENS_PER_S)),
         temperature=temperature,
         stateless=True,
         transcribes=True,

@@ -120,7 +120,7 @@ class TranscriptionRoute:
         async with brief_session(self._orchestrator, new_id("text")) as session:
             pieces = transcribe(
                 session,
-                order.audio,
+                (order.audio,),
                 self._speech_model,
                 language=order.language,
                 hint=order.hint,

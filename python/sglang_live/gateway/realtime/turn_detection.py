@@ -51,6 +51,11 @@ class TurnDetection:
     ignore_echo: bool = True
     shown: tuple[str, ...] = ()
 
+    @property
+    def takes_noise(self) -> bool:
+        """Whether noise may count as speech: the threshold is below the default."""
+        return self.vad.threshold < VadSettings().threshold
+
     def to_json(self) -> dict[str, Any]:
         flags = {name: getattr(self, name) for name in _FLAGS}
         extensions = {"confirm_ms": self.vad.confirm_ms, "ignore_echo": self.ignore_echo}

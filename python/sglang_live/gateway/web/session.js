@@ -151,7 +151,7 @@ const HANDLERS = {
 
   "input_audio_buffer.speech_stopped"(event) {
     const seconds = (event.audio_end_ms - SILENCE_MS - this.speakingSinceMs) / 1000;
-    this.transcript.say(event.item_id, "you", `spoke for ${Math.max(0, seconds).toFixed(1)} s`);
+    this.transcript.spoke(event.item_id, Math.max(0, seconds));
     // A block may reach the page late, never early.
     this.askedAtMs = Math.min(...this.beganMs) + event.audio_end_ms - SILENCE_MS;
     this.speakingSinceMs = null;

@@ -13,6 +13,13 @@ export class Transcript {
     scroll();
   }
 
+  // Tells how long the user spoke, before the words that may be there already.
+  spoke(itemId, seconds) {
+    const line = this.line(itemId, "you");
+    line.querySelector(".who").after(`spoke for ${seconds.toFixed(1)} s`);
+    scroll();
+  }
+
   // Writes the transcript of the user's speech: pieces first, then the whole text.
   write(itemId, text, isWhole) {
     const line = this.line(itemId, "you");

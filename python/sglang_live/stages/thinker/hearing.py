@@ -2,7 +2,7 @@
 
 In: history items with audio. Out: the same items with the words in it. A worker thread recognises
 one clip of a turn at a time, another one those that are only transcribed and may be long. A clip is
-recognised once.
+recognised once, unless a turn would wait for the other worker.
 Owner: one Hearing per thinker stage of a family with a recogniser.
 """
 
@@ -38,6 +38,7 @@ class Hearing:
         self._patient_worker = ThreadPoolExecutor(1, thread_name_prefix="transcriber")
         self._told: OrderedDict[bytes, None] = OrderedDict()  # clips whose failure was told
         self._texts: OrderedDict[bytes, asyncio.Task[str]] = OrderedDict()
+        self._patient: set[asyncio.Task[str]] = set()  # not done, of the other worker
         names = ("clips_recognised", "recognition_s", "recognitions_failed", "clips_given_up")
         self.counts = dict.fromkeys(names, 0.0)
 
@@ -87,8 +88,13 @@ class Hearing:
         """The words of a clip: [n] int16, mono, at INPUT_RATE_HZ."""
         key = _key(pcm)
         task = self._texts.get(key)
-        if task is None or (task.done() and (task.cancelled() or task.exception())):
+        has_failed = task is not None and task.done() and (task.cancelled() or task.exception())
+        may_be_late = worker is self._worker and task in self._patient
+        if task is None or has_failed or may_be_late:
             task = self._texts[key] = asyncio.create_task(self._recognise(pcm, worker))
+            if worker is self._patient_worker:
+                self._patient.add(task)
+                task.add_done_callback(self._patient.discard)
         self._texts.move_to_end(key)
         while len(self._texts) > _KEPT:
             self._texts.popitem(last=False)

@@ -138,3 +138,15 @@ async def test_a_long_transcription_does_not_delay_a_turn(hearing, recogniser):
     assert not transcript.done()
     held.set()
     assert await transcript == "500 samples"
+
+
+async def test_a_turn_does_not_wait_for_the_transcript_of_its_own_clip(hearing, recogniser):
+    recogniser.gate.clear()
+    transcripts = [asyncio.create_task(hearing.transcript_of(clip(n).pcm)) for n in (500, 5)]
+    await asyncio.sleep(0.05)
+    held, recogniser.gate = recogniser.gate, threading.Event()
+    recogniser.gate.set()
+    assert (await hearing.as_text(said(clip(5)))).parts == (TextPart("5 samples"),)
+    assert not any(task.done() for task in transcripts)
+    held.set()
+    assert await asyncio.gather(*transcripts) == ["500 samples", "5 samples"]

@@ -24,7 +24,7 @@ from sglang_live.core import (
     TurnRequest,
 )
 from sglang_live.errors import LiveError, StageFailedError
-from sglang_live.gateway.errors import error_body, internal_error
+from sglang_live.gateway.errors import ClientEventError, error_body, internal_error
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.frame_settings import FrameSettings
 from sglang_live.gateway.realtime.outbox import Emit
@@ -39,6 +39,12 @@ _MAX_WAITING = 4
 # Audio of the frames that count as one response: each frame makes only a few tokens.
 _AUDIO_PER_RESPONSE_S = 10.0
 _SAMPLES_PER_MS = INPUT_RATE_HZ // 1000
+
+
+class NoTurnsError(ClientEventError):
+    def __init__(self) -> None:
+        message = "There are no turns in frame mode: every frame is prefilled by itself."
+        super().__init__(message, code="frame_mode", param="type")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

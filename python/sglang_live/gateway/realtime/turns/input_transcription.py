@@ -1,6 +1,7 @@
 """Transcripts of the user's speech, for clients that enabled them.
 
-In: committed items. Out: input_audio_transcription events.
+In: committed items; before that, the parts of a turn that a recogniser has heard while its user
+still speaks. Out: input_audio_transcription events.
 Owner: one InputTranscription per connection; one task transcribes one item at a time. It waits
 while a response has not sent any audio yet: the first audio is urgent, a transcript is not.
 """
@@ -30,20 +31,55 @@ _EVENT = "conversation.item.input_audio_transcription."
 _MAX_WAITING = 8
 _WIND_DOWN_S = 1.0
 
+Settings = dict[str, str | None]
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Order:
-    """One transcript to be made.
 
-    heard: the audio as a recogniser has heard it for the turn; (): it has not.
-    language, hint: None if the client named none.
+@dataclass(eq=False)
+class _Transcript:
+    """The transcript of one item.
+
+    settings: of transcription, as in the session's config.
+    clips: the audio as a recogniser has heard it for the turn.
+    rest: audio behind the clips, in which speech is to be found first. None: there is none.
+    item, audio: None while the user speaks.
+    n_written: clips whose words were sent.
+    deltas: words that were sent.
+    is_stuck: a clip failed while the user spoke. It is tried again when the item is committed.
+    is_over: nothing more is sent.
     """
 
-    item: MessageItem
-    audio: AudioPart
-    heard: tuple[AudioPart, ...]
-    language: str | None
-    hint: str | None
+    item_id: str
+    settings: Settings
+    clips: tuple[AudioPart, ...] = ()
+    rest: AudioPart | None = None
+    item: MessageItem | None = None
+    audio: AudioPart | None = None
+    n_written: int = 0
+    deltas: list[str] = field(default_factory=list)
+    is_admitted: bool = False
+    is_stuck: bool = False
+    is_over: bool = False
+
+    @property
+    def has_new(self) -> bool:
+        return self.n_written < len(self.clips) and not self.is_stuck
+
+    def commit(
+        self, item: MessageItem, audio: AudioPart, heard: tuple[AudioPart, ...], begin: int
+    ) -> None:
+        """
+        Args:
+            heard: the clips of the whole turn; (): it was not divided into clips.
+            begin: sample of the audio at which the clips begin.
+        """
+        self.item, self.audio = item, audio
+        sizes = [len(clip.pcm) for clip in self.clips]
+        if heard and [len(clip.pcm) for clip in heard[: len(sizes)]] == sizes:
+            self.clips = heard
+        elif not sizes:
+            self.rest = audio
+        elif len(rest := audio.pcm[begin + sum(sizes) :]):
+            self.rest = AudioPart(rest)
 
 
 @dataclass(eq=False)
@@ -60,75 +96,150 @@ class InputTranscription:
     speech_model: SpeechModel
     past_first_audio: asyncio.Event
     admit: Callable[[], object]
-    _waiting: deque[_Order] = field(default_factory=deque)
+    _waiting: deque[_Transcript] = field(default_factory=deque)
+    _growing: _Transcript | None = None  # of the item that is not committed yet
     _worker: asyncio.Task[None] | None = None
+
+    def grow(self, item_id: str, clips: tuple[AudioPart, ...], settings: Settings | None) -> None:
+        """Transcribe what a recogniser has heard of a turn so far.
+
+        Args:
+            clips: all of them, from the turn's beginning. They stay as they are.
+            settings: of transcription, as in the session's config. None: it is off.
+        """
+        if settings is None or not clips:
+            return
+        if self._growing is None or self._growing.item_id != item_id:
+            self._growing = _Transcript(item_id, settings)
+        self._growing.clips = clips
+        if self._growing.has_new:
+            self._begin()
+
+    def discard(self) -> None:
+        """The turn is not committed: no event follows for its item."""
+        if self._growing is not None:
+            self._growing.is_over = True
+        self._growing = None
 
     def add(
         self,
         item: MessageItem,
         audio: AudioPart,
-        settings: dict[str, str | None],
+        settings: Settings | None,
         utterance: Utterance = (),
+        begin: int = 0,
     ) -> None:
-        """
+        """Complete the transcript of a committed item.
+
         Args:
-            settings: of transcription, as in the session's config.
+            settings: as for grow.
             utterance: the messages that a recogniser hears for the turn; (): one, of all the audio.
+            begin: sample of the audio at which the utterance begins.
         """
+        if settings is None:
+            return self.discard()
+        transcript, self._growing = self._growing, None
+        if transcript is None or transcript.item_id != item.id:
+            transcript = _Transcript(item.id, settings)
         parts = [part for message in utterance for part in message.parts]
         heard = tuple(part for part in parts if isinstance(part, AudioPart))
-        language, hint = settings.get("language"), settings.get("prompt")
-        self._waiting.append(_Order(item, audio, heard, language, hint))
+        transcript.commit(item, audio, heard, begin)
+        if transcript.n_written == len(transcript.clips) and transcript.rest is None:
+            return self._complete(transcript)
+        self._waiting.append(transcript)
         if len(self._waiting) > _MAX_WAITING:
             oldest = self._waiting.popleft()
-            self._fail(oldest, LiveError("Turns came faster than they could be transcribed."))
-        if self._worker is None:
-            self._worker = asyncio.create_task(self._work(), name="user transcripts")
+            self._failed(
+                oldest, True, LiveError("Turns came faster than they could be transcribed.")
+            )
+        self._begin()
 
     async def close(self) -> None:
         self._waiting.clear()
+        self.discard()
         if self._worker:
             self._worker.cancel()
             await asyncio.wait([self._worker], timeout=_WIND_DOWN_S)
 
+    def _begin(self) -> None:
+        if self._worker is None:
+            self._worker = asyncio.create_task(self._work(), name="user transcripts")
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._waiting) or (self._growing is not None and self._growing.has_new)
+
     async def _work(self) -> None:
-        while self._waiting:
+        while self._has_work:
             await self.past_first_audio.wait()
-            order = self._waiting.popleft()
+            transcript = self._waiting.popleft() if self._waiting else self._growing
+            if transcript is None:
+                continue
+            is_committed = transcript.item is not None
             try:
-                await self._transcribe(order)
+                await self._transcribe(transcript, is_committed)
             except LiveError as error:
-                log.warning("transcript_failed item=%s code=%s", order.item.id, error.code)
-                self._fail(order, error)
+                log.warning("transcript_failed item=%s code=%s", transcript.item_id, error.code)
+                self._failed(transcript, is_committed, error)
             except Exception:
-                log.exception("transcript_crashed item=%s", order.item.id)
-                self._fail(order, internal_error())
+                log.exception("transcript_crashed item=%s", transcript.item_id)
+                self._failed(transcript, is_committed, internal_error())
         self._worker = None
 
-    async def _transcribe(self, order: _Order) -> None:
-        self.admit()
-        deltas: list[str] = []
+    async def _transcribe(self, transcript: _Transcript, is_committed: bool) -> None:
+        """Send the words of a growing turn's next clip, or all that is left of a committed one."""
+        if not transcript.is_admitted:
+            self.admit()
+            transcript.is_admitted = True
+        last = None if is_committed else transcript.n_written + 1
+        if clips := transcript.clips[transcript.n_written : last]:
+            await self._write(transcript, clips, None)
+            transcript.n_written += len(clips)
+        if not is_committed:
+            return
+        if transcript.rest is not None:
+            await self._write(transcript, (transcript.rest,), self.speech_model)
+        self._complete(transcript)
+
+    async def _write(
+        self,
+        transcript: _Transcript,
+        clips: tuple[AudioPart, ...],
+        speech_model: SpeechModel | None,
+    ) -> None:
+        settings, space = transcript.settings, " " if transcript.deltas else ""
         output = transcribe(
             self.session,
-            order.audio,
-            self.speech_model,
-            heard=order.heard,
-            language=order.language,
-            hint=order.hint,
+            clips,
+            speech_model,
+            language=settings.get("language"),
+            hint=settings.get("prompt"),
         )
         async for delta in output:
-            if isinstance(delta, str):
-                deltas.append(delta)
-                self._emit(order, "delta", delta=delta)
-        text = "".join(deltas).strip()
-        order.item.transcribed(text)
-        usage = {"type": "duration", "seconds": round(order.audio.duration_s, 3)}
-        self._emit(order, "completed", transcript=text, usage=usage)
+            if isinstance(delta, str) and not transcript.is_over:
+                transcript.deltas.append(space + delta)
+                self._emit(transcript.item_id, "delta", delta=space + delta)
+                space = ""
+
+    def _complete(self, transcript: _Transcript) -> None:
+        item, audio = transcript.item, transcript.audio
+        assert item is not None and audio is not None
+        if transcript.is_over:
+            return
+        transcript.is_over = True
+        text = "".join(transcript.deltas).strip()
+        item.transcribed(text)
+        usage = {"type": "duration", "seconds": round(audio.duration_s, 3)}
+        self._emit(transcript.item_id, "completed", transcript=text, usage=usage)
         self.metrics.transcripts.labels("completed").inc()
 
-    def _fail(self, order: _Order, error: LiveError) -> None:
-        self._emit(order, "failed", error=error_body(error))
-        self.metrics.transcripts.labels("failed").inc()
+    def _failed(self, transcript: _Transcript, is_committed: bool, error: LiveError) -> None:
+        if not is_committed:
+            transcript.is_stuck = True
+        elif not transcript.is_over:
+            transcript.is_over = True
+            self._emit(transcript.item_id, "failed", error=error_body(error))
+            self.metrics.transcripts.labels("failed").inc()
 
-    def _emit(self, order: _Order, kind: str, **fields: Any) -> None:
-        self.emit(_EVENT + kind, item_id=order.item.id, content_index=0, **fields)
+    def _emit(self, item_id: str, kind: str, **fields: Any) -> None:
+        self.emit(_EVENT + kind, item_id=item_id, content_index=0, **fields)

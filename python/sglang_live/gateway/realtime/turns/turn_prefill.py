@@ -84,12 +84,18 @@ class TurnPrefill:
         """The user speaks again."""
         if not self._in_pause:
             return
-        self._in_pause = False
-        begin = self._ends[-2] if len(self._ends) > 1 else 0
-        if self._end - begin < _MIN_KEPT_SAMPLES:
-            self._chunks.pop()
-            self._ends.pop()
-            self._n_prefilled = min(self._n_prefilled, len(self._chunks))
+        n_kept, self._in_pause = self._n_kept, False
+        del self._chunks[n_kept:], self._ends[n_kept:]
+        self._n_prefilled = min(self._n_prefilled, n_kept)
+
+    @property
+    def final_clips(self) -> tuple[AudioPart, ...]:
+        """The audio of the prefilled chunks that are not given up if the user speaks on; () if
+        chunks do not end at pauses."""
+        if not self._at_pauses:
+            return ()
+        final = self._chunks[: min(self._n_prefilled, self._n_kept)]
+        return tuple(part for chunk in final for part in chunk.parts if isinstance(part, AudioPart))
 
     def finish(self, audio: AudioPart) -> Utterance:
         """Split the whole utterance: prefilled chunks and the rest; () if none was prefilled."""
@@ -105,6 +111,13 @@ class TurnPrefill:
     def _end(self) -> int:
         """End of the last chunk, in samples from the utterance's beginning."""
         return self._ends[-1] if self._ends else 0
+
+    @property
+    def _n_kept(self) -> int:
+        """Chunks that are kept if the user speaks on."""
+        begin = self._ends[-2] if len(self._ends) > 1 else 0
+        is_short = self._in_pause and self._end - begin < _MIN_KEPT_SAMPLES
+        return len(self._chunks) - is_short
 
     def _cut(self, buffer: InputBuffer, start_sample: int, end: int) -> None:
         audio = AudioPart(buffer.peek(start_sample + self._end, start_sample + end))

@@ -16,7 +16,6 @@ from sglang_live.clock import Clock
 from sglang_live.core import INPUT_RATE_HZ, AudioPart
 from sglang_live.gateway.audio.codec import WireDecoder, decode_base64
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.idle_timer import IdleTimer
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.conversation.events import ConversationEvents
@@ -30,7 +29,7 @@ from sglang_live.gateway.realtime.responses.speculation import Utterance
 from sglang_live.gateway.realtime.responses.turn_runner import TurnRunner
 from sglang_live.gateway.realtime.session_config import SessionConfig
 from sglang_live.gateway.realtime.turns.endpointing import Endpointing
-from sglang_live.gateway.realtime.turns.frame_mode import FrameMode
+from sglang_live.gateway.realtime.turns.frame_mode import FrameMode, NoTurnsError
 from sglang_live.gateway.realtime.turns.input_transcription import InputTranscription
 from sglang_live.gateway.realtime.turns.missing_audio import MissingAudio
 from sglang_live.gateway.realtime.turns.pauses import speculates, vad_settings
@@ -51,7 +50,6 @@ from sglang_live.interaction.vad import (
     SpeechStarted,
     SpeechStopped,
     SpeechSuspected,
-    VadSettings,
 )
 from sglang_live.telemetry.metrics import GatewayMetrics
 
@@ -118,6 +116,7 @@ class TurnTaking:
         judges = self.endpointing is not None
         if config.turn_detection is None:
             self._turn_prefill.reset()
+            self.transcripts.discard()
             self._stop_speech()
             self._detector = None
             self._next_item()
@@ -158,14 +157,10 @@ class TurnTaking:
 
         Raises:
             EmptyCommitError: less than 100 ms were sent since the last turn.
-            ClientEventError: there are no turns in frame mode.
+            NoTurnsError: in frame mode.
         """
         if self.frames.on:
-            raise ClientEventError(
-                "There are no turns in frame mode: every frame is prefilled by itself.",
-                code="frame_mode",
-                param="type",
-            )
+            raise NoTurnsError
         self._buffer.check_commit(self._decoder.owed_samples)
         self._buffer.append(self._decoder.finish())
         self._turn_prefill.reset()  # its chunks begin with the speech, this turn with all the audio
@@ -173,8 +168,9 @@ class TurnTaking:
         if self._detector:
             self._stop_speech()
             self._reset(self._detector)
+        begin = self._turn_start_ms * SAMPLES_PER_MS - self._buffer.start_sample
         audio = self._buffer.take(self._buffer.start_sample, self._buffer.end_sample)
-        self._commit(audio, is_speech=partial(has_speech, audio.pcm, self.scorer.model))
+        self._commit(audio, partial(has_speech, audio.pcm, self.scorer.model), begin=begin)
 
     def clear(self) -> None:
         self._buffer.append(self._decoder.finish())  # cleared audio still counts as time
@@ -182,6 +178,7 @@ class TurnTaking:
         self.frames.clear(self._buffer.end_sample)
         self.turn_runner.withdraw_speculative()
         self._turn_prefill.reset()
+        self.transcripts.discard()
         if self._detector:
             self._stop_speech()
             self._reset(self._detector)
@@ -239,6 +236,9 @@ class TurnTaking:
             return
         if detector.speaking:
             self._turn_prefill.grow(self._buffer, self._turn_start_ms * SAMPLES_PER_MS)
+            noise = detection is not None and detection.takes_noise
+            clips = () if noise else self._turn_prefill.final_clips
+            self.transcripts.grow(self._item_id, clips, self.config.transcription)
         if self._buffer.excess_samples:
             self._drop_excess()
 
@@ -321,8 +321,7 @@ class TurnTaking:
         self._emit_stopped(event)
         start, end = self._turn_start_ms * SAMPLES_PER_MS, event.at_ms * SAMPLES_PER_MS
         audio, is_speech = self._buffer.take(start, end), None
-        # Below the default threshold the detector takes noise for speech.
-        if self.config.turn_detection.vad.threshold < VadSettings().threshold:
+        if self.config.turn_detection.takes_noise:
             is_speech = partial(has_speech, audio.pcm, self.scorer.model)
         utterance = None
         if self._pause_ms is not None:
@@ -346,9 +345,11 @@ class TurnTaking:
         audio: AudioPart,
         is_speech: Callable[[], bool] | None = None,
         utterance: Utterance | None = None,
+        begin: int = 0,
     ) -> None:
         """is_speech: judged before a response to the turn; None: the turn counts as speech.
-        utterance: what the model hears; None: all of it."""
+        utterance: what the model hears; None: all of it.
+        begin: sample of the audio at which the speech begins, if the user still speaks."""
         self._idle.disarm()
         self.monitor.turn_committed()
         content = [AudioContent(audio.pcm)]
@@ -360,9 +361,8 @@ class TurnTaking:
         previous = self.items.conversation.last_id
         self.emit("input_audio_buffer.committed", previous_item_id=previous, item_id=item.id)
         self.items.add(item)
-        if self.config.transcription is not None:
-            heard = utterance if self.gateway.prefills_at_pauses else ()
-            self.transcripts.add(item, audio, self.config.transcription, heard)
+        heard = utterance if self.gateway.prefills_at_pauses and is_speech is None else ()
+        self.transcripts.add(item, audio, self.config.transcription, heard, begin)
 
     def _respond(self, speech_end_ms: int | None = None) -> None:
         plan = ResponsePlan(
