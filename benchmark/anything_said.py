@@ -56,6 +56,7 @@ class Options:
     model: str
     speakers: tuple[str, ...]
     judge: str
+    matching: str
     spoken: int
     typed: int
     max_tokens: int
@@ -95,22 +96,24 @@ class Row:
         return self.status not in ("completed", "incomplete") or not (self.answer and self.audio_s)
 
 
-def conversations(path: Path) -> list[list[str]]:
-    return [json.loads(line)["turns"] for line in path.read_text().splitlines()]
+def conversations(path: Path, matching: str) -> list[list[str]]:
+    """Those with a question in which the expression occurs."""
+    found = [json.loads(line)["turns"] for line in path.read_text().splitlines()]
+    return [turns for turns in found if any(re.search(matching, turn) for turn in turns)]
 
 
-def spoken_questions(path: Path, n: int) -> list[str]:
+def spoken_questions(conversations: Sequence[Sequence[str]], n: int) -> list[str]:
     found = [
         turns[0]
-        for turns in conversations(path)
+        for turns in conversations
         if _SPEAKABLE.fullmatch(turns[0]) and len(turns[0].split()) <= _MAX_SPOKEN_WORDS
     ]
     return found[:n]
 
 
-def typed_conversations(path: Path, n: int) -> Iterator[list[str]]:
+def typed_conversations(conversations: Sequence[Sequence[str]], n: int) -> Iterator[Sequence[str]]:
     """With n turns in all."""
-    for turns in conversations(path):
+    for turns in conversations:
         if n <= 0:
             return
         yield turns[:n]
@@ -276,10 +279,11 @@ def table(entries: Sequence[dict[str, Any]]) -> str:
 async def run(options: Options) -> list[Row]:
     asked = Questions(options, loaded(find_recogniser(options.judge, "")))
     speakers = [(name, speaker_of(name)) for name in options.speakers]
-    for number, question in enumerate(spoken_questions(QUESTIONS, options.spoken)):
+    chosen = conversations(QUESTIONS, options.matching)
+    for number, question in enumerate(spoken_questions(chosen, options.spoken)):
         name, speak = speakers[number % len(speakers)]
         await asked.speak(name, question, speak(question))
-    for turns in typed_conversations(QUESTIONS, options.typed):
+    for turns in typed_conversations(chosen, options.typed):
         await asked.type(turns)
     return asked.rows
 
@@ -291,6 +295,7 @@ def main() -> None:
     add("--model", default="cascade", help="the server's name of its model")
     add("--speakers", nargs="+", default=["hibari", "espeak-ng:en-us", "espeak-ng:en-gb+f3"])
     add("--judge", default="moonshine", help="recogniser that hears the answers, name or path")
+    add("--matching", default="", help="ask conversations in which this expression occurs")
     add("--spoken", type=int, default=100)
     add("--typed", type=int, default=200)
     add("--max-tokens", type=int, default=80, help="of one answer")
