@@ -1,5 +1,6 @@
 """A speaking language model alone in the whole server: no thinker, text in and sound out."""
 
+import base64
 import io
 import json
 import shutil
@@ -14,6 +15,7 @@ import websockets
 
 from sglang_live.models.qwen3_tts.parts import TTSTalker
 from test.e2e.conftest import DATA, Server, running_server, wait_until
+from test.orpheus import checkpoint as tiny_orpheus
 from test.qwen3_tts import checkpoint as tiny
 
 pytestmark = [pytest.mark.e2e]
@@ -36,9 +38,13 @@ def server(model, tmp_path_factory) -> Iterator[Server]:
         yield running
 
 
+def client_of(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.http}/v1", api_key="none", max_retries=0, timeout=60)
+
+
 @pytest.fixture(scope="module")
 def client(server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.http}/v1", api_key="none", max_retries=0, timeout=60)
+    return client_of(server)
 
 
 def speak(client: openai.OpenAI, kind: str, voice: str = "vivian", text: str = TEXT) -> np.ndarray:
@@ -59,13 +65,19 @@ def test_a_text_is_spoken_in_every_format_to_its_end(client, model):
         assert len(samples) == pytest.approx((n_read + 1) * FRAME, abs=3 * FRAME), kind
 
 
-def test_events_count_the_tokens_of_the_text_and_its_frames(server, client, model):
-    body = {"input": TEXT, "voice": "eric", "response_format": "pcm", "stream_format": "sse"}
-    with httpx.stream("POST", f"{server.http}/v1/audio/speech", json=body, timeout=60) as response:
-        last = [line for line in response.iter_lines() if line][-1]
+def events_of(server: Server, voice: str, **fields) -> list[dict]:
+    """The events of a spoken text."""
+    body = {"input": TEXT, "voice": voice, "response_format": "pcm", "stream_format": "sse"}
+    request = ("POST", f"{server.http}/v1/audio/speech")
+    with httpx.stream(*request, json=body | fields, timeout=60) as response:
+        lines = [line for line in response.iter_lines() if line]
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def test_events_count_the_tokens_of_the_text_and_its_frames(server, model):
     n_read = len(TTSTalker(model).reads.encode(TEXT))
     used = {"input_tokens": n_read, "output_tokens": n_read + 1, "total_tokens": 2 * n_read + 1}
-    assert json.loads(last.removeprefix("data: "))["usage"] == used
+    assert events_of(server, "eric")[-1]["usage"] == used
 
 
 def test_its_voices_and_its_name_are_listed(server, client):
@@ -83,12 +95,45 @@ def test_a_recorded_voice_speaks_and_an_unknown_one_is_refused(client):
 
 
 async def test_a_conversation_is_refused_and_nothing_is_left_behind(server, client):
+    await refuses_conversations(server, client)
+    leaves_nothing_behind(server)
+
+
+@pytest.mark.nightly
+async def test_orpheus_alone_speaks_in_pieces(tmp_path_factory):
+    # Its pieces are short: one that reaches its bound would end the response.
+    path = tiny_orpheus.build(tmp_path_factory.mktemp("orpheus"), end_every=2)
+    with running_server(str(path), tmp_path_factory.mktemp("orpheus-logs")) as server:
+        client = client_of(server)
+        voices = httpx.get(f"{server.http}/v1/audio/voices").json()["voices"]
+        assert (voices[0], len(voices)) == ("tara", 8)
+        for kind in ("wav", "opus"):
+            assert len(speak(client, kind, "leo")) >= FRAME
+        for tier in ("default", "flex"):
+            *chunks, end = events_of(server, "tara", service_tier=tier)
+            n_samples = sum(len(base64.b64decode(chunk["audio"])) for chunk in chunks) // 2
+            # Whole frames of 7 codes; usage counts frames of 80 ms.
+            assert n_samples and n_samples % 2048 == 0
+            assert end["usage"]["output_tokens"] == round(n_samples / FRAME)
+        # All sentences of a long text are read.
+        n_read = events_of(server, "tara", input=" ".join([TEXT] * 8))[-1]["usage"]["input_tokens"]
+        assert n_read > 6 * end["usage"]["input_tokens"]
+        with pytest.raises(openai.BadRequestError, match=r"no voice 'nora'.*tara, "):
+            speak(client, "pcm", "nora")
+        await refuses_conversations(server, client)
+        leaves_nothing_behind(server)
+
+
+async def refuses_conversations(server: Server, client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="no language model"):
         client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "Hi"}])
     async with websockets.connect(server.ws, proxy=None) as socket:
         refused = json.loads(await socket.recv())
         assert refused["error"]["code"] == "no_language_model"
     assert "no language model" in httpx.get(f"{server.http}/").text
+
+
+def leaves_nothing_behind(server: Server) -> None:
     for stage, what in (("talker", "replies"), ("talker", "jobs"), ("vocoder", "streams")):
         wait_until(lambda s=stage, w=what: server.stage_load(s, w) == 0, 15, f"{stage} {what}")
     assert set(server.stage_starts().values()) == {1.0}
