@@ -93,8 +93,8 @@ class TurnRequest:
     transcribes: whether the response is the transcript of the newest message's audio, by the
         model's recogniser. For models that read speech as text.
     speculative: whether the user's turn may go on; the next history may lack its last message.
-    listened: whether the response is heard while it is made. Else its stages compute it when
-        nothing that is heard needs them, in large pieces.
+    flex: whether the response is not heard while it is made, so that its stages compute it when
+        little that is heard needs them, in large pieces.
     frame_s: time until the turn has to be done, in seconds, for a turn that is a frame and starts
         with the next tick. None: no frame.
     drops_oldest: whether a history that does not fit loses its oldest items. False: it is an error.
@@ -117,7 +117,7 @@ class TurnRequest:
     transcribes: bool = False
     preheat: bool = False
     speculative: bool = False
-    listened: bool = True
+    flex: bool = False
     frame_s: float | None = None
     drops_oldest: bool = False
     cache_salt: str = ""
@@ -130,7 +130,7 @@ class TurnRequest:
     @property
     def is_timely(self) -> bool:
         """Whether the response has a deadline, because it is heard or belongs to a frame."""
-        return (self.wants_audio and self.listened) or self.frame_s is not None
+        return (self.wants_audio and not self.flex) or self.frame_s is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

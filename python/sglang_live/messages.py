@@ -288,7 +288,7 @@ class TalkerRequest(Message, frozen=True, tag=True):
     first_id: the response's first token. None: the talker reads text, all of it as TalkerInput.
     temperature: None: the stage's default; 0: greedy.
     window_frames: of a long response's KV, kept behind its prompt. None: all of it.
-    slack_frames: one compaction drops at least this many. listened: see TurnRequest.
+    slack_frames: one compaction drops at least this many. flex: see TurnRequest.
     """
 
     session_id: str
@@ -301,7 +301,7 @@ class TalkerRequest(Message, frozen=True, tag=True):
     timeout_s: float
     window_frames: int | None = None
     slack_frames: int = 1
-    listened: bool = True
+    flex: bool = False
 
 
 class SegmentsNeeded(Message, frozen=True, tag=True):
@@ -349,11 +349,11 @@ class TalkerDone(Message, frozen=True, tag=True):
 
 
 class VocoderRequest(Message, frozen=True, tag=True):
-    """voice: of a vocoder that reads text; codes have theirs. listened: see TurnRequest."""
+    """voice: of a vocoder that reads text; codes have theirs. flex: see TurnRequest."""
 
     timeout_s: float
     voice: str = ""
-    listened: bool = True
+    flex: bool = False
 
 
 class VocoderFrames(Message, frozen=True, tag=True):

@@ -39,6 +39,7 @@ IDENTIFIERS = """
     policy_sessions_gave_way policy_tokens_cut policy_tokens_given_back replies_cut reply_gap_s
     report_outlook result_beside saw_gap_s sessions_cut speech_cut stream_notes tokens_cut
     turn-piece-s turn_end_verdict_s turn_end_verdicts turn_piece_s user_transcripts who_sits_out
+    UNHEARD_PREFIX listened unheard-chunk-frames unheard_chunk_frames
 """
 EXCEPTIONS = {
     ("CHANGELOG.md", ""): "names what was renamed",

@@ -12,8 +12,8 @@ import numpy as np
 # Id prefix of the talker's requests; they stay in the queue until their TalkerPrompt has come.
 SPEAK_PREFIX = "speak-"
 # The same, of speech that is not heard while it is made.
-UNHEARD_PREFIX = "unheard-"
-SPEECH_PREFIXES = (SPEAK_PREFIX, UNHEARD_PREFIX)
+FLEX_PREFIX = "flex-"
+SPEECH_PREFIXES = (SPEAK_PREFIX, FLEX_PREFIX)
 # Id prefix of the thinker's requests whose delay is audible: responses that a talker speaks, those
 # with a deadline, and the prefills before them.
 THINK_PREFIX = "think-"

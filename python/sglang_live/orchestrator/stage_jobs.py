@@ -279,7 +279,7 @@ class TalkerJob:
                 # Codec frames, and the thinker's audio tokens, both come at 12.5 per second.
                 window_frames=kept.window_tokens if kept else None,
                 slack_frames=kept.slack_tokens if kept else 1,
-                listened=turn.listened,
+                flex=turn.flex,
             ),
             tensors,
         )

@@ -173,8 +173,8 @@ class VocoderLink(_Link):
     @asynccontextmanager
     async def open(self, turn: TurnRequest) -> AsyncIterator[VocoderJob]:
         async with self.client().open(ids.job_of(turn.turn_id, ids.VOICE)) as job:
-            delays = self._startup_delays if turn.listened else None
-            yield VocoderJob(job, turn.voice, delays, listened=turn.listened)
+            delays = self._startup_delays if not turn.flex else None
+            yield VocoderJob(job, turn.voice, delays, flex=turn.flex)
 
 
 @dataclass(frozen=True, slots=True)

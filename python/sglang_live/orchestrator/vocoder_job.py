@@ -20,7 +20,7 @@ from sglang_live.stages.transport.job import Job
 class VocoderJob:
     """
     Args:
-        voice, listened: see VocoderRequest.
+        voice, flex: see VocoderRequest.
         startup_delays: for how long the first audio is withheld. None: not at all.
 
     Attributes:
@@ -33,10 +33,10 @@ class VocoderJob:
         voice: str = "",
         startup_delays: StartupDelays | None = None,
         *,
-        listened: bool = True,
+        flex: bool = False,
     ):
         self._job, self._voice, self._startup_delays = job, voice, startup_delays
-        self._listened = listened
+        self._flex = flex
         self._begun = False
         self._ready = asyncio.Event()
         self.audio_s = 0.0
@@ -48,9 +48,7 @@ class VocoderJob:
         """Make sound of the response's next codes or text."""
         if not self._begun:
             await self._job.begin(
-                VocoderRequest(
-                    self._job.job_id, JOB_TIMEOUT_S, voice=self._voice, listened=self._listened
-                )
+                VocoderRequest(self._job.job_id, JOB_TIMEOUT_S, voice=self._voice, flex=self._flex)
             )
             self._begun = True
             self._ready.set()

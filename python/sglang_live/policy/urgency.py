@@ -64,9 +64,9 @@ def order(view: StageView, urgency: Classes, config: PolicyConfig) -> Ints:
         return waiting
     rank = np.abs(urgency[waiting]).astype(np.float64)  # UNKNOWN as U1
     key = view.arrived_s[waiting]
-    unheard = ~view.managed[waiting]
-    if np.count_nonzero(unheard):
-        rank[unheard & ~overdue(view, waiting, config.max_wait_s)] = _BEHIND_U1
+    unmanaged = ~view.managed[waiting]
+    if np.count_nonzero(unmanaged):
+        rank[unmanaged & ~overdue(view, waiting, config.max_wait_s)] = _BEHIND_U1
     if np.count_nonzero(rank != U1):
         rank[(rank == U2) & overdue(view, waiting, config.max_wait_s)] = U1
         key = np.where(rank == U0, view.buffered_s[waiting], key)

@@ -6,6 +6,7 @@ from dataclasses import fields
 import pytest
 
 from sglang_live.policy.config import TALKER, THINKER, PolicyConfig
+from sglang_live.policy.flex import FlexConfig
 from sglang_live.policy.pacing import latency_s, pacing_marks, yield_marks
 from sglang_live.policy.startup_delay import StartupDelayConfig
 from sglang_live.policy.view import FIRST_INTERRUPTS, FRAME_S, StageRates
@@ -19,7 +20,7 @@ MARKS = re.findall(r"^\| (\d+) ms \| (.*) \|$", (DOCS / "scheduling.md").read_te
 def test_docs_state_every_constant():
     named = ("FRAME_S", FRAME_S), ("FIRST_INTERRUPTS", FIRST_INTERRUPTS)
     stated = constants_of("scheduling.md")
-    expected = dict(written(PolicyConfig(), StartupDelayConfig(), *named))
+    expected = dict(written(PolicyConfig(), StartupDelayConfig(), FlexConfig(), *named))
     expected["may_pause_prefill"] = "True in both engines"
     for name in ("pipeline_s", "p_safe_s", "min_gap_s"):
         expected[name] += f", thinker {getattr(THINKER, name):g}"

@@ -135,7 +135,7 @@ class ChatRoute:
             stateless=True,
             tools=tools_of(form.functions_of(), form.choice()),
             cache_salt=salt,
-            listened=form.service_tier != "flex",
+            flex=form.service_tier == "flex",
         )
 
     async def _check_context(self, turn: TurnRequest) -> None:

@@ -166,7 +166,7 @@ class SpeechRoute:
             voice=known_voice(self._orchestrator.voices, voice_name(form.voice)),
             stateless=True,
             script=text,
-            listened=form.service_tier != "flex",
+            flex=form.service_tier == "flex",
         )
 
 

@@ -20,8 +20,8 @@ from sglang_live.bridge.seams import PIECE_TALKER, STAGE_ENV
 from sglang_live.clock import MonotonicClock
 from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV, STEPS_ENV, steps_text
 from sglang_live.engine_channel.messages import (
+    FLEX_PREFIX,
     SPEAK_PREFIX,
-    UNHEARD_PREFIX,
     PolicyReport,
     StreamEvents,
 )
@@ -140,7 +140,7 @@ class PieceStage:
                 sampling["temperature"] = request.temperature
             prompt = self.model.prompt(request.voice, piece.spoken)
             speech.n_read += len(prompt)
-            rid = ids.new_rid(SPEAK_PREFIX if request.listened else UNHEARD_PREFIX, job.job_id)
+            rid = ids.new_rid(FLEX_PREFIX if request.flex else SPEAK_PREFIX, job.job_id)
             is_cut |= await self._speak_piece(job, rid, speech, piece, prompt, sampling)
             number += 1
         return is_cut

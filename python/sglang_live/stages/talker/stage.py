@@ -13,8 +13,8 @@ from sglang_live.aio import result_with, vital
 from sglang_live.clock import MonotonicClock
 from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV, STEPS_ENV, steps_text
 from sglang_live.engine_channel.messages import (
+    FLEX_PREFIX,
     SPEAK_PREFIX,
-    UNHEARD_PREFIX,
     Frames,
     PolicyReport,
     StreamEvents,
@@ -260,7 +260,7 @@ class TalkerStage:
         keys = self._read(request, session, len(prefix))
         prompt = self._segments.prompt(session, keys)
         ids_of_prompt = prompt.ids + prefix
-        prefix_of_rid = SPEAK_PREFIX if request.listened else UNHEARD_PREFIX
+        prefix_of_rid = FLEX_PREFIX if request.flex else SPEAK_PREFIX
         rid = ids.new_rid(prefix_of_rid, request.job_id)
         self._feed.send(
             TalkerPrompt(

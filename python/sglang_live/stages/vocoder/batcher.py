@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sglang_live.errors import BadInputError, CapacityError, LiveError
 from sglang_live.models.codecs import END_CODE
+from sglang_live.policy.flex import FlexConfig, FlexDebt
 from sglang_live.stages.vocoder.config import VocoderConfig
 
 
@@ -74,7 +75,7 @@ class _Job:
             them, or `pending` if there are none, may grow.
         is_begun: whether frames of the stream were decoded.
         n_emitted: chunks with sound.
-        listened: whether it is heard while it is made.
+        flex: whether it is not heard while it is made.
         ready_since: arrival number at which the next chunk became ready. None: it is not ready.
     """
 
@@ -85,7 +86,7 @@ class _Job:
     is_begun: bool = False
     n_emitted: int = 0
     is_finished: bool = False
-    listened: bool = True
+    flex: bool = False
     ready_since: int | None = None
 
     @property
@@ -131,6 +132,7 @@ class VocoderEngine:
         self._decoder = decoder
         self._config = config
         self._jobs: dict[str, _Job] = {}
+        self._flex, self._flex_debt = FlexConfig(), FlexDebt()
         self._n_arrivals = 0  # a counter replaces a clock: urgency needs the order only
 
     def warm_up(self) -> None:
@@ -149,11 +151,11 @@ class VocoderEngine:
             for _ in range(2):  # a first chunk is shorter in samples than those that follow
                 self._decoder.decode(streams, codes)
 
-    def open(self, job_id: str, *, listened: bool = True) -> None:
+    def open(self, job_id: str, *, flex: bool = False) -> None:
         """
         Args:
-            listened: whether it is heard while it is made. Else it comes in large chunks, behind
-                all others.
+            flex: whether it is not heard while it is made: it comes in large chunks, and beside
+                heard ones has a small share (policy/flex.py).
         Raises:
             CapacityError: it is full. BadInputError: the job is open already.
         """
@@ -164,7 +166,7 @@ class VocoderEngine:
                 f"vocoder full: {len(self._jobs)} of {self._config.max_streams} streams"
             )
         stream = self._decoder.new_stream()
-        self._jobs[job_id] = _Job(job_id, stream, self._no_frames(), listened=listened)
+        self._jobs[job_id] = _Job(job_id, stream, self._no_frames(), flex=flex)
 
     def feed(self, job_id: str, codes: Tensor) -> None:
         """Append frames to a job. An error changes nothing.
@@ -228,12 +230,16 @@ class VocoderEngine:
         jobs = self._pick_batch()
         if not jobs:
             return None
-        _, n_frames = self._chunk_shape(jobs[0])
+        _, n_frames = self._chunk_shape(jobs[0], self._is_contended)
         codes = torch.stack([job.pending[:n_frames] for job in jobs]) if n_frames else None
         return VocoderBatch(self._decoder, jobs, codes)
 
     def end(self, batch: "VocoderBatch", pcm: list[bytes]) -> list[VocoderChunk]:
         """Account for a decoded batch; chunks of jobs cancelled meanwhile are dropped."""
+        n_flex = batch.n_frames * sum(job.flex for job in batch.jobs)
+        n_heard = batch.n_frames * len(batch.jobs) - n_flex
+        waits = any(job.flex for job in self._ready())
+        self._flex_debt = self._flex_debt.after(n_heard, n_flex, waits, self._flex)
         return [
             self._emit(job, data, batch.n_frames)
             for job, data in zip(batch.jobs, pcm, strict=True)
@@ -263,15 +269,19 @@ class VocoderEngine:
 
     def _wanted_frames(self, job: _Job) -> int:
         config = self._config
-        if not job.listened:
-            return min(config.unheard_chunk_frames, config.max_buffered_frames)
+        if job.flex:
+            return min(config.flex_chunk_frames, config.max_buffered_frames)
         first = job.n_emitted < config.n_first_chunks
         return config.first_chunk_frames if first else config.chunk_frames
 
-    def _chunk_shape(self, job: _Job) -> tuple[bool, int]:
+    def _chunk_shape(self, job: _Job, contended: bool) -> tuple[bool, int]:
         """Return what must be equal in a batch: later chunk of a stream or first, and its
-        frames."""
-        return job.is_begun, min(self._wanted_frames(job), len(job.pending))
+        frames.
+
+        contended: a heard chunk is ready, so that one of flex is no longer than it may be.
+        """
+        wanted = self._config.chunk_frames if job.flex and contended else self._wanted_frames(job)
+        return job.is_begun, min(wanted, len(job.pending))
 
     def _note_readiness(self, job: _Job) -> None:
         is_complete = job.is_finished or bool(job.later)
@@ -280,19 +290,35 @@ class VocoderEngine:
             job.ready_since = self._n_arrivals
             self._n_arrivals += 1
 
+    def _ready(self) -> list[_Job]:
+        return [job for job in self._jobs.values() if job.ready_since is not None]
+
+    @property
+    def _is_contended(self) -> bool:
+        return any(not job.flex for job in self._ready())
+
     def _pick_batch(self) -> list[_Job]:
         """Return the most urgent job and those whose chunks have its shape, by urgency."""
-        ready = [job for job in self._jobs.values() if job.ready_since is not None]
-        # A user who has heard nothing waits; one who has heard much has audio buffered.
-        urgent_until = self._config.n_first_chunks
-        ready.sort(
-            key=lambda job: (not job.listened, min(job.n_emitted, urgent_until), job.ready_since)
-        )
+        ready, contended = self._ready(), self._is_contended
+        ready.sort(key=lambda job: (self._rank(job), job.ready_since))
+        if contended:
+            n_due = self._flex_debt.n_due(self._config.chunk_frames)
+            due = {job.job_id for job in [job for job in ready if job.flex][:n_due]}
+            ready = [job for job in ready if not job.flex or job.job_id in due]
         if not ready:
             return []
-        shape = self._chunk_shape(ready[0])
-        alike = [job for job in ready if self._chunk_shape(job) == shape]
+        shape = self._chunk_shape(ready[0], contended)
+        alike = [job for job in ready if self._chunk_shape(job, contended) == shape]
         return alike[: self._config.max_batch]
+
+    def _rank(self, job: _Job) -> float:
+        """The smallest goes first."""
+        n_first = self._config.n_first_chunks
+        if not job.flex:
+            # A user who has heard nothing waits; one who has heard much has audio buffered.
+            return min(job.n_emitted, n_first)
+        is_overdue = self._flex_debt.is_overdue(self._config.chunk_frames, self._flex)
+        return -1 if is_overdue else n_first - 0.5
 
     def _emit(self, job: _Job, pcm: bytes, n_frames: int) -> VocoderChunk:
         job.pending = job.pending[n_frames:]

@@ -13,8 +13,7 @@ class VocoderConfig:
         n_first_chunks: number of first chunks. With one, a chunk of normal size would have to be
             decoded while a small one plays.
         chunk_frames: frames of every later chunk; more, because each decode has a fixed cost.
-        unheard_chunk_frames: frames of every chunk of a job that is not heard while it is made,
-            at most max_buffered_frames.
+        flex_chunk_frames: frames of every chunk of a flex job, at most max_buffered_frames.
         max_batch: chunks per decode.
         max_buffered_frames: frames of one job that may wait; 750 are a minute of speech.
         disable_cuda_graph: decode without graphs on a GPU, too.
@@ -24,7 +23,7 @@ class VocoderConfig:
     first_chunk_frames: int = 2
     n_first_chunks: int = 2
     chunk_frames: int = 4
-    unheard_chunk_frames: int = 48
+    flex_chunk_frames: int = 48
     max_batch: int = 16
     max_buffered_frames: int = 750
     disable_cuda_graph: bool = False

@@ -8,9 +8,9 @@ audio ends first.
 import asyncio
 import itertools
 import logging
-import math
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from sglang_live.errors import CapacityError, StageFailedError
 from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderRequest, VocoderText
 from sglang_live.models.family import family_at, part
 from sglang_live.models.speech import Speech, Voice
+from sglang_live.policy.flex import FlexConfig, flex_due_s
 from sglang_live.speakable.pieces import Piece, Pieces
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.token_places import TokenPlaces
@@ -41,10 +42,12 @@ _LEAD_S, _TAIL_S, _SILENT = 0.03, 0.2, 100
 
 @dataclass(order=True, slots=True)
 class _Order:
-    """One piece to synthesise. due_s: when the audio of its response ends; smaller is sooner."""
+    """One piece to synthesise. due_s: when the audio of its response so far ends; smaller is
+    sooner."""
 
     due_s: float
     number: int
+    job: ServedJob = field(compare=False)
     text: str = field(compare=False)
     voice: str = field(compare=False)
     speech: asyncio.Future[Speech] = field(compare=False)
@@ -58,8 +61,12 @@ class ReadingStage:
         self._max_streams = VocoderConfig(**spec.engine_args).max_streams
         begin = cpu.begin_computing if cpu.is_active() else None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="voice", initializer=begin)
+        self._flex = FlexConfig()
         self._orders: asyncio.PriorityQueue[_Order] = asyncio.PriorityQueue()
         self._numbers, self._jobs = itertools.count(), 0
+        # Heard responses that send a piece and then order the next one at once.
+        self._coming: set[str] = set()
+        self._changed = asyncio.Event()  # an order came, or is not coming
         self._counts = dict.fromkeys(("pieces", "unspeakable", "failed"), 0.0)
 
     async def start(self) -> None:
@@ -81,6 +88,7 @@ class ReadingStage:
             await self._speak(job, request, text, pieces, cutting)
         finally:
             self._jobs -= 1
+            self._has_ordered(job)
             cutting.cancel()
         await job.send(VocoderDone(job.job_id))
 
@@ -118,27 +126,50 @@ class ReadingStage:
         pieces: "asyncio.Queue[Piece | None]",
         cutting: asyncio.Task[None],
     ) -> None:
-        voice, listened = request.voice, request.listened
         began_s, spoken_s = time.monotonic(), 0.0
-        while (piece := await result_with(pieces.get(), cutting)) is not None:
+        while True:
+            if pieces.empty():
+                self._has_ordered(job)
+            piece = await result_with(pieces.get(), cutting)
+            if piece is None:
+                return
             if not piece.spoken:
                 continue
-            # The first piece of a response goes before all that already sound, and what is not
-            # heard after them.
+            # The first piece of a response goes before all that already sound.
             due_s = began_s + spoken_s if spoken_s else 0.0
-            due_s = due_s if listened else math.inf
-            speech = await self._synthesised(piece.spoken, voice, due_s)
+            if request.flex:
+                due_s = flex_due_s(began_s, spoken_s, self._flex)
+            speech = await self._synthesised(job, piece.spoken, request.voice, due_s)
             spoken_s += await self._send(job, piece, speech, text, spoken_s)
 
-    async def _synthesised(self, text: str, voice: str, due_s: float) -> Speech:
+    async def _synthesised(self, job: ServedJob, text: str, voice: str, due_s: float) -> Speech:
         speech: asyncio.Future[Speech] = asyncio.get_running_loop().create_future()
-        self._orders.put_nowait(_Order(due_s, next(self._numbers), text, voice, speech))
+        self._orders.put_nowait(_Order(due_s, next(self._numbers), job, text, voice, speech))
+        self._has_ordered(job)
         return await speech
+
+    def _has_ordered(self, job: ServedJob) -> None:
+        """The response has ordered its next piece, or has none now."""
+        self._coming.discard(job.job_id)
+        self._changed.set()
+
+    async def _next_order(self) -> _Order:
+        """The piece that is due first. One of flex that is not due yet waits for the next pieces of
+        heard responses: a voice that has begun a piece also ends it."""
+        while True:
+            order = await self._orders.get()
+            left_s = order.due_s - time.monotonic()
+            if not _is_flex(order.job) or left_s <= 0 or not self._coming:
+                return order
+            self._orders.put_nowait(order)
+            self._changed.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left_s)
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            order = await self._orders.get()
+            order = await self._next_order()
             if order.speech.cancelled():
                 continue
             self._counts["pieces"] += 1
@@ -154,6 +185,8 @@ class ReadingStage:
                 continue
             if not order.speech.cancelled():
                 order.speech.set_result(speech)
+                if not _is_flex(order.job):
+                    self._coming.add(order.job.job_id)
 
     async def _send(
         self, job: ServedJob, piece: Piece, speech: Speech, text: TokenPlaces, from_s: float
@@ -185,6 +218,11 @@ class ReadingStage:
             return pcm
         resampled: np.ndarray = soxr.resample(pcm, rate_hz, OUTPUT_RATE_HZ)
         return resampled
+
+
+def _is_flex(job: ServedJob) -> bool:
+    assert isinstance(job.opener, VocoderRequest)
+    return job.opener.flex
 
 
 def _sounding(pcm: np.ndarray) -> tuple[int, int]:

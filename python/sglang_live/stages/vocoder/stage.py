@@ -64,7 +64,7 @@ class VocoderStage:
     async def run(self, job: ServedJob) -> None:
         request = job.opener
         assert isinstance(request, VocoderRequest)
-        self._engine.open(job.job_id, listened=request.listened)  # raises if it is full
+        self._engine.open(job.job_id, flex=request.flex)  # raises if it is full
         outputs = self._outputs[job.job_id] = asyncio.Queue()
         feeding = asyncio.create_task(self._feed(job))
         try:

@@ -162,15 +162,15 @@ async def test_honoured_parameters_reach_the_turn():
     [turn] = orchestrator.turns
     assert (turn.max_output_tokens, turn.temperature, turn.seed) == (5, 0.5, 7)
     assert (turn.voice, turn.wants_audio) == ("bob", True)
-    assert turn.listened and turn.is_timely
+    assert not turn.flex and turn.is_timely
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHAT, SPOKEN), (SPEECH, {"input": "Hi."})])
-async def test_flexible_requests_are_not_listened_to(path, body):
+async def test_flex_requests_are_not_timely(path, body):
     orchestrator = FakeOrchestrator()
     await post(path, orchestrator, json=body | {"service_tier": "flex"})
     [turn] = orchestrator.turns
-    assert not turn.listened and not turn.is_timely
+    assert turn.flex and not turn.is_timely
 
 
 @pytest.mark.parametrize("path", [CHAT, SPEECH, "/v1/realtime/client_secrets"])

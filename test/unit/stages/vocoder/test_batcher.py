@@ -141,9 +141,9 @@ def test_first_chunks_come_first(engine):
 
 
 def test_what_is_not_heard_comes_in_large_chunks_behind_the_others(decoder):
-    config = VocoderConfig(max_buffered_frames=60, unheard_chunk_frames=20)
+    config = VocoderConfig(max_buffered_frames=60, flex_chunk_frames=20)
     engine = VocoderEngine(decoder, config)
-    engine.open("file", listened=False)
+    engine.open("file", flex=True)
     engine.feed("file", frames(19))
     assert not engine.has_ready()
     engine.feed("file", frames(26, seed=1))
@@ -159,6 +159,44 @@ def test_what_is_not_heard_comes_in_large_chunks_behind_the_others(decoder):
     ]
     whole = torch.cat([frames(19), frames(26, seed=1)])
     assert b"".join(c.pcm for c in chunks if c.job_id == "file") == expected_pcm(whole)
+
+
+@pytest.mark.parametrize("max_batch", [1, 4])
+def test_flex_advances_by_its_share_beside_lasting_speech(decoder, max_batch):
+    engine = VocoderEngine(decoder, VocoderConfig(max_batch=max_batch))
+    engine.open("file", flex=True)
+    engine.feed("file", frames(100))
+    engine.finish("file")
+    for job_id in "ab":
+        engine.open(job_id)
+    n_decoded, longest = dict.fromkeys(("a", "b", "file"), 0), 0
+    while n_decoded["file"] < 40:
+        for job_id in "ab":
+            engine.feed(job_id, frames(4))
+        for chunk in engine.step():
+            n_decoded[chunk.job_id] += chunk.n_frames
+            longest = max(longest, chunk.n_frames)
+    assert longest == 4, "no heard chunk waits for a large one"
+    assert n_decoded["a"] + n_decoded["b"] == pytest.approx(16 * 40, rel=0.1)
+    # When no one is heard any more, it comes in large chunks again.
+    for job_id in "ab":
+        engine.cancel(job_id)
+    assert [chunk.n_frames for chunk in drain(engine)] == [48, 12]
+
+
+def test_flex_advances_beside_first_chunks_without_end(decoder):
+    engine = VocoderEngine(decoder, VocoderConfig(max_batch=1))
+    engine.open("file", flex=True)
+    engine.feed("file", frames(48))
+    for n in range(200):
+        engine.open(f"first {n}")
+        engine.feed(f"first {n}", frames(2))
+        [chunk] = engine.step()
+        engine.cancel(f"first {n - 1}")
+        if chunk.job_id == "file":
+            break
+    # Four chunks of 4 frames are owed after 256 heard frames.
+    assert n == 128
 
 
 def test_among_equals_the_oldest_chunk_comes_first(decoder):

@@ -64,8 +64,8 @@ FAMILY = FakeFamily()
 
 
 class FakeJob:
-    def __init__(self, job_id: str, voice: str = "anna"):
-        self.job_id, self.opener = job_id, VocoderRequest(job_id, 60.0, voice=voice)
+    def __init__(self, job_id: str, voice: str = "anna", flex: bool = False):
+        self.job_id, self.opener = job_id, VocoderRequest(job_id, 60.0, voice=voice, flex=flex)
         self.given: asyncio.Queue = asyncio.Queue()
         self.sent: list = []
 
@@ -175,6 +175,26 @@ async def test_the_first_piece_of_a_response_goes_before_later_ones(stage):
     await asyncio.gather(*running)
     said = [text for text, _ in VOICE.said]
     assert said.index("The second one begins here.") <= 1
+
+
+async def test_flex_waits_behind_what_is_heard_for_a_time(stage):
+    VOICE.gate.clear()
+    heard, flex = FakeJob("a"), FakeJob("b", flex=True)
+    running = [asyncio.create_task(stage.run(heard))]
+    # More than 10 s of speech: its last pieces are due later than the one that waits.
+    heard.text("It goes on and on without an end, and nothing is new. " * 20, 200)
+    heard.end()
+    await asyncio.sleep(0.05)  # its first piece is at the worker
+    running.append(asyncio.create_task(stage.run(flex)))
+    flex.text("This one may wait. ", 5)
+    flex.end()
+    await asyncio.sleep(0.05)
+    VOICE.gate.set()
+    await asyncio.gather(*running)
+    said = [text for text, _ in VOICE.said]
+    at = said.index("This one may wait.")
+    seconds = sum(map(len, said[:at])) * SAMPLES_PER_CHARACTER / OUTPUT_RATE_HZ
+    assert 10 <= seconds < 16 and at < len(said) - 1
 
 
 async def test_a_voice_that_fails_fails_its_response_alone(stage):
