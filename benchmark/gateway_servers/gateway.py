@@ -2,7 +2,7 @@
 
     python -m benchmark.gateway_servers.gateway RESPONSE_S
 
-Only for benchmark.gateway_cost; launch_server does not import it.
+For benchmark.gateway_cost and benchmark.turn_taking; launch_server does not import it.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from sglang_live.core import (
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.http.health import SERVING, Health
+from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path
 from sglang_live.kv.retention import RetentionConfig
 
 FIRST_AUDIO_S = 0.3
@@ -123,12 +124,14 @@ def _n_tokens(part: AudioPart | TextPart) -> float:
 def main() -> None:
     orchestrator = FakeOrchestrator(response_s=float(sys.argv[1]))
     health = Health({"recording": SERVING})
+    path = installed_model_path()
     serve(
         build_app(
             orchestrator,
             config=GatewayConfig(retention=RetentionConfig()),
             native_url=None,
             health=lambda: health,
+            endpoint_model=SmartTurnModel(path) if path else None,
         )
     )
 

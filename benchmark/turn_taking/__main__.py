@@ -4,10 +4,14 @@ python -m benchmark.turn_taking --json out.json
 """
 
 import argparse
+import asyncio
+import contextlib
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
+from benchmark.gateway_servers.process import ServerProcess
 from benchmark.load.provenance import facts
 from benchmark.turn_taking import layouts
 from benchmark.turn_taking.chart import draw
@@ -20,8 +24,10 @@ from benchmark.turn_taking.report import (
     end_table,
     interruption_rows,
     interruption_table,
+    rows_of,
     share_table,
 )
+from benchmark.turn_taking.through_server import Pace, hear_all, server_rules
 from benchmark.turn_taking.timeline import Recording, Stimulus
 from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path
 from sglang_live.interaction.silero import SileroModel
@@ -36,6 +42,13 @@ def main() -> None:
     parser.add_argument("--layout", choices=sorted(layouts.READERS), default="clips")
     parser.add_argument("--split", choices=SPLITS, default="held_out")
     parser.add_argument("--draws", type=int, default=3, help="drawn dialogues per speaker")
+    parser.add_argument(
+        "--server",
+        metavar="URL",
+        help="measure ends of turns through this server, ws://HOST:PORT/v1/realtime, instead; "
+        "`gateway`: through this project's gateway without stages, started for it",
+    )
+    parser.add_argument("--at-once", type=int, default=32, help="sessions, with --server")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--chart", type=Path, help="draw the curves here, SVG or PNG")
     args = parser.parse_args()
@@ -45,6 +58,9 @@ def main() -> None:
     recordings, stimuli = layouts.READERS[args.layout](args.data, args.split, args.draws)
     if not recordings and not stimuli:
         parser.error(f"no recording in {args.data} is in the split {args.split}")
+    if args.server:
+        through_server(args, recordings, SmartTurnModel(path))
+        return
     document = {
         "benchmark": "turn_taking",
         **facts(),
@@ -81,6 +97,40 @@ def measure(
         "delays_at_false_cutoffs": delays_at_share(ends),
         "interruptions": interruption_rows(over, CONFIRM_MS),
     }
+
+
+def through_server(
+    args: argparse.Namespace, recordings: Sequence[Recording], model: SmartTurnModel
+) -> None:
+    """The same settings offline and through the server."""
+    rules, pace = server_rules(), Pace()
+    names = {(rule.component, rule.setting) for rule in rules}
+    own = [rule for rule in end_rules() if (rule.component, rule.setting) in names]
+    speech = SileroModel()
+    heard = [(r, Hearing(r.pcm, RememberedScores(speech), model)) for r in recordings]
+    offline, served = end_rows(heard, own), []
+    with contextlib.ExitStack() as stack:
+        url = args.server
+        if url == "gateway":
+            url = stack.enter_context(ServerProcess("gateway", 1.0)).url
+        for rule in rules:
+            found = asyncio.run(hear_all(url, rule, recordings, args.at_once, pace))
+            decided = list(zip(recordings, found, strict=True))
+            served += rows_of(rule.component, rule.setting, decided)
+    for title, rows in (("offline", offline), ("through the server", served)):
+        print("\n".join([f"\n{title}:", *end_table(rows)]))
+    print(f"\n{pace.late} of {pace.sent} packets were sent late")
+    if args.json:
+        document = {
+            "benchmark": "turn_taking_server",
+            **facts(),
+            "config": {"split": args.split, "draws": args.draws, "at_once": args.at_once},
+            "server": "the gateway without stages" if args.server == "gateway" else "given",
+            "offline": offline,
+            "served": served,
+            "packets": asdict(pace),
+        }
+        args.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def tables(document: dict) -> list[str]:

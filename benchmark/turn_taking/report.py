@@ -10,7 +10,7 @@ from benchmark.turn_taking.scoring import (
     interruption_figures,
     turn_outcome,
 )
-from benchmark.turn_taking.timeline import Recording, Stimulus
+from benchmark.turn_taking.timeline import Decision, Recording, Stimulus
 
 CONFIRM_MS = (96, 160, 250, 400, 600, 800, 1000)
 FALSE_CUTOFFS = 0.05
@@ -28,16 +28,25 @@ def end_rows(
     """One row for each rule and kind of recording, and one for all of them."""
     rows = []
     for rule in rules:
-        outcomes = [
-            (recording.source, turn_outcome(turn, decisions))
-            for recording, hearing in recordings
-            for decisions in [hear_ends(hearing, rule)]
-            for turn in recording.turns
-        ]
-        for source in ["all", *sorted({source for source, _ in outcomes})]:
-            figures = end_figures(o for kind, o in outcomes if source in ("all", kind))
-            own = {"component": rule.component, "setting": rule.setting, "source": source}
-            rows.append(own | asdict(figures))
+        decided = [(recording, hear_ends(hearing, rule)) for recording, hearing in recordings]
+        rows += rows_of(rule.component, rule.setting, decided)
+    return rows
+
+
+def rows_of(
+    component: str, setting: str, decided: Sequence[tuple[Recording, Sequence[Decision]]]
+) -> list[dict]:
+    """One row for each kind of recording, and one for all of them."""
+    outcomes = [
+        (recording.source, turn_outcome(turn, decisions))
+        for recording, decisions in decided
+        for turn in recording.turns
+    ]
+    rows = []
+    for source in ["all", *sorted({source for source, _ in outcomes})]:
+        figures = end_figures(o for kind, o in outcomes if source in ("all", kind))
+        own = {"component": component, "setting": setting, "source": source}
+        rows.append(own | asdict(figures))
     return rows
 
 
