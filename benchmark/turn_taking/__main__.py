@@ -122,7 +122,7 @@ def through_server(
     print(f"\n{pace.late} of {pace.sent} packets were sent late")
     if args.json:
         document = {
-            "benchmark": "turn_taking_server",
+            "benchmark": "turns_served",
             **facts(),
             "config": {"split": args.split, "draws": args.draws, "at_once": args.at_once},
             "server": "the gateway without stages" if args.server == "gateway" else "given",
