@@ -237,7 +237,7 @@ def main() -> None:
             **facts(args.device_model),
             "config": {"device_model": args.device_model.name, "turns": args.turns},
             "rows": rows,
-            "device": device,
+            "device_times": device,
         }
         args.json.write_text(json.dumps(document, indent=1) + "\n")
 

@@ -266,7 +266,7 @@ def section(results: Path) -> str:
             "",
             f"Medians of {turns['config']['turns']} turns, policies off. {source(turns)}.",
             "",
-            *turn_table(turns["rows"], turns["device"]),
+            *turn_table(turns["rows"], turns["device_times"]),
             "",
         ]
     if rows := single_rows(results):

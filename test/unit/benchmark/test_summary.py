@@ -302,7 +302,7 @@ def test_turns_on_a_modelled_device_have_a_table(tmp_path):
     document = {
         "config": {"turns": 1},
         "rows": [{"arm": "one device", **spans}],
-        "device": {"one device": {"talker": {"late_s": 0.1, "modelled_s": 1.0}}},
+        "device_times": {"one device": {"talker": {"late_s": 0.1, "modelled_s": 1.0}}},
     }
     write(tmp_path, "modelled_turn_a.json", date="1", **document)
     text = section(tmp_path)
