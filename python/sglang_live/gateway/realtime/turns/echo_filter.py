@@ -80,11 +80,13 @@ class EchoFilter:
         """
         if not (scores >= threshold).any():
             return scores
-        heard = buffer.peek(end_sample - _SPAN, end_sample)
         # The newest sample came just now.
         end_s = self._clock.now_s() - (buffer.end_sample - end_sample) / INPUT_RATE_HZ
-        span_s = len(heard) / INPUT_RATE_HZ
-        played = self._played.until(end_s, round((span_s + MAX_DELAY_S) * RATE_HZ))
+        delay = round(MAX_DELAY_S * RATE_HZ)
+        if self._played.until(end_s, len(scores) * ECHO_WINDOW + delay) is None:
+            return scores  # nothing that these windows can be an echo of
+        heard = buffer.peek(end_sample - _SPAN, end_sample)
+        played = self._played.until(end_s, round(len(heard) * RATE_HZ / INPUT_RATE_HZ) + delay)
         if played is None or len(heard) < _LEAST_SPAN:
             return scores
         loop = asyncio.get_running_loop()
