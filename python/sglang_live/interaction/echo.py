@@ -90,7 +90,7 @@ def _spectra(signal: Floats) -> Spectrum:
 
 
 def _predicted(heard: Spectrum, played: Spectrum) -> Spectrum:
-    """The echo, by the filter over _TAPS frames of each bin that leaves the least energy."""
+    """The echo, by the filter over _TAPS frames of each bin with the least relative error."""
     n, bins = heard.shape
     past = np.zeros((bins, n, _TAPS), np.complex64)
     for tap in range(_TAPS):

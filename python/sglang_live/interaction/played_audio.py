@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_live.interaction.echo import RATE_HZ, Floats
+from sglang_live.interaction.echo import MAX_DELAY_S, RATE_HZ, SPAN_S, Floats
 
-# Audio is forgotten this long after it was played, and not kept further ahead than that: a
-# response may be sent much faster than it is played.
-KEPT_S = 2.0
+# Audio is forgotten when no comparison reads it any more, not even one that is late.
+KEPT_S = SPAN_S + MAX_DELAY_S + 0.5
+# A response may be sent much faster than it is played.
 MOST_BUFFERED_S = 30.0
 
 
@@ -31,25 +31,20 @@ class _Part:
 
 
 class PlayedAudio:
-    """
-    Attributes:
-        lost_s: seconds of audio that were too far ahead to be kept.
-    """
-
     def __init__(self) -> None:
         self._parts: deque[_Part] = deque()
         self._end_s = float("-inf")  # of all that came, kept or not
-        self.lost_s = 0.0
 
-    def add(self, sound: Floats, now_s: float) -> None:
-        """The network took this audio, [n] at RATE_HZ."""
+    def add(self, sound: Floats, now_s: float) -> bool:
+        """The network took this audio, [n] at RATE_HZ. Returns whether it is kept: not if it plays
+        more than MOST_BUFFERED_S from now."""
         part = _Part(max(now_s, self._end_s), sound)
         self._end_s = part.end_s
-        if part.start_s - now_s > MOST_BUFFERED_S:
-            self.lost_s += len(sound) / RATE_HZ
-        else:
+        is_kept = part.start_s - now_s <= MOST_BUFFERED_S
+        if is_kept:
             self._parts.append(part)
         self._forget(now_s)
+        return is_kept
 
     def stop(self, now_s: float) -> None:
         """The client discards what it has not played."""

@@ -66,6 +66,9 @@ class GatewayMetrics:
         self.echo_windows = self._counter(
             "echo_windows", "Windows of voice that were the agent's own sound."
         )
+        self.echo_unknown_s = self._counter(
+            "echo_unknown_seconds", "Audio sent too long before it plays to know its echo."
+        )
         self.speculative_turns = self._counter(
             "speculative_turns",
             "Speculative turns, by outcome.",

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sglang_live.interaction.echo import RATE_HZ
+from sglang_live.interaction.echo import MAX_DELAY_S, RATE_HZ, SPAN_S
 from sglang_live.interaction.played_audio import KEPT_S, MOST_BUFFERED_S, PlayedAudio
 
 
@@ -43,11 +43,18 @@ def test_what_is_discarded_is_not_played():
     assert played.until(13.0, RATE_HZ) is None
 
 
+def test_all_is_kept_that_a_comparison_reads():
+    played = PlayedAudio()
+    for n in range(100):
+        played.add(ones(0.1), n / 10)
+    n_read = round((SPAN_S + MAX_DELAY_S) * RATE_HZ)
+    assert (played.until(10.0, n_read) == 1.0).all()
+
+
 def test_it_is_bounded_in_both_directions():
     played = PlayedAudio()
-    for _ in range(100):
-        played.add(ones(1.0), 10.0)
-    assert played.lost_s == pytest.approx(100 - MOST_BUFFERED_S - 1, abs=1)
+    kept = [played.add(ones(1.0), 10.0) for _ in range(100)]
+    assert sum(kept) == pytest.approx(MOST_BUFFERED_S + 1, abs=1)
     played.add(ones(1.0), 200.0)
     assert played.until(200.0 - KEPT_S, RATE_HZ) is None
     assert len(played._parts) == 1

@@ -59,7 +59,8 @@ class EchoFilter:
             self._decoder = WireDecoder(form)
             self._halver = StreamResampler(INPUT_RATE_HZ, RATE_HZ)
         pcm = self._halver.push(self._decoder.push(frame))
-        self._played.add((pcm / 32_768).astype(np.float32), self._clock.now_s())
+        if not self._played.add((pcm / 32_768).astype(np.float32), self._clock.now_s()):
+            self._metrics.echo_unknown_s.inc(len(pcm) / RATE_HZ)
 
     def playback_stopped(self) -> None:
         self._played.stop(self._clock.now_s())
