@@ -59,8 +59,9 @@ class PreloadView:
     """One session's KV on the host, and the state of link and pool.
 
     Attributes:
-        needed_at_s: expected begin of the prefill, estimated once, at the trigger: otherwise a
-            wait would postpone its own end.
+        needed_at_s: expected begin of the prefill. While the user speaks REMAINING_SPEECH_S from
+            now, so that a wait ends with the speech; otherwise estimated once, at the trigger,
+            because a wait would postpone its own end.
         n_tokens, n_bytes: size of the KV to load.
         bytes_per_s: bandwidth of the link to the device; None: not measured yet.
         latency_s: fixed cost of a transfer.

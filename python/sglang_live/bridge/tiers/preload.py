@@ -147,6 +147,8 @@ class Preloads:
         heapq.heappush(self._reviews, (review_s, number, session_id))
 
     def _review(self, session_id: str, pending: _Pending, now_s: float) -> None:
+        if self._idle.is_speaking(session_id):
+            pending.needed_at_s = now_s + REMAINING_SPEECH_S
         view = self._view(session_id, pending.needed_at_s, now_s)
         verdict = judge(view, self._config)
         if isinstance(verdict, Wait):

@@ -251,9 +251,19 @@ def test_with_all_memory_in_use_the_prefill_loads(sessions):
     sessions.on_host("a", 100)
     sessions.allocator.n_free = 0
     sessions.speaks("a")
-    sessions.run(REMAINING_SPEECH_S)
+    sessions.run(PROTECTED_S + REMAINING_SPEECH_S)
     assert sessions.tier.brought == []
     assert sessions.skipped == {"preloads_skipped_memory": 1}
+
+
+def test_a_preload_waits_as_long_as_the_user_speaks(sessions):
+    sessions.on_host("a", 100)
+    sessions.allocator.n_free = 0
+    sessions.speaks("a")
+    sessions.run(2 * REMAINING_SPEECH_S)
+    sessions.allocator.n_free = POOL_TOKENS
+    sessions.run(CONFIG.retry_s)
+    assert sessions.tier.brought == ["a"]
 
 
 def test_memory_that_comes_in_time_is_used(sessions):
@@ -443,7 +453,7 @@ def test_bytes_in_transfer_make_a_preload_wait_until_it_is_too_late(sessions):
     # 2 s of the link, and the preload itself takes 50 ms
     sessions.tier.copies.bytes_to_device = 4000 * BYTES_PER_TOKEN
     sessions.speaks("a")
-    for n in range(300):
+    for n in range(int(100 * (PROTECTED_S + REMAINING_SPEECH_S))):
         sessions.tick(START_S + 0.02 + n / 100, SLOW)
     assert sessions.tier.brought == []
     assert sessions.skipped == {"preloads_skipped_queue": 1}
