@@ -203,7 +203,7 @@ class Users:
         for access in accesses:
             monitor.speech_started(self._clock.now_s())
             await asyncio.sleep(access.request_s - access.speech_s)
-            monitor.speech_stopped()
+            monitor.speech_stopped("silence")
             playback = listener.begin(f"{name}-{access.turn}")
             hearing = asyncio.create_task(listener.hear(playback, access.playback_s))
             await self._turn(name, access, times, rng, listener.text)

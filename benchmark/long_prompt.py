@@ -13,8 +13,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,13 +94,13 @@ class Realtime:
             {"type": "response.create", "response": response},
         ):
             await self._socket.send(json.dumps(event))
-        async for event in self._events():
-            if event["type"] == "response.output_audio.delta" and first_s is None:
+        async for answer in self._events():
+            if answer["type"] == "response.output_audio.delta" and first_s is None:
                 first_s = time.monotonic() - began_s
-            elif event["type"] == "error":
-                return Answer(None, time.monotonic() - began_s, "error", event["error"]["message"])
-            elif event["type"] == "response.done":
-                told = event["response"]
+            elif answer["type"] == "error":
+                return Answer(None, time.monotonic() - began_s, "error", answer["error"]["message"])
+            elif answer["type"] == "response.done":
+                told = answer["response"]
                 error = (told.get("status_details") or {}).get("error") or {}
                 # A response that ends at its token limit is complete here.
                 status = "completed" if told["status"] == "incomplete" else told["status"]
@@ -148,7 +147,11 @@ class Written:
         return Answer(first_s, time.monotonic() - began_s, status, error)
 
 
-KINDS = {"realtime": Realtime, "written": Written}
+Client = Realtime | Written
+KINDS: dict[str, Callable[[ServerProcess, str, int], Client]] = {
+    "realtime": Realtime,
+    "written": Written,
+}
 
 
 def long_text(n_words: int, seed: int) -> str:
@@ -164,8 +167,7 @@ async def measure(server: ServerProcess, options: Options, n_words: int, pair: t
     """Short questions alone, the long prompt alone, then both."""
     model = Path(options.model_path).name
     long_kind, short_kind = pair
-    async with AsyncExitStack() as stack:
-        short = await stack.enter_async_context(KINDS[short_kind](server, model, options.tokens))
+    async with KINDS[short_kind](server, model, options.tokens) as short:
         alone = []
         for _ in range(options.asks):
             await asyncio.sleep(random.uniform(0.0, options.pause_s))
