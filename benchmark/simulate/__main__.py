@@ -1,0 +1,143 @@
+"""Voice sessions on a modelled device, simulated with the server's own policies.
+
+    python -m benchmark.simulate --policies off,deadline,all --sessions 8,32,64 --barge-in 0,0.5
+    python -m benchmark.simulate --frontier --json out.json --picture out.png
+    python -m benchmark.simulate --against benchmark/results/voice_load_….json
+
+The users are those of voice_load, and so are the tables. Every number is one of a simulation of a
+modelled device: see docs/simulation.md.
+"""
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+from benchmark.load.config import Run
+from benchmark.load.point import RunResult
+from benchmark.load.provenance import ROOT, facts
+from benchmark.load.report import collect
+from benchmark.load.stats import PointStats
+from benchmark.load.tables import interruption_table, ratio_table, table
+from benchmark.simulate import against, frontier, picture
+from benchmark.simulate.config import SimulateConfig, parse_args
+from benchmark.simulate.run import World
+
+
+class Loads:
+    """Points of one load, each simulated once, with all seeds."""
+
+    def __init__(self, config: SimulateConfig, barge_in: float):
+        self.config, self.barge_in = config, barge_in
+        self._world = World(config.load(barge_in), config.server, config.users)
+        self._known: dict[tuple[str, int], PointStats] = {}
+        self.kv: dict[str, dict[str, int]] = {}
+
+    def point(self, arm: str, n_users: int) -> PointStats:
+        key = arm, n_users
+        if key not in self._known:
+            self._known[key] = self._measure(arm, n_users)
+        return self._known[key]
+
+    def points(self) -> list[PointStats]:
+        """Those of --sessions."""
+        arms = self.config.policies
+        return [self.point(arm, n) for n in self.config.sessions for arm in arms]
+
+    def _measure(self, arm: str, n_users: int) -> PointStats:
+        began_s = time.perf_counter()
+        results: list[RunResult] = []
+        for repeat in range(self.config.repeats):
+            found = self._world.simulate(Run(repeat, n_users, arm))
+            results.append(found.result)
+            self.kv[f"{arm} {n_users}"] = found.most_used
+        spent_s = time.perf_counter() - began_s
+        _say(f"barge-in {self.barge_in:g}, {arm}, {n_users} users: {spent_s:.1f} s")
+        return collect(results)[0]
+
+
+def main(argv: list[str] | None = None) -> int:
+    config = parse_args(argv)
+    if config.against is not None:
+        found = against.compare(json.loads(config.against.read_text()))
+        print(against.table(found))
+        _write(config, {"against": config.against.name, "rows": [_row(one) for one in found]})
+        return 0
+    loads = {barge_in: Loads(config, barge_in) for barge_in in config.barge_in}
+    documents = [_report(config, one) for one in loads.values()]
+    _write(config, {"loads": documents})
+    if config.picture is not None:
+        name = config.server.model.name
+        picture.draw({p: one.points() for p, one in loads.items()}, name, config.picture)
+    return 0
+
+
+def _report(config: SimulateConfig, loads: Loads) -> dict[str, Any]:
+    points = loads.points()
+    print(f"\nSimulated, modelled device: {config.server.model.name}; barge-in {loads.barge_in:g}")
+    print(table(points))
+    for make in (interruption_table, ratio_table):
+        if (text := make(points)) is not None:
+            print("\n" + text)
+    document: dict[str, Any] = {
+        "barge_in": loads.barge_in,
+        "points": [asdict(point) for point in points],
+        "most_kv_tokens": loads.kv,
+    }
+    if config.frontier:
+        document |= _search(config, loads, points)
+    return document
+
+
+def _search(config: SimulateConfig, loads: Loads, points: list[PointStats]) -> dict[str, Any]:
+    found = {arm: frontier.capacity(loads.point, arm) for arm in config.policies}
+    print()
+    for arm, one in found.items():
+        print(f"{arm:>24}: {one.users} users within the SLO; at {one.fails_at}: {one.why}")
+    of = {arm: [p for p in points if p.policies == arm] for arm in config.policies}
+    gains = {
+        arm: frontier.goals(of["off"], of[arm], (found["off"], found[arm]))
+        for arm in config.policies
+        if arm != "off" and "off" in of
+    }
+    for arm, gain in gains.items():
+        print(f"{arm:>24} beside off: {asdict(gain)}")
+    return {
+        "capacity": {arm: frontier.to_json(one) for arm, one in found.items()},
+        "beside_off": {arm: frontier.to_json(one) for arm, one in gains.items()},
+    }
+
+
+def _row(one: against.Compared) -> dict[str, Any]:
+    return {**asdict(one), "agrees": one.agrees}
+
+
+def _write(config: SimulateConfig, found: dict[str, Any]) -> None:
+    if config.json is None:
+        return
+    known = facts(config.device_model)
+    known["device"] = f"simulated: {config.server.model.name}"
+    settings = {
+        name: _plain(value)
+        for name, value in asdict(config).items()
+        if name not in ("json", "picture")
+    }
+    document = {"benchmark": "simulate", **known, "config": settings, **found}
+    config.json.write_text(json.dumps(document, indent=1) + "\n")
+    _say(f"wrote {config.json}")
+
+
+def _plain(value: Any) -> Any:
+    text = str(value)
+    if text.startswith(f"{ROOT}/"):
+        return text.removeprefix(f"{ROOT}/")
+    return value if isinstance(value, int | float | bool | tuple | None) else text
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

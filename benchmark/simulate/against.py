@@ -1,0 +1,224 @@
+"""Comparison with the engine: a document of voice_load on a modelled device, simulated again.
+
+The same users, arms and platform. Twice: with the device's costs alone, and with the time in which
+the small model computed beneath it, as the document says, in the scheduler's thread. The engine's
+numbers contain that time; the device would not take it.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmark.load.config import LoadConfig, Run
+from benchmark.load.provenance import ROOT
+from benchmark.load.report import collect
+from benchmark.load.stats import PointStats
+from benchmark.simulate.run import World
+from benchmark.simulate.spec import HostTimes, ServerSpec
+from benchmark.simulate.users import UserSettings
+from sglang_live.device_model.model import load_device_model
+from sglang_live.stages.vocoder.config import VocoderConfig
+
+GOAL = 0.1
+# What a server on a CPU sets (stages/engine_host.py, stages/vocoder/stage.py).
+_CPU = {"chunk_tokens": 512, "thinker_tokens": 65_536, "talker_tokens": 65_536}
+_CPU_VOCODER = VocoderConfig(max_batch=4)
+# The chat header of voice_load's sessions.
+_HEADER_TOKENS = 1
+# Differences below these are not disagreements, whatever their ratio.
+_SMALL = {"ms": 20.0, "share": 0.01, "rtf": 0.02, "per_s": 0.01}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One measure of one arm at one point. beneath: with the small model's time; None: not known.
+
+    late: results noticed late, as a share of the modelled time, in the engine's document.
+    """
+
+    policies: str
+    sessions: int
+    measure: str
+    engine: float
+    simulated: float
+    beneath: float | None
+    late: float
+
+    @property
+    def agrees(self) -> bool:
+        small = next(value for unit, value in _SMALL.items() if self.measure.endswith(unit))
+        difference = abs(self.simulated - self.engine)
+        return difference <= max(small, GOAL * abs(self.engine))
+
+
+def compare(document: dict[str, Any]) -> list[Compared]:
+    """
+    Raises:
+        ValueError: the document cannot be simulated; says why.
+    """
+    load, server = _load_of(document), _server_of(document)
+    found = []
+    runs_of: dict[tuple[str, int], list[dict]] = defaultdict(list)
+    for run in document["runs"]:
+        runs_of[run["policies"], run["sessions"]].append(run)
+    for point in document["points"]:
+        arm, n_users = point["policies"], point["sessions"]
+        engine_runs = runs_of[arm, n_users]
+        ideal = _point(load, server, arm, n_users)
+        beneath = _point(load, _with_model_beneath(server, engine_runs), arm, n_users)
+        late = _late(engine_runs)
+        engine = measures(point) | {"ttfp_after_end_mean_ms": _mean_ms(_records(engine_runs))}
+        for measure, value in engine.items():
+            simulated = ideal[measure]
+            if value is None or simulated is None:
+                continue
+            found.append(
+                Compared(
+                    policies=arm,
+                    sessions=n_users,
+                    measure=measure,
+                    engine=value,
+                    simulated=simulated,
+                    beneath=beneath[measure],
+                    late=late,
+                )
+            )
+    return found
+
+
+def measures(point: dict[str, Any]) -> dict[str, float | None]:
+    """The measures of a document's point, by name with their unit."""
+    return {
+        "ttfp_p50_ms": point["ttfp_ms"]["p50"],
+        "ttfp_p90_ms": point["ttfp_ms"]["p90"],
+        "ttfp_after_end_p50_ms": point["ttfp_after_detection_ms"]["p50"],
+        "ttfp_after_end_p90_ms": point["ttfp_after_detection_ms"]["p90"],
+        "p50_rtf": point["rtf"]["p50"],
+        "continuous_share": point["continuity"],
+        "waste_share": point["waste"],
+        "turns_per_s": point["turns_per_s"],
+    }
+
+
+def measures_of(point: PointStats) -> dict[str, float | None]:
+    ttfp, own = point.ttfp_ms, point.ttfp_after_detection_ms
+    return {
+        "ttfp_p50_ms": ttfp.p50,
+        "ttfp_p90_ms": ttfp.p90,
+        "ttfp_after_end_p50_ms": own.p50,
+        "ttfp_after_end_p90_ms": own.p90,
+        "p50_rtf": point.rtf.p50,
+        "continuous_share": point.continuity,
+        "waste_share": point.waste,
+        "turns_per_s": point.turns_per_s,
+    }
+
+
+def table(found: list[Compared]) -> str:
+    columns = "{:>24} {:>4}  {:24} {:>9} {:>9} {:>7}  {:>9} {:>7}  {}"
+    lines = [
+        columns.format(
+            "arm", "n", "measure", "engine", "simulated", "ratio", "beneath", "ratio", "within 10 %"
+        )
+    ]
+    for one in found:
+        lines.append(
+            columns.format(
+                one.policies,
+                one.sessions,
+                one.measure,
+                _number(one.engine),
+                _number(one.simulated),
+                _ratio(one.simulated, one.engine),
+                _number(one.beneath),
+                _ratio(one.beneath, one.engine),
+                "yes" if one.agrees else "no",
+            )
+        )
+    late = {(one.policies, one.sessions): one.late for one in found}
+    lines += [
+        f"{arm} at {n} users: the engine's results were late by {100 * share:.0f} % of the "
+        "modelled time, in the stage with the largest share"
+        for (arm, n), share in late.items()
+    ]
+    return "\n".join(lines)
+
+
+def _point(load: LoadConfig, server: ServerSpec, arm: str, n_users: int) -> dict[str, float | None]:
+    world = World(load, server, UserSettings())
+    runs = [Run(repeat, n_users, arm) for repeat in range(load.repeats)]
+    results = [world.simulate(run).result for run in runs]
+    rows = [row.record.to_json() for result in results for row in result.rows]
+    return measures_of(collect(results)[0]) | {"ttfp_after_end_mean_ms": _mean_ms(rows)}
+
+
+def _records(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [turn for run in runs for turn in run["turns"]]
+
+
+def _mean_ms(records: list[dict[str, Any]]) -> float | None:
+    """Mean time from the detected end of the turn to the first audio: also of few turns."""
+    known = [one for one in records if one["ttfp_ms"] is not None and one["end_of_turn_ms"]]
+    if not known:
+        return None
+    return sum(one["ttfp_ms"] - one["end_of_turn_ms"] for one in known) / len(known)
+
+
+def _load_of(document: dict[str, Any]) -> LoadConfig:
+    config = document["config"]
+    if not document.get("device_model") or not config.get("drawn_replies"):
+        raise ValueError("only loads with --device-model and --drawn-replies can be simulated")
+    if config.get("open_loop_rps") or config.get("storm") or config.get("false_triggers"):
+        raise ValueError("open loops, storms and false triggers are not simulated")
+    return LoadConfig(
+        policies=tuple(config["policies"]),
+        sessions=tuple(config["sessions"]),
+        turns=config["turns"],
+        barge_in=config["barge_in"],
+        repeats=config["repeats"],
+        seed=config["seed"],
+        drawn_replies=True,
+    )
+
+
+def _server_of(document: dict[str, Any]) -> ServerSpec:
+    path = ROOT / "deploy" / "device_models" / document["config"]["device_model"].split("/")[-1]
+    model = load_device_model(path)
+    if model.digest != document["device_model"]["file_sha256"]:
+        raise ValueError(f"{path.name} has changed since the document was written")
+    own_devices = any(".device=" in arg for arg in document["config"]["server_args"])
+    return ServerSpec(
+        model=model,
+        n_devices=3 if own_devices else 1,
+        header_tokens=_HEADER_TOKENS,
+        vocoder=_CPU_VOCODER,
+        **_CPU,
+    )
+
+
+def _with_model_beneath(server: ServerSpec, runs: list[dict[str, Any]]) -> ServerSpec:
+    """The scheduler's thread computes for each batch as long as the engine's did on average."""
+    own = {
+        f"{stage}_round_s": sum(run["device"][stage]["computed_s"] for run in runs)
+        / max(1.0, sum(run["device"][stage]["batches"] for run in runs))
+        for stage in ("thinker", "talker")
+    }
+    return replace(server, host=HostTimes(**own))
+
+
+def _late(runs: list[dict[str, Any]]) -> float:
+    stages = {stage for run in runs for stage in run["device"]}
+    shares = [
+        sum(run["device"][stage]["late_s"] for run in runs)
+        / max(1e-9, sum(run["device"][stage]["modelled_s"] for run in runs))
+        for stage in stages
+    ]
+    return max(shares, default=0.0)
+
+
+def _number(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:.0f}"
+
+
+def _ratio(one: float | None, other: float) -> str:
+    return "n/a" if one is None or not other else f"{one / other:.2f}"

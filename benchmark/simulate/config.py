@@ -1,0 +1,135 @@
+"""Flags of benchmark.simulate. Only this file reads argv."""
+
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmark.load.config import WORKLOADS, LoadConfig
+from benchmark.load.provenance import ROOT
+from benchmark.simulate.spec import ServerSpec
+from benchmark.simulate.users import UserSettings
+from sglang_live.device_model.model import load_device_model
+from sglang_live.errors import BadInputError
+
+H100 = ROOT / "deploy" / "device_models" / "h100_qwen3_omni.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulateConfig:
+    """The experiment. Flags of the same name mean the same as in voice_load.
+
+    Attributes:
+        barge_in: shares of interrupted responses, one load each.
+        devices: 1: all stages share a device; 3: each has its own.
+        thinker_tokens, talker_tokens: KV pools.
+        header_tokens: instructions of a session.
+        frames_per_token: codec frames for each token of text; 1 as with --drawn-replies.
+        against: document of voice_load on a modelled device to be compared with.
+        frontier: whether the capacity of each arm is searched.
+        picture: file for the curves.
+    """
+
+    policies: tuple[str, ...] = ("off", "deadline", "all")
+    sessions: tuple[int, ...] = (8, 16, 32, 64)
+    turns: int = 8
+    barge_in: tuple[float, ...] = (0.0,)
+    repeats: int = 3
+    seed: int = 1
+    device_model: Path = H100
+    devices: int = 1
+    thinker_tokens: int = 200_000
+    talker_tokens: int = 100_000
+    header_tokens: int = 200
+    frames_per_token: float = 1.0
+    reply_durations: Path = WORKLOADS / "demo_reply_durations.json"
+    against: Path | None = None
+    frontier: bool = False
+    json: Path | None = None
+    picture: Path | None = None
+
+    def __post_init__(self) -> None:
+        load_device_model(self.device_model)
+        if self.devices not in (1, 3):
+            raise ValueError("--devices is 1, shared by all stages, or 3")
+        if self.frames_per_token < 1:
+            raise ValueError("--frames-per-token is at least 1")
+        for barge_in in self.barge_in:
+            self.load(barge_in)
+
+    def load(self, barge_in: float) -> LoadConfig:
+        """The load of benchmark.load with this share of interruptions. Raises ValueError."""
+        return LoadConfig(
+            policies=self.policies,
+            sessions=self.sessions,
+            turns=self.turns,
+            barge_in=barge_in,
+            repeats=self.repeats,
+            seed=self.seed,
+            device_model=self.device_model,
+            reply_durations=self.reply_durations,
+            drawn_replies=True,
+        )
+
+    @property
+    def server(self) -> ServerSpec:
+        return ServerSpec(
+            model=load_device_model(self.device_model),
+            n_devices=self.devices,
+            thinker_tokens=self.thinker_tokens,
+            talker_tokens=self.talker_tokens,
+            header_tokens=self.header_tokens,
+        )
+
+    @property
+    def users(self) -> UserSettings:
+        return UserSettings(frames_per_token=self.frames_per_token)
+
+    def with_sessions(self, *sessions: int) -> "SimulateConfig":
+        return replace(self, sessions=sessions)
+
+
+def parse_args(argv: list[str] | None = None) -> SimulateConfig:
+    parser = _parser()
+    try:
+        return SimulateConfig(**vars(parser.parse_args(argv)))
+    except (ValueError, BadInputError) as error:
+        parser.error(str(error))
+
+
+def _parser() -> argparse.ArgumentParser:
+    own = SimulateConfig()
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmark.simulate",
+        description="Voice sessions on a modelled device, simulated with the server's policies.",
+    )
+    add = parser.add_argument
+    add("--policies", type=_names, default=own.policies, metavar="ARM,ARM", help="off,all or a+b")
+    add("--sessions", type=_numbers, default=own.sessions, metavar="N,N", help="users")
+    add("--turns", type=int, default=own.turns, help="per user (default: %(default)s)")
+    add("--barge-in", type=_shares, default=own.barge_in, metavar="P,P", help="one load each")
+    add("--repeats", type=int, default=own.repeats, help="seeds (default: %(default)s)")
+    add("--seed", type=int, default=own.seed, help="default: %(default)s")
+    add("--device-model", type=Path, default=own.device_model, metavar="FILE")
+    add("--devices", type=int, default=own.devices, help="1: shared by all stages; 3: one each")
+    add("--thinker-tokens", type=int, default=own.thinker_tokens, metavar="N", help="KV pool")
+    add("--talker-tokens", type=int, default=own.talker_tokens, metavar="N", help="KV pool")
+    add("--header-tokens", type=int, default=own.header_tokens, metavar="N", help="instructions")
+    add("--frames-per-token", type=float, default=own.frames_per_token, metavar="X")
+    add("--reply-durations", type=Path, default=own.reply_durations, metavar="FILE")
+    add("--against", type=Path, metavar="DOCUMENT", help="compare with a voice_load of the engine")
+    add("--frontier", action="store_true", help="search how many users each arm serves")
+    add("--json", type=Path, metavar="FILE", help="write the tables' numbers")
+    add("--picture", type=Path, metavar="FILE", help="draw the curves (matplotlib)")
+    return parser
+
+
+def _names(value: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in value.split(","))
+
+
+def _numbers(value: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in value.split(","))
+
+
+def _shares(value: str) -> tuple[float, ...]:
+    return tuple(float(number) for number in value.split(","))

@@ -1,0 +1,308 @@
+"""The loop of one engine: SGLang's scheduler with overlap, and the live policies in it.
+
+As bridge/scheduler/live.py: a round is stamped, decided, requests resume, a prefill is tried, then
+a decode. With overlap the next batch is launched before the result of the one before it arrives.
+Rates, table, views and decisions are the server's own classes. Without round policies `rounds` is
+None, and the loop is SGLang's.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from benchmark.simulate.device import Device
+from benchmark.simulate.events import Act, Events
+from benchmark.simulate.pool import KvPool
+from benchmark.simulate.prefill import Prefill, prefill_cost_s
+from benchmark.simulate.requests import Batch, Request
+from sglang_live.bridge.rate_meter import Launch, RateMeter
+from sglang_live.bridge.rounds import Pool, Rounds, RoundStamp
+from sglang_live.device_model.costs import EngineCosts
+
+# As bridge/scheduler/live.py and device_peers.py.
+_IDLE_WAIT_S = 0.02
+_LEAST_WAIT_S = 0.001
+_PEER_VALID_S = 0.1
+
+
+@dataclass(slots=True)
+class PeerBoard:
+    """When a later engine on the same device last said that a stream of it is urgent."""
+
+    until_s: dict[str, float] = field(default_factory=dict)
+
+
+class Consumer(Protocol):
+    """What is told of an engine's results."""
+
+    def outputs(self, reqs: list[Request]) -> None:
+        """Each of them has one more output."""
+        ...
+
+    def finished(self, req: Request) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineSpec:
+    """
+    Attributes:
+        host_s: time that the scheduler's thread takes for a batch beside the device's.
+        later: stages behind this one on the same device.
+    """
+
+    name: str
+    costs: EngineCosts
+    chunk_tokens: int
+    host_s: float = 0.0
+    later: tuple[str, ...] = ()
+
+
+class Engine:
+    """
+    Args:
+        rounds: None: no policy decides about rounds.
+    Attributes:
+        running: requests that decode, a new list whenever it changes.
+        n_outputs: outputs so far.
+    """
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        events: Events,
+        device: Device,
+        pool: KvPool,
+        rounds: Rounds | None,
+        consumer: Consumer,
+        peers: PeerBoard,
+    ):
+        self.spec, self.pool, self.rounds = spec, pool, rounds
+        self._events, self._device, self._consumer, self._peers = events, device, consumer, peers
+        self._meter = RateMeter()
+        self._prefill = Prefill(spec.chunk_tokens, pool, rounds)
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.paused: dict[str, Request] = {}
+        self.n_outputs = 0
+        self._inbox: list[Act] = []
+        self._last: Batch | None = None
+        self._sleeps, self._wake_number = True, 0
+
+    # --- messages ---
+
+    def post(self, act: Act) -> None:
+        """Have `act` applied at the begin of the next round, as a message to the scheduler."""
+        self._inbox.append(act)
+        if self._sleeps:
+            self._sleeps = False
+            self._events.after(0.0, self._iterate)
+
+    def add(self, req: Request) -> None:
+        """Queue a request; within a message."""
+        self.waiting.append(req)
+        if self.rounds is not None:
+            self.rounds.table.wait(
+                req.rid,
+                now_s=self.rounds.now_s,
+                managed=req.managed,
+                prompt_tokens=req.prompt_tokens,
+                prefill_tokens=req.left_to_prefill,
+                audio_s=req.audio_s,
+            )
+
+    def abort(self, req: Request) -> None:
+        """End a request without its result; within a message."""
+        req.is_aborted = True
+        if req in self.waiting:
+            self.waiting.remove(req)
+            self._finish(req)
+        elif req.rid in self.paused and not req.n_in_flight:
+            del self.paused[req.rid]
+            self._finish(req)
+
+    # --- the loop ---
+
+    def _iterate(self) -> None:
+        self._sleeps = False
+        now_s = self._events.now_s()
+        inbox, self._inbox = self._inbox, []
+        if self.rounds is not None:
+            self.rounds.stamp(self._stamp(now_s))
+        for act in inbox:
+            act()
+        batch = self._next_batch(now_s)
+        before, self._last = self._last, batch
+        free_s = now_s + (self.spec.host_s if batch is not None else 0.0)
+        if before is not None:
+            self._events.at(max(free_s, before.done_s), lambda: self._arrived(before))
+        elif batch is not None:
+            self._events.at(free_s, self._iterate)
+        else:
+            self._sleep(now_s)
+
+    def _arrived(self, batch: Batch) -> None:
+        self._process(batch)
+        self._iterate()
+
+    def _sleep(self, now_s: float) -> None:
+        self._sleeps = True
+        if self._inbox:
+            self.post(lambda: None)
+        elif self.paused or self.waiting:
+            limit_s = _IDLE_WAIT_S
+            if self.rounds is not None:
+                limit_s = min(limit_s, self.rounds.wait_limit_s())
+            self._wake_number += 1
+            number = self._wake_number
+            self._events.at(now_s + max(_LEAST_WAIT_S, limit_s), lambda: self._wake(number))
+
+    def _wake(self, number: int) -> None:
+        if self._sleeps and number == self._wake_number:
+            self._iterate()
+
+    def _stamp(self, now_s: float) -> RoundStamp:
+        until_s = self._peers.until_s
+        return RoundStamp(
+            now_s,
+            peer_urgent=any(until_s.get(stage, 0.0) > now_s for stage in self.spec.later),
+            rates=self._meter.rates(now_s),
+            n_done=self._meter.n_done,
+            prefill_done_s=self._meter.prefill_done_s,
+        )
+
+    # --- a round ---
+
+    def _next_batch(self, now_s: float) -> Batch | None:
+        if self.rounds is not None:
+            self._decide(now_s)
+        if self.paused:
+            self._resume()
+        if self._last is not None and self._last.complete:
+            live = [req for req in self._last.complete if not req.is_finished]
+            self.running = [*self.running, *live]
+        self._pause_requests()
+        n_waiting = len(self.waiting)
+        items, self.waiting = self._prefill.choose(self.waiting, self.running)
+        if items:
+            return self._launch_prefill(items, now_s)
+        assert len(self.waiting) == n_waiting
+        return self._launch_decode(now_s)
+
+    def _decide(self, now_s: float) -> None:
+        assert self.rounds is not None
+        blocked = [r for r, req in self.paused.items() if req.n_in_flight or req.lacks_text]
+        partial = self._prefill.partial
+        if partial is not None and self.rounds.slices_prefill:
+            blocked.append(partial.rid)
+        pool = self.pool
+        self.rounds.decide(
+            Pool(free=pool.free, total=pool.total, free_rows=pool.free_rows),
+            prefill_running=partial is not None,
+            blocked=blocked,
+        )
+        self._peers.until_s[self.spec.name] = now_s + _PEER_VALID_S if self.rounds.urgent else 0.0
+
+    def _must_pause(self, req: Request) -> bool:
+        if req.is_finished or req.must_end:
+            return False
+        return req.lacks_text or (self.rounds is not None and self.rounds.pause(req.rid))
+
+    def _pause_requests(self) -> None:
+        stay = []
+        for req in self.running:
+            if not self._must_pause(req):
+                stay.append(req)
+                continue
+            self.paused[req.rid] = req
+            if self.rounds is not None and not req.lacks_text:
+                self.rounds.paused(req.rid)
+        if len(stay) < len(self.running):
+            self.running = stay
+            self._prefill.is_full = False
+
+    def _resume(self) -> None:
+        back = []
+        for req in [req for req in self.paused.values() if not self._must_pause(req)]:
+            if not req.is_finished:
+                if req.n_in_flight:
+                    continue
+                back.append(req)
+            del self.paused[req.rid]
+            if self.rounds is not None:
+                self.rounds.resumed(req.rid)
+        if back:
+            self.running = [*self.running, *back]
+
+    def _launch_prefill(self, items: list[tuple[Request, int]], now_s: float) -> Batch:
+        work = None
+        if self.rounds is not None:
+            for req, _ in items:
+                self.rounds.table.admit(req.rid, now_s)
+        cost_s, size = prefill_cost_s(items, self.spec.costs)
+        if self.rounds is not None:
+            work = self.rounds.launch_prefill(*size)
+        complete = []
+        for req, n_tokens in items:
+            self._prefill.launched(req, n_tokens)
+            req.n_in_flight += 1
+            if req is not self._prefill.partial:
+                complete.append(req)
+        done_s = self._device.book(self.spec.name, cost_s, now_s)
+        return Batch(
+            reqs=[req for req, _ in items],
+            is_prefill=True,
+            launched_s=now_s,
+            done_s=done_s,
+            complete=complete,
+            work=work,
+        )
+
+    def _launch_decode(self, now_s: float) -> Batch | None:
+        if any(req.is_finished for req in self.running):
+            self.running = [req for req in self.running if not req.is_finished]
+            self._prefill.is_full = False
+        reqs = self.running
+        if not reqs:
+            self._prefill.is_full = False
+            return None
+        self.pool.take(len(reqs))
+        work = self.rounds.launch_decode(reqs) if self.rounds is not None else None
+        kv_tokens = 0
+        for req in reqs:
+            req.kv += 1
+            req.n_steps += 1
+            req.n_in_flight += 1
+            kv_tokens += req.kv
+        self._prefill.decoded()
+        cost_s = self.spec.costs.decode_s(len(reqs), kv_tokens)
+        done_s = self._device.book(self.spec.name, cost_s, now_s)
+        return Batch(reqs=reqs, is_prefill=False, launched_s=now_s, done_s=done_s, work=work)
+
+    # --- results ---
+
+    def _process(self, batch: Batch) -> None:
+        if batch.work is not None:
+            self._meter.arrived(Launch(batch.work, batch.launched_s), self._events.now_s())
+        for req in batch.reqs:
+            req.n_in_flight -= 1
+        # With overlap a request is in one more batch after its last one.
+        reqs = batch.complete if batch.is_prefill else batch.reqs
+        live = [req for req in reqs if not req.is_finished]
+        for req in live:
+            req.n_out += 1
+        heard = [req for req in live if not req.is_aborted]
+        self.n_outputs += len(heard)
+        self._consumer.outputs(heard)
+        for req in live:
+            if req.must_end:
+                self._finish(req)
+
+    def _finish(self, req: Request) -> None:
+        req.is_finished = True
+        if self._prefill.partial is req:
+            self._prefill.partial = None
+        if self.rounds is not None:
+            self.rounds.table.remove(req.rid)
+        self.pool.rows_used -= req.computed > 0
+        if not req.keeps_prefix:
+            self.pool.release(req.kv)
+        self._consumer.finished(req)

@@ -1,0 +1,43 @@
+"""The KV pool of one engine, in tokens."""
+
+from dataclasses import dataclass
+
+
+class PoolFullError(RuntimeError):
+    """The load needs more KV than the pool has, and nothing can be evicted for it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class KvPool:
+    """
+    total, used: tokens. What the radix tree could evict counts as free.
+    rows, rows_used: request rows.
+    """
+
+    name: str
+    total: int
+    rows: int
+    used: int = 0
+    rows_used: int = 0
+    most_used: int = 0
+
+    @property
+    def free(self) -> int:
+        return self.total - self.used
+
+    @property
+    def free_rows(self) -> int:
+        return self.rows - self.rows_used
+
+    def take(self, n_tokens: int) -> None:
+        """Raises PoolFullError if fewer are free."""
+        self.used += n_tokens
+        self.most_used = max(self.most_used, self.used)
+        if self.used > self.total:
+            raise PoolFullError(
+                f"the {self.name}'s pool of {self.total} tokens is full: simulate a larger one"
+            )
+
+    def release(self, n_tokens: int) -> None:
+        self.used -= n_tokens
+        assert self.used >= 0, (self.name, n_tokens)

@@ -1,0 +1,136 @@
+"""What the thinker's engine and the talker keep of each conversation between turns, in tokens.
+
+As stages/thinker/ledger.py decides: a session's KV stays; a response of which less was heard than
+generated is truncated with the policy `truncate`, and otherwise the session is built anew; with
+`retention` the middle is dropped (kv/retention.py).
+"""
+
+from dataclasses import dataclass, field
+
+from benchmark.simulate.pool import KvPool
+from sglang_live.interaction.user_stats import UserPrior, UserStats
+from sglang_live.kv.retention import RetentionConfig, compaction_of, media_after
+from sglang_live.policy.policies import Policies
+
+# Markup of Qwen3-Omni around a user's clip and before the response, and behind a response; prompt
+# positions of the talker before its first frame (models/speech_lm/talker_ids.py).
+TURN_MARKUP_TOKENS, END_MARKUP_TOKENS, TALKER_PREFIX_TOKENS = 9, 2, 9
+AUDIO_TOKENS_PER_S = 12.5
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """
+    Attributes:
+        n_tokens: KV of the engine session behind the instructions; 0 after it was lost.
+        history: tokens of the conversation as the gateway has it, without instructions.
+        media: spans of audio in the session's KV.
+        talker_prompt: user messages in the talker's prompt, in tokens.
+    """
+
+    session_id: str
+    stats: UserStats
+    n_tokens: int = 0
+    history: int = 0
+    talker_prompt: int = 0
+    is_closed: bool = False
+    media: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A turn's request to the thinker. Tokens without the instructions'.
+
+    n_user: tokens of the user's message alone.
+    """
+
+    n_cached: int
+    n_new: int
+    n_user: int
+
+
+class Sessions:
+    """
+    Args:
+        header: tokens of the instructions, which all sessions share in the radix tree.
+    """
+
+    def __init__(self, pool: KvPool, policies: Policies, header: int):
+        self._pool, self._policies, self.header = pool, policies, header
+        self._prior = UserPrior()
+        self._retention = RetentionConfig(sink_tokens=header)
+        self.n_rebuilt = 0
+
+    def open(self, session_id: str) -> Session:
+        return Session(session_id, UserStats(self._prior))
+
+    def close(self, session: Session) -> None:
+        self._lose(session)
+        session.is_closed = True
+
+    def prompt(self, session: Session, audio_s: float) -> Prompt:
+        """The prompt of the next turn; its user message joins the history."""
+        n_audio = round(audio_s * AUDIO_TOKENS_PER_S)
+        n_user = n_audio + TURN_MARKUP_TOKENS
+        before = session.history
+        n_end = END_MARKUP_TOKENS if before else 0
+        if session.n_tokens == 0 and before:
+            self.n_rebuilt += 1
+            session.media = []
+            n_new = before + n_end + n_user
+        else:
+            n_new = n_end + n_user
+        n_cached = session.n_tokens
+        first = n_cached + n_new - n_audio - TURN_MARKUP_TOKENS // 2
+        session.media.append((first, first + n_audio))
+        session.history = before + n_end + n_user
+        window = self._retention.window_tokens if self._policies.retention else 1 << 30
+        session.talker_prompt = min(session.talker_prompt + n_user, window)
+        return Prompt(n_cached, n_new, n_user)
+
+    def ended(self, session: Session, n_tokens: int, n_response: int, *, aborted: bool) -> None:
+        """The turn's request has ended, and holds n_tokens, n_response of them its output."""
+        session.n_tokens = n_tokens
+        session.history += n_response
+        if aborted or session.is_closed:
+            self._lose(session)
+        else:
+            self._compact(session)
+
+    def heard(self, session: Session, n_response: int, n_heard: int) -> None:
+        """The user has heard the first n_heard tokens of a response, and will not hear the rest."""
+        unheard = n_response - n_heard
+        session.history -= unheard
+        if not unheard or not session.n_tokens:
+            return
+        if self._policies.truncate:
+            n_dropped = min(unheard, session.n_tokens)
+            session.n_tokens -= n_dropped
+            self._pool.release(n_dropped)
+        else:
+            self._lose(session)
+
+    def _lose(self, session: Session) -> None:
+        self._pool.release(session.n_tokens)
+        session.n_tokens = 0
+
+    def _compact(self, session: Session) -> None:
+        if not self._policies.retention:
+            return
+        header = self.header
+        media = [(first + header, behind + header) for first, behind in session.media]
+        found = compaction_of(
+            n_tokens=session.n_tokens + header,
+            sink_tokens=header,
+            window_tokens=self._retention.window_tokens,
+            page_size=1,
+            owned_from=header,
+            media=media,
+            slack_tokens=self._retention.slack_tokens,
+        )
+        if found is not None:
+            session.n_tokens -= found.n_tokens
+            session.history -= found.n_tokens
+            kept = media_after(found, media)
+            session.media = [(first - header, behind - header) for first, behind in kept]
+            self._pool.release(found.n_tokens)

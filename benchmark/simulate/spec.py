@@ -1,0 +1,52 @@
+"""What a simulated server is given: device, memory, and the times that a device model lacks."""
+
+from dataclasses import dataclass, field
+
+from sglang_live.device_model.model import DeviceModel
+from sglang_live.policy.config import TALKER, THINKER, PolicyConfig
+from sglang_live.stages.vocoder.config import VocoderConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTimes:
+    """Seconds of Python, transport and audio features, which a device model does not have.
+
+    Measured as the difference of spans and computed costs in
+    benchmark/results/modelled_turn_cpu_2026-11-26.json, on two cores:
+        to_thinker_s: from the end of the turn to the thinker's engine.
+        to_talker_s: from the thinker's first token to the talker's engine.
+        to_client_s: from the talker's frame to the client, without the vocoder's time.
+        text_s, report_s: of further tokens, and of reports; parts of the same way.
+        round_s: of a scheduler for each batch, beside the device; 0: it is hidden by it.
+    """
+
+    to_thinker_s: float = 0.033
+    to_talker_s: float = 0.0155
+    to_client_s: float = 0.010
+    text_s: float = 0.005
+    report_s: float = 0.005
+    thinker_round_s: float = 0.0
+    talker_round_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSpec:
+    """
+    n_devices: 1: all stages share one; 3: each has its own.
+    thinker_tokens, talker_tokens: KV pools.
+    header_tokens: of the instructions.
+    chunk_tokens: of a prefill of either engine.
+    thinker_policy, talker_policy: constants of the policies, for experiments.
+    """
+
+    model: DeviceModel
+    n_devices: int = 1
+    thinker_tokens: int = 200_000
+    talker_tokens: int = 100_000
+    header_tokens: int = 200
+    chunk_tokens: int = 8192
+    max_sessions: int = 64
+    vocoder: VocoderConfig = field(default_factory=VocoderConfig)
+    host: HostTimes = field(default_factory=HostTimes)
+    thinker_policy: PolicyConfig = THINKER
+    talker_policy: PolicyConfig = TALKER

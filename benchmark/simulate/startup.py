@@ -1,0 +1,78 @@
+"""Withholds the first audio of a response, as orchestrator/startup_delay.py does on an event loop.
+
+The delay, and the lateness from which it follows, are policy/startup_delay.py's.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmark.simulate.events import Events
+from sglang_live.policy.startup_delay import StartupDelayConfig, lateness_s, startup_delay_s
+
+# As orchestrator/startup_delay.py.
+_BEGINNING_S = 3.0
+
+
+@dataclass(slots=True, eq=False)
+class _Response:
+    """
+    pass_on: called with the duration of each chunk that may leave. end: called behind the last one.
+    held: chunks that are withheld.
+    """
+
+    n_others: int
+    pass_on: Callable[[float], None]
+    end: Callable[[], None] | None = None
+    arrivals: list[tuple[float, float]] = field(default_factory=list)
+    held: list[float] | None = field(default_factory=list)
+
+
+class StartupDelays:
+    def __init__(self, events: Events, config: StartupDelayConfig | None = None):
+        self._events, self._config = events, config or StartupDelayConfig()
+        self._ended: deque[tuple[float, int, float]] = deque(maxlen=self._config.n_responses)
+        self._open: dict[Any, _Response] = {}
+
+    def came(self, key: Any, audio_s: float, pass_on: Callable[[float], None]) -> None:
+        """A chunk of a response has come from the vocoder."""
+        now_s = self._events.now_s()
+        response = self._open.get(key)
+        if response is None:
+            response = self._open[key] = _Response(len(self._open), pass_on)
+            self._events.after(self._delay_s(response.n_others), lambda: self._release(response))
+        arrivals = response.arrivals
+        if not arrivals or now_s - arrivals[0][0] < _BEGINNING_S:
+            arrivals.append((now_s, audio_s))
+        if response.held is None:
+            pass_on(audio_s)
+            return
+        response.held.append(audio_s)
+        if sum(response.held) - (now_s - arrivals[0][0]) >= self._config.safe_s:
+            self._release(response)
+
+    def ended(self, key: Any, end: Callable[[], None]) -> None:
+        """All audio of a response has come."""
+        response = self._open.pop(key, None)
+        if response is not None:
+            first_s = response.arrivals[0][0]
+            self._ended.append((first_s, response.n_others, lateness_s(response.arrivals)))
+            self._release(response)
+        end()
+
+    def dropped(self, key: Any) -> None:
+        """A response was interrupted."""
+        response = self._open.pop(key, None)
+        if response is not None:
+            response.held = None
+
+    def _release(self, response: _Response) -> None:
+        held, response.held = response.held, None
+        for audio_s in held or ():
+            response.pass_on(audio_s)
+
+    def _delay_s(self, n_others: int) -> float:
+        oldest_s = self._events.now_s() - self._config.max_age_s
+        recent = [(others, late_s) for at_s, others, late_s in self._ended if at_s >= oldest_s]
+        return startup_delay_s(recent, n_others, self._config)

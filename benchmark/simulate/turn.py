@@ -1,0 +1,172 @@
+"""One turn through the stages, as orchestrator/turn.py runs it.
+
+The thinker's tokens open the talker's request and feed it, its frames feed the vocoder, and their
+audio goes to the client. What is reported to the engines is decided by the server's TurnControl.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from benchmark.simulate.playback import GatewayPlayback
+from benchmark.simulate.requests import Request
+from benchmark.simulate.sessions import Session
+from benchmark.simulate.vocoder import VocoderJob
+from sglang_live.client.playback_clock import PlaybackClock
+from sglang_live.orchestrator.stage_jobs import TalkerJob, ThinkerJob
+from sglang_live.orchestrator.turn_control import TurnControl
+from sglang_live.orchestrator.vocoder_job import VocoderJob as ServerVocoderJob
+from sglang_live.policy.view import FRAME_S
+
+if TYPE_CHECKING:
+    from benchmark.simulate.server import Server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnSpec:
+    """
+    audio_s: the user's utterance. n_tokens, n_frames: the response, drawn before the run.
+    """
+
+    audio_s: float
+    n_tokens: int
+    n_frames: int
+
+
+class Listening:
+    """What the client has of a response. Times are those of the simulation.
+
+    Attributes:
+        done_s: when response.done came; None: it has not.
+        packets: audio packets.
+    """
+
+    def __init__(self, server: "Server", changed: Callable[[], None]):
+        self._events = server.events
+        self.changed = changed
+        self.created_s = server.events.now_s()
+        self.playback = PlaybackClock(server.events)
+        self.first_s: float | None = None
+        self.last_s: float | None = None
+        self.flushed_s: float | None = None
+        self.done_s: float | None = None
+        self.status: str | None = None
+        self.packets = 0
+
+    def audio(self, audio_s: float) -> None:
+        now_s = self._events.now_s()
+        self.last_s = now_s
+        self.packets += 1
+        self.playback.packet_received(audio_s)
+        if self.first_s is None:
+            self.first_s = now_s
+            self.changed()
+
+    def done(self, status: str) -> None:
+        self.done_s, self.status = self._events.now_s(), status
+        self.changed()
+
+    def flush(self) -> None:
+        if not self.playback.flushed:
+            self.playback.flush()
+            self.flushed_s = self._events.now_s()
+
+    @property
+    def is_playing(self) -> bool:
+        if self.first_s is None or self.playback.flushed:
+            return False
+        return self.done_s is None or self.playback.buffered_s > 0
+
+    @property
+    def heard_s(self) -> float:
+        flushed = self.playback.flushed
+        return self.playback.heard_s if flushed else self.playback.received_s
+
+
+class _Job:
+    """A stage's job as TurnControl sees it."""
+
+    def __init__(
+        self,
+        report: Callable[[float, bool, float], None],
+        interrupt: Callable[[], None],
+        cancel: Callable[[], None],
+    ):
+        self.report, self.interrupt, self.cancel = report, interrupt, cancel
+
+
+class Turn:
+    """
+    Attributes:
+        n_tokens, n_frames: of the thinker and the talker so far.
+        is_over: the response is over for the client; the thinker may still end its request.
+    """
+
+    def __init__(
+        self, server: "Server", session: Session, spec: TurnSpec, listening: Listening, number: int
+    ):
+        self.server, self.session, self.spec, self.listening = server, session, spec, listening
+        self.rid = f"{session.session_id}.{number:06d}"
+        self.n_tokens = self.n_frames = self.n_heard_tokens = 0
+        self.is_over = self.thinker_ended = False
+        self.deadline: int | None = None
+        self.thinker: Request | None = None
+        self.talker: Request | None = None
+        self.vocoder = VocoderJob(self._chunk, self._audio_complete)
+        self.control = TurnControl(server.policies, server.events, session.stats.interrupts)
+        self.playback = GatewayPlayback(server.events, session.stats, self._heard)
+        self.control.attach(
+            cast(ThinkerJob, _Job(self._to_thinker, self._interrupt_thinker, _nothing)),
+            cast(TalkerJob, _Job(self._to_talker, _nothing, self._cancel_talker)),
+            cast(ServerVocoderJob, _Job(_no_report, _nothing, self._cancel_vocoder)),
+        )
+
+    @property
+    def per_token_s(self) -> float:
+        """Speech of one token."""
+        return self.spec.n_frames * FRAME_S / self.spec.n_tokens
+
+    # --- forward ---
+
+    def frame_came(self) -> None:
+        """The talker's frames so far are in the server's process."""
+        self.control.frames_came(self.n_frames)
+
+    def _chunk(self, n_frames: int) -> None:
+        self.server.audio_came(self, n_frames * FRAME_S)
+
+    def _audio_complete(self) -> None:
+        self.server.audio_complete(self)
+
+    # --- reports ---
+
+    def _heard(self, heard_s: float, plays: bool) -> None:
+        if not self.is_over:
+            self.control.heard(heard_s, plays, self.session.stats.interrupts)
+
+    def _to_thinker(self, consumed_s: float, advancing: bool, interrupts: float) -> None:
+        if self.thinker is not None and not self.thinker.is_finished:
+            self.server.thinker_feed.put(self.thinker.rid, consumed_s, advancing, interrupts)
+
+    def _to_talker(self, consumed_s: float, advancing: bool, interrupts: float) -> None:
+        if self.talker is not None and not self.talker.is_finished:
+            self.server.talker_feed.put(self.talker.rid, consumed_s, advancing, interrupts)
+
+    # --- interruption ---
+
+    def _interrupt_thinker(self) -> None:
+        self.server.end_thinker(self, keeps_kv=True)
+
+    def _cancel_talker(self) -> None:
+        self.server.cancel_talker(self)
+
+    def _cancel_vocoder(self) -> None:
+        self.server.vocoder.cancel(self.vocoder)
+
+
+def _nothing() -> None:
+    """A stage that is not told."""
+
+
+def _no_report(_consumed_s: float, _advancing: bool, _interrupts: float) -> None:
+    """A vocoder gets no reports."""

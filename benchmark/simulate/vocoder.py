@@ -1,0 +1,102 @@
+"""The vocoder: chunks of many jobs in batches, on the device that all stages share.
+
+The order is that of stages/vocoder/batcher.py: first chunks go first, then in the order in which
+they became ready; chunks of one batch have the same shape.
+"""
+
+from collections.abc import Callable
+
+from benchmark.simulate.device import Device
+from benchmark.simulate.events import Events
+from sglang_live.device_model.costs import VocoderCosts
+from sglang_live.stages.vocoder.config import VocoderConfig
+
+
+class VocoderJob:
+    """
+    Args:
+        emit: called with the frames of a chunk whose audio exists.
+        ended: called when all frames have been decoded.
+    """
+
+    def __init__(self, emit: Callable[[int], None], ended: Callable[[], None]):
+        self.emit, self.ended = emit, ended
+        self.n_pending = self.n_emitted = 0
+        self.is_begun = self.is_complete = False
+        self.ready_since: int | None = None
+
+
+class Vocoder:
+    def __init__(self, events: Events, device: Device, costs: VocoderCosts, config: VocoderConfig):
+        self._events, self._device, self._costs, self._config = events, device, costs, config
+        self._ready: dict[VocoderJob, None] = {}
+        self._n_arrivals = 0
+        self._is_busy = False
+
+    def feed(self, job: VocoderJob, n_frames: int) -> None:
+        job.n_pending += n_frames
+        self._note(job)
+        self._begin()
+
+    def end(self, job: VocoderJob) -> None:
+        """No more frames will come."""
+        job.is_complete = True
+        self._note(job)
+        self._begin()
+
+    def cancel(self, job: VocoderJob) -> None:
+        job.is_complete, job.n_pending = False, 0
+        job.emit, job.ended = _ignore, _ignore
+        self._ready.pop(job, None)
+
+    def _wanted(self, job: VocoderJob) -> int:
+        config = self._config
+        is_first = job.n_emitted < config.n_first_chunks
+        return config.first_chunk_frames if is_first else config.chunk_frames
+
+    def _note(self, job: VocoderJob) -> None:
+        is_ready = job.is_complete or job.n_pending >= self._wanted(job)
+        if is_ready and job.ready_since is None:
+            job.ready_since = self._n_arrivals
+            self._n_arrivals += 1
+            self._ready[job] = None
+
+    def _begin(self) -> None:
+        if self._is_busy or not self._ready:
+            return
+        n_first = self._config.n_first_chunks
+        ready = sorted(self._ready, key=lambda j: (min(j.n_emitted, n_first), j.ready_since))
+        shape = self._shape(ready[0])
+        batch = [job for job in ready if self._shape(job) == shape][: self._config.max_batch]
+        n_frames, now_s = shape[1], self._events.now_s()
+        done_s = now_s
+        if n_frames:
+            cost_s = self._costs.decode_s(len(batch))
+            done_s = self._device.book("vocoder", cost_s, now_s)
+        self._is_busy = True
+        self._events.at(done_s, lambda: self._end_batch(batch, n_frames))
+
+    def _shape(self, job: VocoderJob) -> tuple[bool, int]:
+        return job.is_begun, min(self._wanted(job), job.n_pending)
+
+    def _end_batch(self, batch: list[VocoderJob], n_frames: int) -> None:
+        self._is_busy = False
+        live = [job for job in batch if job in self._ready]  # others were cancelled meanwhile
+        for job in live:
+            del self._ready[job]
+            job.ready_since = None
+            job.n_pending -= n_frames
+            job.is_begun = job.is_begun or n_frames > 0
+            job.n_emitted += n_frames > 0
+        for job in live:
+            if n_frames:
+                job.emit(n_frames)
+            if job.is_complete and not job.n_pending:
+                job.ended()
+            else:
+                self._note(job)
+        self._begin()
+
+
+def _ignore(*_: object) -> None:
+    """The job is not heard any more."""
