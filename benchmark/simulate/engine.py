@@ -45,6 +45,7 @@ class Consumer(Protocol):
 class EngineSpec:
     """
     Attributes:
+        overlap: whether a batch is launched before the result of the one before it.
         host_s: time that the scheduler's thread takes for a batch beside the device's.
         later: stages behind this one on the same device.
     """
@@ -52,6 +53,7 @@ class EngineSpec:
     name: str
     costs: EngineCosts
     chunk_tokens: int
+    overlap: bool = True
     host_s: float = 0.0
     later: tuple[str, ...] = ()
 
@@ -131,6 +133,8 @@ class Engine:
             act()
         batch = self._next_batch(now_s)
         before, self._last = self._last, batch
+        if not self.spec.overlap:
+            before = batch
         free_s = now_s + (self.spec.host_s if batch is not None else 0.0)
         if before is not None:
             self._events.at(max(free_s, before.done_s), lambda: self._arrived(before))

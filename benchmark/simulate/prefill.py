@@ -12,7 +12,7 @@ from sglang_live.bridge.rounds import Rounds
 from sglang_live.device_model.costs import EngineCosts
 
 # SGLang's estimate of what running requests will still decode, as a share of what they may: it
-# falls from the first value to the second within so many decode rounds.
+# falls from the first value to the second within this number of decode rounds.
 _FIRST_RATIO, _LEAST_RATIO, _DECAY_ROUNDS = 0.7, 0.098, 600
 # As bridge/scheduler/sliced_prefill.py.
 _FIRST_TOKENS = 16

@@ -48,6 +48,7 @@ class Server:
                 name="thinker",
                 costs=spec.model.thinker,
                 chunk_tokens=spec.chunk_tokens,
+                overlap=spec.overlap,
                 host_s=spec.host.thinker_round_s,
                 later=("talker",) if shared else (),
             ),
@@ -55,6 +56,7 @@ class Server:
                 name="talker",
                 costs=spec.model.talker,
                 chunk_tokens=spec.chunk_tokens,
+                overlap=spec.overlap,
                 host_s=spec.host.talker_round_s,
             ),
         ]

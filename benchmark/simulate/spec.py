@@ -36,6 +36,7 @@ class ServerSpec:
     thinker_tokens, talker_tokens: KV pools.
     header_tokens: of the instructions.
     chunk_tokens: of a prefill of either engine.
+    overlap: of scheduler and device, in both engines.
     thinker_policy, talker_policy: constants of the policies, for experiments.
     """
 
@@ -45,6 +46,7 @@ class ServerSpec:
     talker_tokens: int = 100_000
     header_tokens: int = 200
     chunk_tokens: int = 8192
+    overlap: bool = True
     max_sessions: int = 64
     vocoder: VocoderConfig = field(default_factory=VocoderConfig)
     host: HostTimes = field(default_factory=HostTimes)

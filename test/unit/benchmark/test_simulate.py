@@ -39,7 +39,7 @@ def run_users(
 
 
 def plan(user: int, *n_tokens: int, start_s: float = 0.0, cut_s: float | None = None) -> UserPlan:
-    """Turns of so many tokens; the first is interrupted after cut_s of its audio."""
+    """Turns of these lengths; the first is interrupted after cut_s of its audio."""
     cut = None if cut_s is None else PlannedInterruption("barge_in", cut_s)
     turns = [
         PlannedTurn("clip", 0.3, cut if number == 0 else None, n)
