@@ -31,6 +31,7 @@ class FakeRecogniser:
 
 class FakeVoice:
     sample_rate_hz, voices, max_characters = OUTPUT_RATE_HZ, ("anna",), 1000
+    times_words = False
     style = SpeechStyle()
 
     def synthesise(self, text: str, voice: str, speed: float = 1.0) -> Speech:

@@ -32,6 +32,11 @@ class AcousticNetwork(Protocol):
         """Of one call."""
         ...
 
+    @property
+    def times_phonemes(self) -> bool:
+        """Whether their ends are the network's own; otherwise they are estimated."""
+        ...
+
     def speak(self, piece: Sequence[Phoneme], voice: str, speed: float) -> tuple[Floats, Ends]:
         """
         Returns:
@@ -71,6 +76,10 @@ class PhonemeVoice:
     @property
     def max_characters(self) -> int:
         return MAX_CHARACTERS
+
+    @property
+    def times_words(self) -> bool:
+        return self._network.times_phonemes
 
     def synthesise(self, text: str, voice: str, speed: float = 1.0) -> Speech:
         """Read a text aloud, sentence by sentence.

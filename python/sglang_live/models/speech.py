@@ -80,6 +80,11 @@ class Voice(Protocol):
         """Longest text of one call."""
         ...
 
+    @property
+    def times_words(self) -> bool:
+        """Whether the ends of words are the model's own; otherwise they are estimated."""
+        ...
+
     def synthesise(self, text: str, voice: str, speed: float = 1.0) -> Speech:
         """Read a text aloud, such as a sentence. May be called from several threads.
 

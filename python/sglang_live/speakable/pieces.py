@@ -27,6 +27,8 @@ from sglang_live.speakable.style import SpeechStyle
 from sglang_live.speakable.words import wording_of
 
 _WORD = re.compile(r"\A\S+")
+# A word that is said as it is written.
+_PLAIN = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?,?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,11 @@ class Limits:
             raise ValueError("first_words is at least 1, and first_most not less")
         if not 1 <= self.enough <= self.much <= self.longest:
             raise ValueError("enough, much and longest are positive, none less than the one before")
+
+    @property
+    def pause_words(self) -> int:
+        """Fewest words of a first piece that no clause or sentence ends."""
+        return (self.first_words + self.first_most) // 2
 
 
 class Pieces:
@@ -121,6 +128,28 @@ class Pieces:
         if self._text:
             self._cut(self._end, closes=True, block=self._lines.block)
         return self._taken()
+
+    def beginning(self, n_words: int) -> Piece | None:
+        """The first words of a first piece that is not complete.
+
+        Args:
+            n_words: at most pause_words of the limits.
+        Returns:
+            The words that the piece will begin with; None before they have come, and where what
+            follows may change how they are said, as with figures.
+        """
+        if not 1 <= n_words <= self._limits.pause_words:
+            raise ValueError(f"a piece may have fewer words than {n_words}")
+        if not self._is_first or self._n_words < n_words or self._in_code:
+            return None
+        words = self._text.split(" ")[:n_words]
+        if not all(map(_is_plain, words, ["", *words])):
+            return None
+        text = " ".join(words)
+        speech = wording_of(text, self._style, starts_line=self._starts_line, closes=False)
+        if len(speech.words.split()) != n_words:
+            return None  # in letters that the voice lacks
+        return Piece(speech.words, self._begin, self._begin + len(text))
 
     @property
     def _end(self) -> int:
@@ -198,7 +227,7 @@ class Pieces:
             if ends:
                 self._cut(self._end, closes=boundary is Strength.SENTENCE)
             elif self._n_words >= limits.first_most:
-                n = best_pause(self._text, (limits.first_words + limits.first_most) // 2)
+                n = best_pause(self._text, limits.pause_words)
                 if n or not belongs_together(self._text, char):
                     self._cut(self._begin + n if n else self._end, closes=False)
         elif boundary is Strength.SENTENCE and len(self._text) >= limits.enough:
@@ -282,6 +311,16 @@ class Pieces:
             return ""
         self._said_block = block
         return self._style.says_code if block is Block.CODE else self._style.says_table
+
+
+def _is_plain(word: str, before: str) -> bool:
+    """before: the word before it; empty if there is none."""
+    if not _PLAIN.fullmatch(word):
+        return False
+    if len(word) > 1:
+        return word[1:].islower()
+    # Behind a name it may be a numeral.
+    return word.islower() or not before[:1].isupper() or before.endswith(",")
 
 
 def _starts_line(before: str, so_far: bool) -> bool:

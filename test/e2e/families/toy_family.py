@@ -57,6 +57,7 @@ class Beeps:
     """Each word is one beep."""
 
     sample_rate_hz, voices, max_characters = RATE_HZ, ("beep",), 500
+    times_words = False
 
     def __init__(self, path: Path):
         from sglang_live.speakable.style import SpeechStyle

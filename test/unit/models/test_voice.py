@@ -27,7 +27,7 @@ class FakeReader:
 class FakeNetwork:
     """Every phoneme sounds for 10 ms at full scale times 1.5."""
 
-    sample_rate_hz, max_phonemes = 1000, 400
+    sample_rate_hz, max_phonemes, times_phonemes = 1000, 400, True
 
     def __init__(self):
         self.pieces = []

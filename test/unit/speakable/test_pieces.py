@@ -49,6 +49,65 @@ def test_pieces_do_not_depend_on_how_the_text_arrives(text, places):
     assert pieces_of(*parts) == pieces_of(text) == [piece for _, piece in completed_at(text)]
 
 
+PLAIN_TEXTS = st.lists(
+    st.sampled_from(
+        ["we ", "The ", "I ", "a ", "Chapter ", "don't ", "five ", "May ", "p", "m", ".", ", ",
+         "V ", "km ", "half ", "past ", "3 ", "2024 ", "(", ")", "'", "’s ", "\n", " ", "and ",
+         "of ", "dot ", "com ", "Sinéad ", "при ", "St ", "No", "Dr", "th ", "-", "*", "`"]
+    ),
+    max_size=40,
+).map("".join)  # fmt: skip
+
+
+@given(st.one_of(PLAIN_TEXTS, TEXTS), st.integers(1, 7))
+@settings(max_examples=400, deadline=None)
+def test_a_piece_begins_with_its_beginning(text, n_words):
+    pieces, found, done = Pieces(), [], []
+    for char in text:
+        done += pieces.add(char)
+        if (beginning := pieces.beginning(n_words)) is not None:
+            found.append(beginning)
+    if not found:
+        return
+    whole = next(piece for piece in done + pieces.end() if piece.spoken)
+    said = [word.rstrip(".,!?;:") for word in whole.spoken.split()]
+    for beginning in found:
+        words = [word.rstrip(",") for word in beginning.spoken.split()]
+        assert len(words) == n_words and said[: n_words - 1] == words[:-1]
+        assert len(said) >= n_words - 1 and beginning.source_begin == whole.source_begin
+
+
+def test_the_beginning_is_known_before_the_piece_is():
+    pieces = Pieces()
+    assert pieces.add("The main reason for ") == [] and pieces.beginning(5) is None
+    assert pieces.add("that ") == []
+    assert pieces.beginning(5) == Piece("The main reason for that", 0, 24)
+    [first] = pieces.add("is simple, and ")
+    assert first.spoken == "The main reason for that is simple,"
+    assert pieces.beginning(5) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It costs 3 dollars or more ",  # a figure may go on
+        "See Chapter I of this book ",  # a numeral
+        "In the U.S. we have many ",
+        "Ask NASA about what it knows ",
+        "Чему равно число пи в этом ",  # the voice has no such letters
+        "Use `a b c d e f ",
+    ],
+)
+def test_words_that_may_be_said_otherwise_are_no_beginning(text):
+    pieces = Pieces()
+    assert pieces.add(text) == [] and pieces.beginning(5) is None
+
+
+def test_a_beginning_has_no_more_words_than_its_piece():
+    with pytest.raises(ValueError, match="fewer words than 8"):
+        Pieces().beginning(8)
+
+
 @given(TEXTS, st.lists(st.integers(0, 400), max_size=8))
 @settings(max_examples=100, deadline=None)
 def test_each_add_returns_all_pieces_that_are_complete(text, places):

@@ -47,6 +47,7 @@ class Network:
 
     # Of one run, as in the package.
     max_phonemes = 400
+    times_phonemes = True
 
     def __init__(self, path: Path, dsp: Any, alphabet: dict[str, int], n_threads: int) -> None:
         """

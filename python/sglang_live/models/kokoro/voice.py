@@ -65,6 +65,7 @@ class KokoroNetwork:
         durations = [name for name in names if name.startswith("duration")]
         waves = [name for name in names if name in ("waveform", "audio")]
         self._outputs = [*(waves or names)[:1], *durations[:1]]
+        self.times_phonemes = bool(durations)
 
     def speak(self, piece: Sequence[Phoneme], voice: str, speed: float) -> tuple[Floats, Ends]:
         """See AcousticNetwork."""

@@ -55,7 +55,7 @@ class PiperNetwork:
         self._session = session
         self._files = files
         self._takes_speaker = "sid" in [given.name for given in session.get_inputs()]
-        self._has_durations = len(session.get_outputs()) > 1
+        self.times_phonemes = len(session.get_outputs()) > 1
 
     @property
     def sample_rate_hz(self) -> int:
@@ -74,7 +74,7 @@ class PiperNetwork:
             inputs["sid"] = np.array([self._files.speakers[voice]], np.int64)
         found, *more = self._session.run(None, inputs)
         wave: Floats = found.reshape(-1)
-        if self._has_durations:
+        if self.times_phonemes:
             return wave, ends_from_durations(more[0], len(wave))[last]
         return wave, estimated_ends(piece, wave)
 

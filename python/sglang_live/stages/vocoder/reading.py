@@ -2,7 +2,8 @@
 
 In: text as it grows. Out: PCM, with the time at which each word's tokens end. A text is cut into
 pieces (speakable/), and a worker thread synthesises one piece at a time, that of the response whose
-audio ends first.
+audio ends first. The first words of a response sound before the rest of their piece has come, if
+that will have come by the time they are over.
 """
 
 import asyncio
@@ -14,9 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-import soxr
-
 from sglang_live.aio import result_with, vital
 from sglang_live.bridge.platform import cpu
 from sglang_live.core import OUTPUT_RATE_HZ
@@ -25,19 +23,20 @@ from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderRequest, V
 from sglang_live.models.family import family_at, part
 from sglang_live.models.speech import Speech, Voice
 from sglang_live.policy.flex import FlexConfig, flex_due_s
-from sglang_live.speakable.pieces import Piece, Pieces
+from sglang_live.speakable.pieces import Limits, Piece, Pieces
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.token_places import TokenPlaces
 from sglang_live.stages.transport.server import ServedJob
 from sglang_live.stages.vocoder.config import VocoderConfig
+from sglang_live.stages.vocoder.piece_sound import PieceSound
 
 log = logging.getLogger(__name__)
 
 # A message of this duration: an interruption need not wait for the end of a sentence.
 _MESSAGE_S = 0.5
-# Silence that is left at the beginning and at the end of a piece; voices add more. Quieter than a
-# hundredth of the loudest sample is silent.
-_LEAD_S, _TAIL_S, _SILENT = 0.03, 0.2, 100
+# First words that may sound early, with the last one, which is read but not sent: fewer would be
+# over before the rest has come.
+_BEGINNING_WORDS = 5
 
 
 @dataclass(order=True, slots=True)
@@ -67,7 +66,7 @@ class ReadingStage:
         # Heard responses that send a piece and then order the next one at once.
         self._coming: set[str] = set()
         self._changed = asyncio.Event()  # an order came, or is not coming
-        self._counts = dict.fromkeys(("pieces", "unspeakable", "failed"), 0.0)
+        self._counts = dict.fromkeys(("pieces", "begun_early", "unspeakable", "failed"), 0.0)
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -81,11 +80,11 @@ class ReadingStage:
         if self._jobs >= self._max_streams:
             raise CapacityError(f"the vocoder reads {self._jobs} responses already")
         self._jobs += 1
-        pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
-        text = TokenPlaces()
-        cutting = asyncio.create_task(self._cut(job, text, pieces))
+        begins_early = self._voice.times_words and not request.flex
+        response = _Response(job, request, Pieces(self._voice.style), begins_early)
+        cutting = asyncio.create_task(self._cut(response))
         try:
-            await self._speak(job, request, text, pieces, cutting)
+            await self._speak(response, cutting)
         finally:
             self._jobs -= 1
             self._has_ordered(job)
@@ -98,52 +97,54 @@ class ReadingStage:
     def load(self) -> dict[str, float]:
         return {"streams": float(self._jobs), **self._counts}
 
-    async def _cut(
-        self, job: ServedJob, text: TokenPlaces, pieces: "asyncio.Queue[Piece | None]"
-    ) -> None:
-        """Cut the job's text into pieces as it comes."""
-        cutter = Pieces(self._voice.style)
-        async for message in job.inputs():
+    async def _cut(self, response: "_Response") -> None:
+        """Cut the response's text into pieces as it comes."""
+        async for message in response.job.inputs():
             if isinstance(message, VocoderText):
-                text.add(message.text, message.n_tokens)
-                found = cutter.add(message.text)
+                response.add_text(message)
             elif isinstance(message, VocoderEnd):
-                found = cutter.end()
-            else:
-                continue
-            for piece in found:
-                pieces.put_nowait(piece)
-            if isinstance(message, VocoderEnd):
-                self._counts["unspeakable"] += cutter.n_unspeakable
-                pieces.put_nowait(None)
+                self._counts["unspeakable"] += response.end_text()
                 return
 
-    async def _speak(
-        self,
-        job: ServedJob,
-        request: VocoderRequest,
-        text: TokenPlaces,
-        pieces: "asyncio.Queue[Piece | None]",
-        cutting: asyncio.Task[None],
-    ) -> None:
-        began_s, spoken_s = time.monotonic(), 0.0
+    async def _speak(self, response: "_Response", cutting: asyncio.Task[None]) -> None:
         while True:
-            if pieces.empty():
-                self._has_ordered(job)
-            piece = await result_with(pieces.get(), cutting)
+            if response.pieces.empty():
+                self._has_ordered(response.job)
+            piece = await result_with(response.pieces.get(), cutting)
             if piece is None:
                 return
-            if not piece.spoken:
-                continue
-            # The first piece of a response goes before all that already sound.
-            due_s = began_s + spoken_s if spoken_s else 0.0
-            if request.flex:
-                due_s = flex_due_s(began_s, spoken_s, self._flex)
-            speech = await self._synthesised(job, piece.spoken, request.voice, due_s)
-            spoken_s += await self._send(job, piece, speech, text, spoken_s)
+            if isinstance(piece, _Beginning):
+                await self._begin(response, piece)
+            elif piece.spoken:
+                sound = await self._sound(response, piece)
+                if response.begun is not None:
+                    sound, response.begun = sound.behind(response.begun), None
+                await response.send(piece, sound)
 
-    async def _synthesised(self, job: ServedJob, text: str, voice: str, due_s: float) -> Speech:
+    async def _begin(self, response: "_Response", beginning: "_Beginning") -> None:
+        """Send the first words of a piece, unless the piece is there or may come too late."""
+        if not response.pieces.empty():
+            return
+        ordered_s = time.monotonic()
+        sound = await self._sound(response, beginning.piece)
+        if len(sound.words) < _BEGINNING_WORDS:
+            return  # words without sound
+        sound, now_s = sound.without_last_word(), time.monotonic()
+        n_more = Limits().first_most / _BEGINNING_WORDS
+        rest_s = beginning.complete_s + n_more * (now_s - ordered_s)
+        if response.pieces.empty() and rest_s <= now_s + sound.duration_s:
+            self._counts["begun_early"] += 1
+            response.begun = sound
+            await response.send(beginning.piece, sound)
+
+    async def _sound(self, response: "_Response", piece: Piece) -> PieceSound:
+        speech = await self._synthesised(response, piece.spoken)
+        return PieceSound.of(speech, self._voice.sample_rate_hz)
+
+    async def _synthesised(self, response: "_Response", text: str) -> Speech:
+        due_s = response.due_s(self._flex)
         speech: asyncio.Future[Speech] = asyncio.get_running_loop().create_future()
+        job, voice = response.job, response.request.voice
         self._orders.put_nowait(_Order(due_s, next(self._numbers), job, text, voice, speech))
         self._has_ordered(job)
         return await speech
@@ -188,49 +189,79 @@ class ReadingStage:
                 if not _is_flex(order.job):
                     self._coming.add(order.job.job_id)
 
-    async def _send(
-        self, job: ServedJob, piece: Piece, speech: Speech, text: TokenPlaces, from_s: float
-    ) -> float:
-        """Send one piece's sound. Returns its duration in seconds."""
-        whole = self._at_output_rate(speech.pcm)
-        first, last = _sounding(whole)
-        pcm = whole[first:last]
-        shift_s, end_s = from_s - first / OUTPUT_RATE_HZ, from_s + len(pcm) / OUTPUT_RATE_HZ
+
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """The first words of a piece. complete_s: when the piece will be complete, at most, if its text
+    comes as fast as so far."""
+
+    piece: Piece
+    complete_s: float
+
+
+class _Response:
+    """
+    Args:
+        begins_early: its first words may sound before the rest of their piece has come.
+    Attributes:
+        pieces: that are complete, in order; None: there are no more.
+        begun: sound of the first words of the next piece, which was sent.
+    """
+
+    def __init__(
+        self, job: ServedJob, request: VocoderRequest, cutter: Pieces, begins_early: bool
+    ) -> None:
+        self.job, self.request = job, request
+        self.pieces: asyncio.Queue[Piece | _Beginning | None] = asyncio.Queue()
+        self.begun: PieceSound | None = None
+        self._cutter, self._text = cutter, TokenPlaces()
+        self._began_s, self._spoken_s = time.monotonic(), 0.0
+        self._text_since_s: float | None = None
+        self._may_begin = begins_early
+
+    def add_text(self, message: VocoderText) -> None:
+        now_s = time.monotonic()
+        if self._text_since_s is None:
+            self._text_since_s = now_s
+        self._text.add(message.text, message.n_tokens)
+        for piece in self._cutter.add(message.text):
+            self._may_begin = False
+            self.pieces.put_nowait(piece)
+        beginning = self._cutter.beginning(_BEGINNING_WORDS) if self._may_begin else None
+        if beginning is not None:
+            self._may_begin = False
+            per_word_s = (now_s - self._text_since_s) / (_BEGINNING_WORDS - 1)
+            n_more = Limits().first_most - _BEGINNING_WORDS
+            self.pieces.put_nowait(_Beginning(beginning, now_s + n_more * per_word_s))
+
+    def end_text(self) -> int:
+        """Returns the number of letters that the voice cannot speak."""
+        for piece in self._cutter.end():
+            self.pieces.put_nowait(piece)
+        self.pieces.put_nowait(None)
+        return self._cutter.n_unspeakable
+
+    def due_s(self, flex: FlexConfig) -> float:
+        """When its next piece is due; the first one goes before all responses that sound."""
+        if self.request.flex:
+            return flex_due_s(self._began_s, self._spoken_s, flex)
+        return self._began_s + self._spoken_s if self._spoken_s else 0.0
+
+    async def send(self, piece: Piece, sound: PieceSound) -> None:
         marks = [
-            (
-                text.up_to(piece, word.end),
-                min(shift_s + word.end_s, end_s),
-            )
-            for word in speech.words
+            (self._text.up_to(piece, word.end), self._spoken_s + word.end_s) for word in sound.words
         ]
         n = round(_MESSAGE_S * OUTPUT_RATE_HZ)
-        for begin in range(0, len(pcm), n):
-            end_s = from_s + (begin + n) / OUTPUT_RATE_HZ
-            is_last = begin + n >= len(pcm)
+        for begin in range(0, len(sound.pcm), n):
+            end_s = self._spoken_s + (begin + n) / OUTPUT_RATE_HZ
+            is_last = begin + n >= len(sound.pcm)
             ready = [mark for mark in marks if is_last or mark[1] <= end_s]
             marks = marks[len(ready) :]
-            await job.send(Pcm(job.job_id, pcm[begin : begin + n].tobytes(), ready))
-        return len(pcm) / OUTPUT_RATE_HZ
-
-    def _at_output_rate(self, pcm: np.ndarray) -> np.ndarray:
-        rate_hz = self._voice.sample_rate_hz
-        if rate_hz == OUTPUT_RATE_HZ:
-            return pcm
-        resampled: np.ndarray = soxr.resample(pcm, rate_hz, OUTPUT_RATE_HZ)
-        return resampled
+            pcm = sound.pcm[begin : begin + n].tobytes()
+            await self.job.send(Pcm(self.job.job_id, pcm, ready))
+        self._spoken_s += sound.duration_s
 
 
 def _is_flex(job: ServedJob) -> bool:
     assert isinstance(job.opener, VocoderRequest)
     return job.opener.flex
-
-
-def _sounding(pcm: np.ndarray) -> tuple[int, int]:
-    """The samples of a piece without the silence around it; all of them if it is silent."""
-    level = np.abs(pcm.astype(np.int32))
-    loud = np.flatnonzero(level * _SILENT > level.max(initial=0))
-    if not len(loud):
-        return 0, len(pcm)
-    first = int(loud[0]) - round(_LEAD_S * OUTPUT_RATE_HZ)
-    last = int(loud[-1]) + 1 + round(_TAIL_S * OUTPUT_RATE_HZ)
-    return max(0, first), min(len(pcm), last)

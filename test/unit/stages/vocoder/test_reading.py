@@ -12,6 +12,7 @@ from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderRequest, V
 from sglang_live.models.speech import Speech, SpokenWord
 from sglang_live.speakable.style import SpeechStyle
 from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.vocoder import reading
 from sglang_live.stages.vocoder.reading import ReadingStage
 
 # Of the fake voice: each character has the same duration.
@@ -22,6 +23,7 @@ class FakeVoice:
     """Sound is one sample value per piece; `gate` holds the worker back."""
 
     sample_rate_hz, voices, max_characters = OUTPUT_RATE_HZ, ("anna", "ben"), 1000
+    times_words = True
     style = SpeechStyle()
 
     def __init__(self):
@@ -250,3 +252,92 @@ async def test_silence_around_a_piece_is_cut_and_words_keep_their_time(stage):
     assert len(job.samples) == lead + word + tail
     assert job.samples[lead - 1 : lead + 1] == [1, 1000]
     assert job.marks == [(3, pytest.approx((lead + word) / OUTPUT_RATE_HZ))]
+
+
+class FakeTime:
+    """Stands still but for what a test adds."""
+
+    def __init__(self):
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    fake = FakeTime()
+    monkeypatch.setattr(reading, "time", fake)
+    return fake
+
+
+async def write(job: FakeJob, text: str, clock: FakeTime, word_s: float = 0.0) -> None:
+    """Give a text word by word."""
+    for n, word in enumerate(text.split(), 1):
+        job.text(word + " ", n)
+        while not job.given.empty():
+            await asyncio.sleep(0)
+        clock.now_s += word_s
+
+
+async def until_sound(job: FakeJob) -> None:
+    async with asyncio.timeout(20):
+        while not job.samples:
+            await asyncio.sleep(0.01)
+
+
+NEAR = round(0.012 * OUTPUT_RATE_HZ)  # two sounds are moved against each other
+LONG = "The main reason for that is that nothing else will ever be enough for all of us."
+
+
+async def test_the_first_words_sound_before_their_piece_has_come(stage, clock):
+    job = FakeJob("a")
+    running = asyncio.create_task(stage.run(job))
+    await write(job, "The main reason for that is", clock, word_s=0.05)
+    await until_sound(job)
+    assert [text for text, _ in VOICE.said] == ["The main reason for that"]
+    # Without the last word, which the voice shaped as an end.
+    assert len(job.samples) == SAMPLES_PER_CHARACTER * len("The main reason for")
+    job.text("clear now. ", 8)
+    job.end()
+    await running
+    whole = "The main reason for that is clear now."
+    assert [text for text, _ in VOICE.said] == ["The main reason for that", whole]
+    assert abs(len(job.samples) - SAMPLES_PER_CHARACTER * len(whole)) <= NEAR
+    tokens, ends_s = zip(*job.marks, strict=True)
+    assert tokens[:6] == (1, 2, 3, 4, 5, 6) and tokens[-1] == 8 and list(ends_s) == sorted(ends_s)
+    assert ends_s[-1] == pytest.approx(len(job.samples) / OUTPUT_RATE_HZ)
+    assert stage.load()["begun_early"] == 1
+
+
+async def test_text_that_comes_slower_than_speech_does_not_begin_early(stage, clock):
+    job = FakeJob("a")
+    running = asyncio.create_task(stage.run(job))
+    # The first words are over after 0.38 s, and seven more take 0.42 s.
+    await write(job, LONG, clock, word_s=0.06)
+    job.end()
+    await running
+    assert stage.load()["begun_early"] == 0
+    pieces = [text for text, _ in VOICE.said if not text.endswith("for that")]
+    assert len(job.samples) == SAMPLES_PER_CHARACTER * sum(map(len, pieces))
+
+
+async def test_a_voice_that_estimates_its_words_does_not_begin_early(stage, clock, monkeypatch):
+    monkeypatch.setattr(VOICE, "times_words", False)
+    job = FakeJob("a")
+    running = asyncio.create_task(stage.run(job))
+    await write(job, LONG, clock)
+    job.end()
+    await running
+    assert all(not text.endswith("for that") for text, _ in VOICE.said)
+
+
+async def test_a_text_that_ends_with_its_first_words_is_said_once(stage, clock):
+    job = FakeJob("a")
+    running = asyncio.create_task(stage.run(job))
+    await write(job, "The main reason for that", clock)
+    await until_sound(job)
+    job.end()
+    await running
+    assert abs(len(job.samples) - SAMPLES_PER_CHARACTER * len("The main reason for that.")) <= NEAR
+    assert [n for n, _ in job.marks] == [1, 2, 3, 4, 5]
