@@ -122,7 +122,7 @@ class ReadingStage:
                 await response.send(piece, sound)
 
     async def _begin(self, response: "_Response", beginning: "_Beginning") -> None:
-        """Send the first words of a piece, unless the piece is there or may come too late."""
+        """Send the first words of a piece, unless it is there, or would be there too late."""
         if not response.pieces.empty():
             return
         ordered_s = time.monotonic()
@@ -130,9 +130,9 @@ class ReadingStage:
         if len(sound.words) < _BEGINNING_WORDS:
             return  # words without sound
         sound, now_s = sound.without_last_word(), time.monotonic()
-        n_more = Limits().first_most / _BEGINNING_WORDS
-        rest_s = beginning.complete_s + n_more * (now_s - ordered_s)
-        if response.pieces.empty() and rest_s <= now_s + sound.duration_s:
+        complete_s = beginning.complete_s if response.pieces.empty() else now_s
+        rest_takes_s = Limits().first_most / _BEGINNING_WORDS * (now_s - ordered_s)
+        if max(complete_s, now_s) + rest_takes_s <= now_s + sound.duration_s:
             self._counts["begun_early"] += 1
             response.begun = sound
             await response.send(beginning.piece, sound)
