@@ -202,7 +202,7 @@ class Users:
         await asyncio.sleep(max(0.0, began_s + accesses[0].speech_s - time.monotonic()))
         for access in accesses:
             monitor.speech_started(self._clock.now_s())
-            await asyncio.sleep(access.request_s - access.speech_s)
+            await self._speak(monitor, access.request_s - access.speech_s)
             monitor.speech_stopped("silence")
             playback = listener.begin(f"{name}-{access.turn}")
             hearing = asyncio.create_task(listener.hear(playback, access.playback_s))
@@ -213,6 +213,12 @@ class Users:
         monitor.close()
         await self._client.post("/close_session", json={"session_id": name})
         return times
+
+    async def _speak(self, monitor: SessionMonitor, duration_s: float) -> None:
+        end_s = self._clock.now_s() + duration_s
+        while (left_s := end_s - self._clock.now_s()) > 0:
+            await asyncio.sleep(min(left_s, 1.0))
+            monitor.speech_continues()
 
     async def _turn(
         self,

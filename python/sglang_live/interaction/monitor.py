@@ -7,7 +7,6 @@ own wakes at the moments at which playback starts or runs out.
 """
 
 import asyncio
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,27 +20,13 @@ from sglang_live.interaction.vad import EndReason
 from sglang_live.orchestrator.session import VoiceSession
 from sglang_live.telemetry.metrics import GatewayMetrics
 
-log = logging.getLogger(__name__)
-
-# Steps of a turn; what comes many times in one is in the timeline alone.
-_LOGGED = frozenset(
-    {
-        "speech_started",
-        "speech_stopped",
-        "turn_committed",
-        "response_created",
-        "first_audio",
-        "response_done",
-        "barge_in",
-        "stopped",
-        "truncated",
-    }
-)
 # A stage step begins anywhere within a codec frame, so a finer report would change no decision.
 REPORT_TOLERANCE_S = 0.08
 # The onset of the user's next speech cannot be predicted more closely than this.
 NEXT_USE_TOLERANCE_S = 0.5
 _SENT_EVERY_S = 0.2
+# Shorter than the time for which the thinker protects the KV of a user who speaks.
+_SPEECH_EVERY_S = 4.0
 # Audio that the encoder keeps until its next frame is complete, at most.
 _ENCODER_DELAY_S = 0.05
 # A client may create one response after another and play them in order.
@@ -83,6 +68,7 @@ class SessionMonitor:
         self._reported = _PlaybackReport(0.0, False, 0.0)
         self._reported_end_s = float("-inf")  # end of playback as last reported to the stages
         self._played_out_s: float | None = None
+        self._speech_reported_s = float("-inf")
         self._watcher: asyncio.Task[None] | None = None
         self._wakes_s = 0.0
         session.watch(self._stream_changed)
@@ -90,7 +76,7 @@ class SessionMonitor:
     # --- the user ---
 
     def speech_suspected(self, onset_s: float) -> None:
-        self._session.report_speech()
+        self._report_speech()
         self._note("speech_suspected", onset_t_s=self.timeline.t_s(onset_s))
 
     def speech_dismissed(self) -> None:
@@ -98,13 +84,22 @@ class SessionMonitor:
         self._note("speech_dismissed")
 
     def speech_started(self, onset_s: float) -> None:
-        self._session.report_speech()
+        self._report_speech()
         self._note("speech_started", onset_t_s=self.timeline.t_s(onset_s))
         if self._played_out_s is not None and not any(map(self.audible, self.playbacks)):
             gap_s = max(0.0, onset_s - self._played_out_s)
             self.user_stats.add_gap(gap_s)
             self._report_next_use(self._clock.now_s(), observed_gap_s=gap_s)
         self._played_out_s = None
+
+    def speech_continues(self) -> None:
+        """More audio has come, and the turn goes on."""
+        if self._clock.now_s() - self._speech_reported_s >= _SPEECH_EVERY_S:
+            self._report_speech()
+
+    def _report_speech(self) -> None:
+        self._speech_reported_s = self._clock.now_s()
+        self._session.report_speech()
 
     def speech_stopped(self, reason: EndReason) -> None:
         self._metrics.turn_ends.labels(reason).inc()
@@ -384,11 +379,3 @@ class SessionMonitor:
         if playback:
             facts = {"response": playback.response_id, **facts}
         self.timeline.add(event, self._clock.now_s(), **facts)
-        if event in _LOGGED:
-            log.info(event + "".join(map(_field, facts.items())), *facts.values())
-
-
-def _field(fact: tuple[str, Any]) -> str:
-    """Its part of a log line's template."""
-    name, value = fact
-    return f" {name}=%.3f" if isinstance(value, float) else f" {name}=%s"

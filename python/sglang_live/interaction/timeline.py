@@ -33,17 +33,34 @@ Every event is {"t_s": seconds since the session began, "event": name} with more
 """
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
+log = logging.getLogger(__name__)
+
 MAX_EVENTS = 5000
+# Steps of a turn; what comes many times in one is in the timeline alone.
+_LOGGED = frozenset(
+    {
+        "speech_started",
+        "speech_stopped",
+        "turn_committed",
+        "response_created",
+        "first_audio",
+        "response_done",
+        "barge_in",
+        "stopped",
+        "truncated",
+    }
+)
 
 
 class Timeline:
     def __init__(
         self, session_id: str, *, began_s: float, began_unix_s: float, keeps: bool = True
     ) -> None:
-        """keeps: False: no event is kept, because the timeline will not be written."""
+        """keeps: False: events are only logged, because the timeline will not be written."""
         self._session_id = session_id
         self._began_s, self._began_unix_s = began_s, began_unix_s
         self._keeps = keeps
@@ -51,6 +68,8 @@ class Timeline:
         self._n_dropped = 0
 
     def add(self, event: str, at_s: float, **facts: Any) -> None:
+        if event in _LOGGED:
+            log.info(event + "".join(map(_field, facts.items())), *facts.values())
         if not self._keeps:
             return
         if len(self._events) >= MAX_EVENTS:
@@ -80,3 +99,9 @@ class Timeline:
             path.unlink(missing_ok=True)  # a partial document cannot be read
             raise
         return path
+
+
+def _field(fact: tuple[str, Any]) -> str:
+    """Its part of a log line's template."""
+    name, value = fact
+    return f" {name}=%.3f" if isinstance(value, float) else f" {name}=%s"

@@ -147,6 +147,14 @@ async def test_speech_and_suspicion_are_passed_on(world):
     assert world.stages.n_speech == 1
 
 
+async def test_speech_that_goes_on_is_passed_on_every_four_seconds(world):
+    world.monitor.speech_started(100.0)
+    for _ in range(90):
+        await world.advance(0.1)
+        world.monitor.speech_continues()
+    assert world.stages.n_speech == 3
+
+
 async def test_user_stats_follow_interruptions_and_response_gaps(world):
     user_stats = world.monitor.user_stats
     playback = world.respond("r1")

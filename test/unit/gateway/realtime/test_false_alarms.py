@@ -7,7 +7,7 @@ import pytest
 from sglang_live.core import AudioDelta, TranscriptDelta
 from test.unit.gateway.fakes import paced, spoken, tone, types, voice
 
-from .playout_world import COUGH, DELTA, SILENCE_300MS, STARTED, WORDS, World, start
+from .playout_world import COUGH, DELTA, SILENCE_1S, SILENCE_300MS, STARTED, WORDS, World, start
 
 
 async def test_a_cough_holds_the_audio_and_then_releases_it():
@@ -48,6 +48,20 @@ async def test_a_voice_that_goes_on_is_a_barge_in_and_the_held_audio_is_dropped(
         assert DELTA not in types(events)
     assert world.value("audio_dropped_seconds_total") == pytest.approx(0.4)
     assert world.value("false_alarms_total") == 0
+
+
+async def test_the_stages_learn_again_that_a_user_still_speaks():
+    """Otherwise a long turn would lose the KV that it is about to need."""
+    world = World(spoken("Yes?"))
+    async with world.connect() as client:
+        for _ in range(30):
+            client.append(voice(500))
+            await world.play(client, 0.5)
+        began, told = 1, world.session.n_speech
+        assert told == began + 3  # every 4 s of 15
+        client.append(SILENCE_1S)
+        await client.until("response.done")
+        assert world.session.n_speech == told
 
 
 async def test_with_the_window_off_the_first_onset_interrupts():

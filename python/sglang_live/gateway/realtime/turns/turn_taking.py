@@ -137,9 +137,8 @@ class TurnTaking:
             ClientEventError: the audio is malformed or too long.
             BufferFullError: the buffer is full, and only the client can empty it.
         """
-        form = self.config.input_format
-        max_bytes = self.gateway.max_append_bytes
-        raw = decode_base64(event.audio, form, max_bytes=max_bytes, param="audio")
+        form, limit = self.config.input_format, self.gateway.max_append_bytes
+        raw = decode_base64(event.audio, form, max_bytes=limit, param="audio")
         if self._detector is None and not self.frames.on:
             self._buffer.check_room(int(form.duration_ms(len(raw)) * SAMPLES_PER_MS))
         slice_bytes = form.n_bytes(_SLICE_MS)
@@ -151,6 +150,7 @@ class TurnTaking:
                 await self._listen()
         if self._detector is not None and self._detector.speaking:
             self._missing_audio.heard(self._detector.settings.silence_duration_ms / 1000)
+            self.monitor.speech_continues()
 
     def commit(self) -> None:
         """End the turn at the client's request; the client creates the response, too.
