@@ -10,6 +10,7 @@ from benchmark.simulate.spec import ServerSpec
 from benchmark.simulate.users import UserSettings
 from sglang_live.device_model.model import load_device_model
 from sglang_live.errors import BadInputError
+from sglang_live.stages.vocoder.config import VocoderConfig
 
 H100 = ROOT / "deploy" / "device_models" / "h100_qwen3_omni.toml"
 
@@ -22,8 +23,12 @@ class SimulateConfig:
         barge_in: shares of interrupted responses, one load each.
         devices: 1: all stages share a device; 3: each has its own.
         thinker_tokens, talker_tokens: KV pools.
+        host_tokens: of the thinker in host memory; 0: there is no such tier.
         header_tokens: instructions of a session.
+        overlap: as without --disable-overlap-schedule.
+        first_chunks: first chunks of a response in the vocoder, --vocoder.n-first-chunks.
         frames_per_token: codec frames for each token of text; 1 as with --drawn-replies.
+        reply_scale: factor of the durations in reply_durations.
         against: document of voice_load on a modelled device to be compared with.
         frontier: whether the capacity of each arm is searched.
         picture: file for the curves.
@@ -39,8 +44,12 @@ class SimulateConfig:
     devices: int = 1
     thinker_tokens: int = 200_000
     talker_tokens: int = 100_000
+    host_tokens: int = 0
     header_tokens: int = 200
+    overlap: bool = True
+    first_chunks: int = VocoderConfig().n_first_chunks
     frames_per_token: float = 1.0
+    reply_scale: float = 1.0
     reply_durations: Path = WORKLOADS / "demo_reply_durations.json"
     against: Path | None = None
     frontier: bool = False
@@ -51,8 +60,8 @@ class SimulateConfig:
         load_device_model(self.device_model)
         if self.devices not in (1, 3):
             raise ValueError("--devices is 1, shared by all stages, or 3")
-        if self.frames_per_token < 1:
-            raise ValueError("--frames-per-token is at least 1")
+        if self.frames_per_token < 1 or self.reply_scale <= 0:
+            raise ValueError("--frames-per-token is at least 1, --reply-scale positive")
         for barge_in in self.barge_in:
             self.load(barge_in)
 
@@ -77,12 +86,19 @@ class SimulateConfig:
             n_devices=self.devices,
             thinker_tokens=self.thinker_tokens,
             talker_tokens=self.talker_tokens,
+            host_tokens=self.host_tokens,
             header_tokens=self.header_tokens,
+            overlap=self.overlap,
+            vocoder=VocoderConfig(n_first_chunks=self.first_chunks),
         )
 
     @property
     def users(self) -> UserSettings:
-        return UserSettings(frames_per_token=self.frames_per_token)
+        return UserSettings(
+            frames_per_token=self.frames_per_token,
+            reply_scale=self.reply_scale,
+            timeout_s=60.0 * max(1.0, self.reply_scale),
+        )
 
     def with_sessions(self, *sessions: int) -> "SimulateConfig":
         return replace(self, sessions=sessions)
@@ -113,8 +129,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--devices", type=int, default=own.devices, help="1: shared by all stages; 3: one each")
     add("--thinker-tokens", type=int, default=own.thinker_tokens, metavar="N", help="KV pool")
     add("--talker-tokens", type=int, default=own.talker_tokens, metavar="N", help="KV pool")
+    add("--host-tokens", type=int, default=own.host_tokens, metavar="N", help="on the host")
     add("--header-tokens", type=int, default=own.header_tokens, metavar="N", help="instructions")
+    add("--disable-overlap-schedule", dest="overlap", action="store_false", help="as the server's")
+    add("--first-chunks", type=int, default=own.first_chunks, metavar="N", help="of the vocoder")
     add("--frames-per-token", type=float, default=own.frames_per_token, metavar="X")
+    add("--reply-scale", type=float, default=own.reply_scale, metavar="X")
     add("--reply-durations", type=Path, default=own.reply_durations, metavar="FILE")
     add("--against", type=Path, metavar="DOCUMENT", help="compare with a voice_load of the engine")
     add("--frontier", action="store_true", help="search how many users each arm serves")

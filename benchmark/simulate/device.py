@@ -19,9 +19,11 @@ class Device:
         self.busy_s: Counter[str] = Counter()
         self.n_batches: Counter[str] = Counter()
 
-    def book(self, stage: str, cost_s: float, launched_s: float) -> float:
-        """Append work. Returns the time at which it ends."""
-        self._free_s = max(launched_s, self._free_s) + cost_s
+    def book(
+        self, stage: str, cost_s: float, launched_s: float, not_before_s: float = 0.0
+    ) -> float:
+        """Append work. Returns the time at which it ends, not_before_s at the earliest."""
+        self._free_s = max(max(launched_s, self._free_s) + cost_s, not_before_s)
         self.busy_s[stage] += cost_s
         self.n_batches[stage] += 1
         return self._free_s

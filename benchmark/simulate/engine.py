@@ -22,6 +22,7 @@ from sglang_live.device_model.costs import EngineCosts
 _IDLE_WAIT_S = 0.02
 _LEAST_WAIT_S = 0.001
 _PEER_VALID_S = 0.1
+_N_LAYERS = 48  # of Qwen3-Omni's thinker
 
 
 @dataclass(slots=True)
@@ -250,7 +251,12 @@ class Engine:
             req.n_in_flight += 1
             if req is not self._prefill.partial:
                 complete.append(req)
-        done_s = self._device.book(self.spec.name, cost_s, now_s)
+        # On a GPU each layer waits for its own KV: the last one computes after its load.
+        loads_s = [req.load() for req, _ in items if req.load is not None]
+        for req, _ in items:
+            req.load = None
+        not_before_s = max(loads_s, default=0.0) + cost_s / _N_LAYERS if loads_s else 0.0
+        done_s = self._device.book(self.spec.name, cost_s, now_s, not_before_s)
         return Batch(
             reqs=[req for req, _ in items],
             is_prefill=True,

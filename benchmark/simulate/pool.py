@@ -1,5 +1,6 @@
 """The KV pool of one engine, in tokens."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -7,11 +8,20 @@ class PoolFullError(RuntimeError):
     """The load needs more KV than the pool has, and nothing can be evicted for it."""
 
 
+def _nothing() -> int:
+    return 0
+
+
+def _evict_nothing(n_tokens: int) -> None:
+    """Without a tier no KV is evicted."""
+
+
 @dataclass(slots=True, kw_only=True)
 class KvPool:
     """
     total, used: tokens. What the radix tree could evict counts as free.
     rows, rows_used: request rows.
+    evictable, evict: tokens of idle sessions, and what evicts some of them; see tiers.py.
     """
 
     name: str
@@ -20,10 +30,12 @@ class KvPool:
     used: int = 0
     rows_used: int = 0
     most_used: int = 0
+    evictable: Callable[[], int] = _nothing
+    evict: Callable[[int], None] = _evict_nothing
 
     @property
     def free(self) -> int:
-        return self.total - self.used
+        return self.total - self.used + self.evictable()
 
     @property
     def free_rows(self) -> int:
@@ -32,11 +44,13 @@ class KvPool:
     def take(self, n_tokens: int) -> None:
         """Raises PoolFullError if fewer are free."""
         self.used += n_tokens
-        self.most_used = max(self.most_used, self.used)
+        if self.used > self.total:
+            self.evict(self.used - self.total)
         if self.used > self.total:
             raise PoolFullError(
                 f"the {self.name}'s pool of {self.total} tokens is full: simulate a larger one"
             )
+        self.most_used = max(self.most_used, self.used)
 
     def release(self, n_tokens: int) -> None:
         self.used -= n_tokens

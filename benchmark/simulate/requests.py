@@ -1,6 +1,7 @@
 """A request of an engine, and the batches it is in."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ class Request:
         audio_s: audio that its prefill encodes.
         owner: the job in the pipeline.
         keeps_prefix: its cached tokens are a session's, which the pool counts already.
+        load: begins the load of cached tokens that are on the host, and returns its end.
         n_text: input tokens that have come, for a talker.
         kv: tokens it holds. n_steps: decode steps that were launched.
         computed: tokens of the prompt that were launched.
@@ -35,6 +37,7 @@ class Request:
     owner: Any
     audio_s: float = 0.0
     keeps_prefix: bool = False
+    load: Callable[[], float] | None = None
     managed: bool = True
     n_text: float = math.inf
     kv: int = 0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from benchmark.load.config import WORKLOADS, LoadConfig, Run
 from benchmark.load.point import RunResult, Workload
+from benchmark.load.response_lengths import ResponseLengths
 from benchmark.simulate.events import Events
 from benchmark.simulate.server import Server
 from benchmark.simulate.spec import ServerSpec
@@ -56,7 +57,7 @@ class World:
 
     def __init__(self, load: LoadConfig, server: ServerSpec, settings: UserSettings):
         self._load, self._server, self._settings = load, server, settings
-        self._workload = Workload.load(load)
+        self._workload = _scaled(Workload.load(load), settings.reply_scale)
         self._clips = clips_of(self._workload)
 
     def simulate(self, run: Run) -> Simulated:
@@ -68,6 +69,16 @@ class World:
         users = [User(plan, self._clips, server, self._settings) for plan in plans]
         events.run()
         return _simulated(run, server, users)
+
+
+def _scaled(workload: Workload, factor: float) -> Workload:
+    """The workload with responses of another length, which are interrupted as much later."""
+    durations_s = factor * workload.interruptions.response_durations_s
+    return replace(
+        workload,
+        interruptions=replace(workload.interruptions, response_durations_s=durations_s),
+        response_lengths=ResponseLengths(durations_s),
+    )
 
 
 def _simulated(run: Run, server: Server, users: list[User]) -> Simulated:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 
 from benchmark.simulate.device import Device
-from benchmark.simulate.engine import Engine, EngineSpec, PeerBoard
+from benchmark.simulate.engine import Engine, PeerBoard
 from benchmark.simulate.events import Events
 from benchmark.simulate.playback import ProgressFeed
 from benchmark.simulate.pool import KvPool
@@ -16,6 +16,7 @@ from benchmark.simulate.requests import Request
 from benchmark.simulate.sessions import TALKER_PREFIX_TOKENS, Session, Sessions
 from benchmark.simulate.spec import ServerSpec
 from benchmark.simulate.startup import StartupDelays
+from benchmark.simulate.tiers import Tiers
 from benchmark.simulate.turn import Listening, Turn, TurnSpec
 from benchmark.simulate.vocoder import Vocoder
 from sglang_live.bridge.rounds import rounds_of
@@ -43,23 +44,6 @@ class Server:
             KvPool(name="thinker", total=spec.thinker_tokens, rows=rows),
             KvPool(name="talker", total=spec.talker_tokens, rows=rows),
         ]
-        specs = [
-            EngineSpec(
-                name="thinker",
-                costs=spec.model.thinker,
-                chunk_tokens=spec.chunk_tokens,
-                overlap=spec.overlap,
-                host_s=spec.host.thinker_round_s,
-                later=("talker",) if shared else (),
-            ),
-            EngineSpec(
-                name="talker",
-                costs=spec.model.talker,
-                chunk_tokens=spec.chunk_tokens,
-                overlap=spec.overlap,
-                host_s=spec.host.talker_round_s,
-            ),
-        ]
         constants = spec.thinker_policy, spec.talker_policy
         self.thinker, self.talker = (
             Engine(
@@ -72,11 +56,12 @@ class Server:
                 peers,
             )
             for at, (engine, pool, config, consumer) in enumerate(
-                zip(specs, pools, constants, (_Tokens(self), _Frames(self)), strict=True)
+                zip(spec.engines, pools, constants, (_Tokens(self), _Frames(self)), strict=True)
             )
         )
         self.vocoder = Vocoder(events, devices[-1], spec.model.vocoder, spec.vocoder)
-        self.sessions = Sessions(pools[0], policies, spec.header_tokens)
+        tiers = Tiers(spec.tier(policies), events, pools[0]) if policies.next_use else None
+        self.sessions = Sessions(pools[0], policies, spec.header_tokens, tiers)
         self.thinker_feed = ProgressFeed(events, self.thinker, spec.host.report_s)
         self.talker_feed = ProgressFeed(events, self.talker, spec.host.report_s)
         self._startup = StartupDelays(events) if policies.startup_delay else None
@@ -148,6 +133,9 @@ class Server:
             owner=turn,
             keeps_prefix=True,
         )
+        tiers = self.sessions.tiers
+        if tiers is not None and tiers.on_host(turn.session):
+            turn.thinker.load = tiers.load(turn.session)
         n_talker = turn.session.talker_prompt + TALKER_PREFIX_TOKENS
         n_new = prompt.n_user + TALKER_PREFIX_TOKENS
         turn.talker = Request(
@@ -216,11 +204,12 @@ class Server:
         session = turn.session
         self.thinker_feed.forget(req.rid)
         n_kept = req.prompt_tokens - self.sessions.header + req.n_out
-        held = req.kv - self.sessions.header if req.computed else session.n_tokens
+        held = req.kv - self.sessions.header if req.computed else session.n_device
         self.thinker.pool.release(max(0, held - n_kept))
         n_kept = min(n_kept, held)
         self.sessions.ended(session, n_kept, req.n_out, aborted=req.is_aborted)
         turn.thinker_ended = True
+        self._expect(turn)
         if turn.is_over:
             self._keep_heard(turn)
         self._complete(turn)
@@ -325,6 +314,24 @@ class Server:
         if turn.thinker_ended:
             self._keep_heard(turn)
             self._go_on(turn)
+
+    def speech_started(self, session: Session) -> None:
+        """The user speaks; over a response that is audible it is an interruption."""
+        turn, tiers = self._turns.get(session.session_id), self.sessions.tiers
+        if turn is not None and turn.is_over and turn.playback.is_over:
+            gap_s = max(0.0, self.events.now_s() - turn.playback.clock.dry_at_s)
+            session.stats.add_gap(gap_s)
+            if tiers is not None:
+                tiers.expect(session, 0.0, gap_s)
+        if tiers is not None:
+            tiers.speech_started(session)
+
+    def _expect(self, turn: Turn) -> None:
+        """Tell when the user will have heard all of the text that the thinker has made."""
+        if self.sessions.tiers is not None and turn.thinker is not None:
+            heard_s = turn.playback.clock.heard_s(self.events.now_s())
+            to_play_s = 0.0 if turn.is_over else turn.n_tokens * turn.per_token_s - heard_s
+            self.sessions.tiers.expect(turn.session, to_play_s)
 
     def _keep_heard(self, turn: Turn) -> None:
         assert turn.thinker is not None

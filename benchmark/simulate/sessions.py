@@ -6,11 +6,15 @@ generated is truncated with the policy `truncate`, and otherwise the session is 
 """
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from benchmark.simulate.pool import KvPool
 from sglang_live.interaction.user_stats import UserPrior, UserStats
 from sglang_live.kv.retention import RetentionConfig, compaction_of, media_after
 from sglang_live.policy.policies import Policies
+
+if TYPE_CHECKING:
+    from benchmark.simulate.tiers import Tiers
 
 # Markup of Qwen3-Omni around a user's clip and before the response, and behind a response; prompt
 # positions of the talker before its first frame (models/speech_lm/talker_ids.py).
@@ -22,7 +26,8 @@ AUDIO_TOKENS_PER_S = 12.5
 class Session:
     """
     Attributes:
-        n_tokens: KV of the engine session behind the instructions; 0 after it was lost.
+        n_tokens: the engine session behind the instructions; 0 after it was lost.
+        n_device, n_host: how many of them, from the begin on, have KV there.
         history: tokens of the conversation as the gateway has it, without instructions.
         media: spans of audio in the session's KV.
         talker_prompt: user messages in the talker's prompt, in tokens.
@@ -31,6 +36,8 @@ class Session:
     session_id: str
     stats: UserStats
     n_tokens: int = 0
+    n_device: int = 0
+    n_host: int = 0
     history: int = 0
     talker_prompt: int = 0
     is_closed: bool = False
@@ -41,6 +48,7 @@ class Session:
 class Prompt:
     """A turn's request to the thinker. Tokens without the instructions'.
 
+    n_cached: with KV on the device, or on the host. n_new: to compute.
     n_user: tokens of the user's message alone.
     """
 
@@ -53,10 +61,11 @@ class Sessions:
     """
     Args:
         header: tokens of the instructions, which all sessions share in the radix tree.
+        tiers: None: KV stays on the device until its session is closed.
     """
 
-    def __init__(self, pool: KvPool, policies: Policies, header: int):
-        self._pool, self._policies, self.header = pool, policies, header
+    def __init__(self, pool: KvPool, policies: Policies, header: int, tiers: "Tiers | None"):
+        self._pool, self._policies, self.header, self.tiers = pool, policies, header, tiers
         self._prior = UserPrior()
         self._retention = RetentionConfig(sink_tokens=header)
         self.n_rebuilt = 0
@@ -72,16 +81,17 @@ class Sessions:
         """The prompt of the next turn; its user message joins the history."""
         n_audio = round(audio_s * AUDIO_TOKENS_PER_S)
         n_user = n_audio + TURN_MARKUP_TOKENS
-        before = session.history
+        before, n_cached = session.history, session.n_device
         n_end = END_MARKUP_TOKENS if before else 0
+        if self.tiers is not None:
+            self.tiers.begin(session)
+            n_cached += self.tiers.on_host(session)
         if session.n_tokens == 0 and before:
             self.n_rebuilt += 1
             session.media = []
-            n_new = before + n_end + n_user
-        else:
-            n_new = n_end + n_user
-        n_cached = session.n_tokens
-        first = n_cached + n_new - n_audio - TURN_MARKUP_TOKENS // 2
+            session.n_tokens = before
+        n_new = session.n_tokens - n_cached + n_end + n_user
+        first = session.n_tokens + n_end + TURN_MARKUP_TOKENS // 2
         session.media.append((first, first + n_audio))
         session.history = before + n_end + n_user
         window = self._retention.window_tokens if self._policies.retention else 1 << 30
@@ -90,12 +100,14 @@ class Sessions:
 
     def ended(self, session: Session, n_tokens: int, n_response: int, *, aborted: bool) -> None:
         """The turn's request has ended, and holds n_tokens, n_response of them its output."""
-        session.n_tokens = n_tokens
+        session.n_tokens = session.n_device = n_tokens
         session.history += n_response
         if aborted or session.is_closed:
             self._lose(session)
-        else:
-            self._compact(session)
+            return
+        self._compact(session)
+        if self.tiers is not None:
+            self.tiers.end(session)
 
     def heard(self, session: Session, n_response: int, n_heard: int) -> None:
         """The user has heard the first n_heard tokens of a response, and will not hear the rest."""
@@ -104,15 +116,24 @@ class Sessions:
         if not unheard or not session.n_tokens:
             return
         if self._policies.truncate:
-            n_dropped = min(unheard, session.n_tokens)
-            session.n_tokens -= n_dropped
-            self._pool.release(n_dropped)
+            self._shorten(session, min(unheard, session.n_tokens))
         else:
             self._lose(session)
 
+    def _shorten(self, session: Session, n_tokens: int) -> None:
+        """Drop n_tokens, of those on the device if they are."""
+        session.n_tokens -= n_tokens
+        over = max(0, session.n_device - session.n_tokens)
+        session.n_device -= over
+        self._pool.release(over)
+        if self.tiers is not None:
+            self.tiers.changed(session)
+
     def _lose(self, session: Session) -> None:
-        self._pool.release(session.n_tokens)
-        session.n_tokens = 0
+        self._pool.release(session.n_device)
+        session.n_tokens = session.n_device = 0
+        if self.tiers is not None:
+            self.tiers.forget(session)
 
     def _compact(self, session: Session) -> None:
         if not self._policies.retention:
@@ -129,8 +150,7 @@ class Sessions:
             slack_tokens=self._retention.slack_tokens,
         )
         if found is not None:
-            session.n_tokens -= found.n_tokens
             session.history -= found.n_tokens
             kept = media_after(found, media)
             session.media = [(first - header, behind - header) for first, behind in kept]
-            self._pool.release(found.n_tokens)
+            self._shorten(session, found.n_tokens)

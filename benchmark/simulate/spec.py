@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass, field
 
+from benchmark.simulate.engine import EngineSpec
+from benchmark.simulate.tiers import TierSpec
 from sglang_live.device_model.model import DeviceModel
 from sglang_live.policy.config import TALKER, THINKER, PolicyConfig
+from sglang_live.policy.policies import Policies
 from sglang_live.stages.vocoder.config import VocoderConfig
 
 
@@ -35,6 +38,7 @@ class ServerSpec:
     n_devices: 1: all stages share one; 3: each has its own.
     thinker_tokens, talker_tokens: KV pools.
     header_tokens: of the instructions.
+    host_tokens: of the thinker's KV in host memory, with the policy next-use.
     chunk_tokens: of a prefill of either engine.
     overlap: of scheduler and device, in both engines.
     thinker_policy, talker_policy: constants of the policies, for experiments.
@@ -44,6 +48,7 @@ class ServerSpec:
     n_devices: int = 1
     thinker_tokens: int = 200_000
     talker_tokens: int = 100_000
+    host_tokens: int = 0
     header_tokens: int = 200
     chunk_tokens: int = 8192
     overlap: bool = True
@@ -52,3 +57,32 @@ class ServerSpec:
     host: HostTimes = field(default_factory=HostTimes)
     thinker_policy: PolicyConfig = THINKER
     talker_policy: PolicyConfig = TALKER
+
+    @property
+    def engines(self) -> tuple[EngineSpec, EngineSpec]:
+        """Thinker and talker."""
+        shared = self.n_devices == 1
+        thinker = EngineSpec(
+            name="thinker",
+            costs=self.model.thinker,
+            chunk_tokens=self.chunk_tokens,
+            overlap=self.overlap,
+            host_s=self.host.thinker_round_s,
+            later=("talker",) if shared else (),
+        )
+        talker = EngineSpec(
+            name="talker",
+            costs=self.model.talker,
+            chunk_tokens=self.chunk_tokens,
+            overlap=self.overlap,
+            host_s=self.host.talker_round_s,
+        )
+        return thinker, talker
+
+    def tier(self, policies: Policies) -> TierSpec:
+        return TierSpec(
+            link=self.model.link,
+            token_bytes=self.model.thinker.kv_token_bytes,
+            host_tokens=self.host_tokens,
+            preloads=policies.preload,
+        )

@@ -15,6 +15,9 @@ from benchmark.simulate.turn import Listening, TurnSpec
 from sglang_live.client.turn_record import BARGE_IN, MS_PER_S, TurnRecord
 from sglang_live.errors import CapacityError
 
+# Voice that starts a turn (min_speech_ms of interaction/vad.py).
+_STARTED_S = 0.096
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
@@ -34,11 +37,13 @@ class UserSettings:
     barge_in_s: from the onset of the user's voice until playback stops; median of the runs of
         voice_load_cpu_2026-11-24_barge_in.json.
     frames_per_token: codec frames for each token of the thinker.
+    reply_scale: factor of the drawn durations of responses.
     timeout_s: time that a turn may take beyond the user's speech.
     """
 
     barge_in_s: float = 0.263
     frames_per_token: float = 1.0
+    reply_scale: float = 1.0
     timeout_s: float = 60.0
 
 
@@ -100,10 +105,15 @@ class User:
             interrupted.onset_s = onset_s
             stop_s = onset_s + self._settings.barge_in_s
             self._events.at(stop_s, lambda: self._stop(interrupted))
+        self._events.at(turn.start_s + turn.clip.onset_s + _STARTED_S, self._speech_started)
         known_s = turn.finished_s + turn.clip.end_known_s
         self._events.at(known_s, lambda: self._end_of_turn(turn))
         limit_s = turn.start_s + turn.clip.duration_s + self._settings.timeout_s
         self._events.at(limit_s, lambda: self._time_out(turn))
+
+    def _speech_started(self) -> None:
+        if self._session is not None:
+            self._server.speech_started(self._session)
 
     def _end_of_turn(self, turn: _Spoken) -> None:
         assert self._session is not None

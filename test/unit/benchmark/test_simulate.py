@@ -102,6 +102,21 @@ def test_an_interrupted_response_ends_and_its_memory_is_released(arm):
         assert (pool.used, pool.rows_used) == (0, 0)
 
 
+def test_without_overlap_a_batch_is_launched_when_the_one_before_it_has_ended():
+    spec = ServerSpec(model=MODEL, host=NO_HOST)
+    plans = [plan(n, 40, 30, start_s=0.1 * n) for n in range(8)]
+    with_overlap, without = (
+        run_users("off", *plans, spec=replace(spec, overlap=overlap)) for overlap in (True, False)
+    )
+    assert with_overlap[0].n_frames == without[0].n_frames
+    waits = [
+        sum(row.record.ttfp_ms for user in users for row in user.rows)
+        for _, users in (with_overlap, without)
+    ]
+    # A new prompt has one batch of its engine less before it on the device.
+    assert waits[1] < waits[0]
+
+
 def test_without_truncate_an_interruption_costs_the_conversation_again():
     plans = [plan(0, 100, 20, cut_s=1.0)]
     assert run_users("off", *plans)[0].sessions.n_rebuilt == 1
@@ -112,6 +127,30 @@ def test_pacing_makes_less_speech_that_is_not_heard():
     plans = [plan(n, 190, 20, start_s=0.3 * n, cut_s=1.0) for n in range(4)]
     free, paced = (run_users(arm, *plans)[0].n_frames for arm in ("off", "urgency+pacing"))
     assert paced < 0.8 * free
+
+
+@pytest.mark.parametrize(
+    ("arm", "host_tokens", "counted"),
+    [
+        ("urgency+truncate+next-use", 0, "tokens_lost"),
+        ("urgency+truncate+next-use", 10_000, "tokens_loaded"),
+        ("urgency+truncate+next-use+preload", 10_000, "tokens_preloaded"),
+    ],
+)
+def test_idle_sessions_are_evicted_and_their_next_turns_get_their_kv_again(
+    arm, host_tokens, counted
+):
+    spec = ServerSpec(model=MODEL, host=NO_HOST, thinker_tokens=700, host_tokens=host_tokens)
+    plans = [plan(n, 60, 50, 40, start_s=1.1 * n) for n in range(8)]
+    server, users = run_users(arm, *plans, spec=spec)
+    records = [row.record for user in users for row in user.rows]
+    assert [r.status for r in records] == ["completed"] * 24
+    counts = server.sessions.tiers.counts
+    assert counts["tokens_evicted"] > 0 and counts[counted] > 0
+    assert server.thinker.pool.used == 0
+    # Without eviction the pool is full of idle sessions, and new turns wait for them.
+    _, users = run_users("off", *plans, spec=spec)
+    assert "timeout" in {row.record.status for user in users for row in user.rows}
 
 
 def test_a_pool_that_is_too_small_is_an_error_and_no_result():
