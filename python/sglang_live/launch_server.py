@@ -266,6 +266,7 @@ def _gateway_config(
         turn_prefill_s=config.turn_prefill_s if turn_prefill and not recognises else 0.0,
         about=config.model.introduction.about,
         suggestions=config.model.introduction.suggestions,
+        recognises=recognises,
         prefills_at_pauses=turn_prefill and recognises,
         preheat=config.policies.preheat,
     )

@@ -1,6 +1,7 @@
 """Server events checked against the types of OpenAI's own Python client.
 
-Frame mode is an extension: clients that do not configure it get none of its events.
+Frame mode and voices over a response are extensions: clients that do not configure them get none of
+their events.
 """
 
 import copy
@@ -24,11 +25,31 @@ class _FrameDone(BaseModel, extra="forbid"):
     error: dict[str, Any] | None
 
 
+class _VoiceSuspected(BaseModel, extra="forbid"):
+    type: Literal["input_audio_buffer.voice_suspected"]
+    event_id: str
+    audio_start_ms: int
+
+
+class _VoiceIgnored(BaseModel, extra="forbid"):
+    type: Literal["input_audio_buffer.voice_ignored"]
+    event_id: str
+    decision: Literal["backchannel", "noise", "undecided"]
+    reason: Literal["short", "limit", "withdrawn"]
+    audio_start_ms: int
+    audio_end_ms: int
+
+
+_EXTENSIONS = {
+    "frame.done": _FrameDone,
+    "input_audio_buffer.voice_suspected": _VoiceSuspected,
+    "input_audio_buffer.voice_ignored": _VoiceIgnored,
+}
 _MODELS = {
     get_args(model.model_fields["type"].annotation)[0]: model
     for model in get_args(get_args(RealtimeServerEvent)[0])
     if hasattr(model, "model_fields")
-} | {"frame.done": _FrameDone}
+} | _EXTENSIONS
 
 
 def check(event: dict[str, Any]) -> None:

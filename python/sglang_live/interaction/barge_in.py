@@ -15,10 +15,6 @@ from sglang_live.clock import Clock
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.telemetry.metrics import GatewayMetrics
 
-# A suspicion ends by audio received. After this time it ends without, because a client may stop
-# sending.
-_MAX_HOLD_S = 1.0
-
 
 class HeldAudio(Protocol):
     """Audio of the responses that the user may be hearing."""
@@ -37,6 +33,7 @@ class BargeIn:
     """
     Args:
         interrupt: ends all responses; what was heard of them stays.
+        on_limit: called when the audio was held for as long as it may be.
     """
 
     def __init__(
@@ -46,28 +43,35 @@ class BargeIn:
         monitor: SessionMonitor,
         clock: Clock,
         metrics: GatewayMetrics,
+        on_limit: Callable[[], None] = lambda: None,
     ) -> None:
         self._audio = audio
         self._interrupt = interrupt
         self._monitor = monitor
         self._clock = clock
         self._metrics = metrics
+        self._on_limit = on_limit
         self._held_since_s: float | None = None
         self._limit: asyncio.Task[None] | None = None
 
-    def suspect(self, onset_s: float, confirm_ms: int) -> None:
-        """There may be a voice since onset_s; confirm_ms of it make a barge-in."""
+    def suspect(self, onset_s: float, longest_s: float) -> None:
+        """There may be a voice since onset_s.
+
+        Args:
+            longest_s: of the hold. A suspicion ends by audio received, which a client may stop
+                sending.
+        """
         self._monitor.speech_suspected(onset_s)
         if self._held_since_s is None:
             self._held_since_s = self._clock.now_s()
             self._audio.hold()
             self._monitor.held()
-            self._limit = asyncio.create_task(self._withdraw_after(confirm_ms / 1000 + _MAX_HOLD_S))
+            self._limit = asyncio.create_task(self._withdraw_after(longest_s))
 
-    def dismiss(self) -> None:
-        """The suspected voice ended too early to be a turn."""
+    def dismiss(self, decision: str, reason: str) -> None:
+        """The suspected voice ended and was no turn."""
         self._metrics.false_alarms.inc()
-        self._monitor.speech_dismissed()
+        self._monitor.speech_dismissed(decision, reason)
         self.withdraw()
 
     def withdraw(self) -> None:
@@ -102,3 +106,4 @@ class BargeIn:
         await self._clock.sleep(delay_s)
         self._limit = None  # withdraw() must not cancel its own task
         self.withdraw()
+        self._on_limit()

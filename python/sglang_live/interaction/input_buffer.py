@@ -48,6 +48,10 @@ class InputBuffer:
         """Held samples beyond the bound."""
         return max(0, self.held_samples - self._max_samples)
 
+    def arrived_s(self, audio_ms: float, now_s: float) -> float:
+        """When this position arrived. now_s: when the newest sample did."""
+        return now_s - (self.end_sample * 1000 / INPUT_RATE_HZ - audio_ms) / 1000
+
     def check_room(self, n_samples: int) -> None:
         """Raises BufferFullError if n_samples more would exceed the bound."""
         if self.held_samples + n_samples > self._max_samples:

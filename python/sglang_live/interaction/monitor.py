@@ -8,7 +8,7 @@ own wakes at the moments at which playback starts or runs out.
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sglang_live.clock import Clock
 from sglang_live.core import FRAME_S
@@ -79,9 +79,9 @@ class SessionMonitor:
         self._report_speech()
         self._note("speech_suspected", onset_t_s=self.timeline.t_s(onset_s))
 
-    def speech_dismissed(self) -> None:
+    def speech_dismissed(self, decision: str, reason: str) -> None:
         self._session.report_speech(speaks=False)
-        self._note("speech_dismissed")
+        self._note("speech_dismissed", decision=decision, reason=reason)
 
     def speech_started(self, onset_s: float) -> None:
         self._report_speech()
@@ -105,9 +105,9 @@ class SessionMonitor:
         self._metrics.turn_ends.labels(reason).inc()
         self._note("speech_stopped", reason=reason)
 
-    def echo_heard(self) -> None:
-        """The first window after a while without one."""
-        self._note("echo")
+    def other_sound(self, what: Literal["echo", "side_talk"]) -> None:
+        """The first of it after a while without."""
+        self._note(what)
 
     def turn_committed(self) -> None:
         self._note("turn_committed")
@@ -237,6 +237,11 @@ class SessionMonitor:
     def over(self, playback: ResponsePlayback) -> bool:
         """Whether nothing of it will be heard from now on."""
         return playback.clock.over(self._clock.now_s())
+
+    def unheard_s(self, playback: ResponsePlayback) -> float:
+        """Seconds of sent audio that the user has still to hear."""
+        now_s = self._clock.now_s()
+        return 0.0 if self.over(playback) else playback.clock.sent_s - playback.clock.heard_s(now_s)
 
     def stopped(self, playback: ResponsePlayback, *, barge_in: bool) -> float:
         """Playback ends here. Returns the seconds that were heard."""

@@ -9,9 +9,11 @@ the others counted. Format of the document:
 Every event is {"t_s": seconds since the session began, "event": name} with more keys:
 
     speech_suspected, speech_started   onset_t_s: onset of the voice, on the same axis
-    speech_stopped                     reason: silence, verdict, client, no_audio, too_long
-    echo                               the microphone hears the agent, after a while without
-    speech_dismissed, turn_committed
+    speech_stopped                     reason: silence, verdict, client, no_audio, too_long, words
+    echo, side_talk                    the microphone hears the agent, or another person, after a
+                                       while without
+    speech_dismissed                   decision: backchannel, noise; reason: short
+    turn_committed
     response_created                   response
     first_audio                        response
     sent                               response, sent_s, heard_s, generated_s: totals of its audio;

@@ -87,7 +87,7 @@ class SpeechStarted:
     onset_ms: int
 
 
-EndReason = Literal["silence", "verdict", "client", "no_audio", "too_long"]
+EndReason = Literal["silence", "verdict", "client", "no_audio", "too_long", "words"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,8 @@ class SpeechStopped:
 
     at_ms: end of its audio with silence.
     speech_end_ms: last voiced sound.
-    reason: `verdict`: of the endpoint model; `client`: it committed, cleared or reconfigured.
+    reason: `verdict`: of the endpoint model; `client`: it committed, cleared or reconfigured;
+        `words`: the turn was dismissed before its words were known.
     """
 
     at_ms: int
@@ -126,12 +127,14 @@ class SpeechDetector:
     """
     settings: replaceable at any time.
     confirming: a response is audible, so that a turn needs confirm_ms of voice.
+    outlast_ms: while confirming, a turn needs this much voice if it is more than confirm_ms.
     """
 
     def __init__(self, model: SpeechModel, settings: VadSettings, *, start_sample: int = 0) -> None:
         self._model = model
         self.settings = settings
         self.confirming = False
+        self.outlast_ms = 0
         self._speaking = self._suspected = False
         self._in_silence = self._paused = False
         self._onset: int | None = None
@@ -152,6 +155,11 @@ class SpeechDetector:
     @property
     def speaking(self) -> bool:
         return self._speaking
+
+    @property
+    def onset_sample(self) -> int | None:
+        """Where the voice began of which it is not known yet whether it is a turn; None: none."""
+        return None if self._speaking else self._onset
 
     @property
     def due_end(self) -> int:
@@ -208,6 +216,20 @@ class SpeechDetector:
         """Whether the user has been silent since. Safe to call from another thread."""
         last_ms = self._speech_end // SAMPLES_PER_MS
         return self._speaking and self._paused and last_ms == pause.speech_end_ms
+
+    def recall(self, dismissed: SpeechDismissed) -> tuple[SpeechStarted, SpeechStopped] | None:
+        """The dismissed voice was a turn after all.
+
+        Returns:
+            None if the user speaks now, or has had a turn since.
+        """
+        onset = dismissed.onset_ms * SAMPLES_PER_MS
+        if self._speaking or onset < self._floor:
+            return None
+        started = self._started(onset)
+        end_ms = dismissed.speech_end_ms + DISMISS_SILENCE_MS
+        self._floor = end_ms * SAMPLES_PER_MS
+        return started, SpeechStopped(end_ms, dismissed.speech_end_ms, "words")
 
     def _score(self, windows: np.ndarray, state: SpeechState) -> SpeechScores:
         (scored,) = self._model.score([(windows, state)])
@@ -270,7 +292,7 @@ class SpeechDetector:
         voiced_ms = self._voiced_samples / SAMPLES_PER_MS
         if voiced_ms < self.settings.min_speech_ms:
             return None
-        if not self.confirming or voiced_ms >= self.settings.confirm_ms:
+        if not self.confirming or voiced_ms >= max(self.settings.confirm_ms, self.outlast_ms):
             return self._start(self._onset)
         if self._suspected:
             return None
@@ -314,6 +336,9 @@ class SpeechDetector:
         self._speaking = True
         self._suspected = False
         self._in_silence = self._paused = False
+        return self._started(onset)
+
+    def _started(self, onset: int) -> SpeechStarted:
         padded = onset - self.settings.prefix_padding_ms * SAMPLES_PER_MS
         return SpeechStarted(
             at_ms=-(-max(padded, self._floor) // SAMPLES_PER_MS),

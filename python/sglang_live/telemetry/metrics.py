@@ -130,6 +130,15 @@ class GatewayMetrics:
         self.false_alarms = self._counter(
             "false_alarms", "Speech that ended before it was an interruption."
         )
+        self.voice_over_response = self._counter(
+            "voice_over_response",
+            "Voices while a response was audible, by what they were taken for, and why.",
+            "decision",
+            "reason",
+        )
+        self.voice_words = self._counter(
+            "voice_words", "Words of short voices over a response, by outcome.", "outcome"
+        )
         self.stop_latency_s = self._histogram(
             "stop_latency_seconds",
             "Barge-in: onset of speech to the last sent audio.",

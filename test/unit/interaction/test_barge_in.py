@@ -55,9 +55,9 @@ async def world():
 
 
 async def test_a_suspicion_holds_and_a_dismissal_releases_and_counts_a_false_alarm(world):
-    world.barge_in.suspect(9.9, 250)
+    world.barge_in.suspect(9.9, 1.25)
     await world.advance(0.3)
-    world.barge_in.dismiss()
+    world.barge_in.dismiss("backchannel", "short")
     assert world.audio.calls == ["hold", "release"]
     assert world.value("false_alarms_total") == 1
     assert world.value("barge_ins_total") == 0
@@ -67,7 +67,7 @@ async def test_a_suspicion_holds_and_a_dismissal_releases_and_counts_a_false_ala
 
 
 async def test_a_confirmed_suspicion_interrupts_and_the_stop_counts_from_the_hold(world):
-    world.barge_in.suspect(9.9, 250)
+    world.barge_in.suspect(9.9, 1.25)
     await world.advance(0.15)
     world.barge_in.interrupt(9.9)
     assert world.audio.calls == ["hold", "interrupt", "release"]
@@ -90,7 +90,7 @@ async def test_speech_while_nothing_is_audible_is_no_barge_in_but_ends_the_respo
 
 
 async def test_a_client_that_stops_sending_audio_cannot_hold_a_response_for_long(world):
-    world.barge_in.suspect(10.0, 250)
+    world.barge_in.suspect(10.0, 1.25)
     await world.advance(1.2)
     assert world.audio.calls == ["hold"]
     await world.advance(0.1)
@@ -101,7 +101,7 @@ async def test_a_client_that_stops_sending_audio_cannot_hold_a_response_for_long
 
 
 async def test_a_withdrawn_suspicion_is_no_false_alarm(world):
-    world.barge_in.suspect(10.0, 250)
+    world.barge_in.suspect(10.0, 1.25)
     world.barge_in.withdraw()
     world.barge_in.withdraw()
     assert world.audio.calls == ["hold", "release"]

@@ -143,7 +143,7 @@ async def test_speech_and_suspicion_are_passed_on(world):
     world.monitor.speech_suspected(100.0)
     world.monitor.speech_started(100.0)
     assert world.stages.n_speech == 2
-    world.monitor.speech_dismissed()
+    world.monitor.speech_dismissed("noise", "short")
     assert world.stages.n_speech == 1
 
 

@@ -324,6 +324,32 @@ def test_a_voice_that_ceases_before_it_is_confirmed_is_dismissed():
     assert detector.feed(np.zeros(3 * WINDOW_SAMPLES, np.int16)) == [SpeechSuspected(22 * 32)]
 
 
+def test_a_voice_that_must_outlast_another_one_starts_later():
+    detector = SpeechDetector(ScriptedModel([0.9] * 20), VadSettings())
+    detector.confirming, detector.outlast_ms = True, 480
+    events = detector.feed(np.zeros(14 * WINDOW_SAMPLES, np.int16))
+    assert events == [SpeechSuspected(0)]
+    assert detector.onset_sample == 0
+    assert detector.feed(np.zeros(WINDOW_SAMPLES, np.int16)) == [SpeechStarted(0, 0)]
+    assert detector.onset_sample is None
+
+
+def test_a_dismissed_voice_can_be_recalled_until_the_user_speaks_again():
+    events, detector = run_confirming([0.0] * 10 + [0.9] * 5 + [0.0] * 7)
+    started, stopped = detector.recall(events[-1])
+    assert started == SpeechStarted(at_ms=320 - 300, onset_ms=320)
+    assert stopped == SpeechStopped(480 + 200, 480, "words")
+    # It is a turn now, and none of two.
+    assert detector.recall(events[-1]) is None
+
+
+def test_a_dismissed_voice_is_not_recalled_while_the_user_speaks():
+    events, detector = run_confirming([0.9] * 5 + [0.0] * 7)
+    detector._model.probabilities_left = [0.9] * 9
+    assert isinstance(detector.feed(np.zeros(9 * WINDOW_SAMPLES, np.int16))[-1], SpeechStarted)
+    assert detector.recall(events[-1]) is None
+
+
 def test_a_pause_within_a_word_does_not_dismiss_and_does_not_count_as_voice():
     script = [0.9] * 4 + [0.0] * 5 + [0.9] * 3
     events, detector = run_confirming(script)

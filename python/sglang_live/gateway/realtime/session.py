@@ -81,7 +81,10 @@ class RealtimeSession:
             session, services.clock, services.metrics, self._timeline, services.user_prior
         )
         echo = EchoFilter(
-            services.clock, services.metrics, services.echo_thread, self._monitor.echo_heard
+            services.clock,
+            services.metrics,
+            services.echo_thread,
+            lambda: self._monitor.other_sound("echo"),
         )
         self._playout = Playout(outbox, self._conversation, self._monitor, services.metrics, echo)
         self._items = ConversationEvents(

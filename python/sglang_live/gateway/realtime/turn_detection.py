@@ -23,7 +23,8 @@ _SILENCE_MS_BY_EAGERNESS = {"low": 1200, "medium": 700, "auto": 700, "high": 400
 _FLAGS = ("create_response", "interrupt_response")
 _SERVER_VAD_NUMBERS = ("threshold", "prefix_padding_ms", "silence_duration_ms")
 # Not in the protocol.
-_EXTENSIONS = ("confirm_ms", "ignore_echo")
+_IGNORED = ("ignore_echo", "ignore_backchannels", "ignore_side_talk")
+_EXTENSIONS = ("confirm_ms", *_IGNORED)
 _OF_BOTH = (*_FLAGS, *_EXTENSIONS, "model_version")
 _KEYS_OF = {
     "server_vad": (*_SERVER_VAD_NUMBERS, "idle_timeout_ms", *_OF_BOTH),
@@ -39,6 +40,8 @@ class TurnDetection:
     create_response: a response starts when speech stops.
     interrupt_response: speech interrupts a response.
     ignore_echo: the agent's own sound in the user's audio is no voice.
+    ignore_backchannels: a listener's short sound does not interrupt.
+    ignore_side_talk: over a response, a voice far softer and duller than the user's is no voice.
     shown: extensions of the protocol that the client has set, and which its echo has therefore.
     """
 
@@ -49,6 +52,8 @@ class TurnDetection:
     create_response: bool = True
     interrupt_response: bool = True
     ignore_echo: bool = True
+    ignore_backchannels: bool = True
+    ignore_side_talk: bool = True
     shown: tuple[str, ...] = ()
 
     @property
@@ -56,9 +61,15 @@ class TurnDetection:
         """Whether noise may count as speech: the threshold is below the default."""
         return self.vad.threshold < VadSettings().threshold
 
+    @property
+    def tells_voices(self) -> bool:
+        """Whether the client is told of voices over a response: it knows the extension."""
+        return self.ignore_backchannels and "ignore_backchannels" in self.shown
+
     def to_json(self) -> dict[str, Any]:
         flags = {name: getattr(self, name) for name in _FLAGS}
-        extensions = {"confirm_ms": self.vad.confirm_ms, "ignore_echo": self.ignore_echo}
+        extensions = {"confirm_ms": self.vad.confirm_ms}
+        extensions |= {name: getattr(self, name) for name in _IGNORED}
         flags |= {name: extensions[name] for name in self.shown}
         if self.kind == "semantic_vad":
             return {"type": self.kind, "eagerness": self.eagerness, **flags}
@@ -93,7 +104,7 @@ def merge_turn_detection(
     base = current if current and current.kind == default.kind else default
     changes = {
         name: _pick(getattr(form, name), getattr(base, name), getattr(default, name))
-        for name in (*_FLAGS, "ignore_echo", "idle_timeout_ms", "eagerness")
+        for name in (*_FLAGS, *_IGNORED, "idle_timeout_ms", "eagerness")
     }
     if changes["eagerness"] not in _SILENCE_MS_BY_EAGERNESS:
         raise ClientEventError(

@@ -126,6 +126,7 @@ async def test_a_client_that_stops_sending_during_a_suspicion_still_gets_the_res
         client.append(COUGH)
         await client.settle()
         gate.set()
-        await world.play(client, 1.0)
-        world.clock.advance(0.3)
+        # The client had 0.4 s to play, after which 0.3 s of silence are allowed.
+        await world.play(client, 0.65)
+        world.clock.advance(0.1)
         assert types(await client.until("response.done")).count(DELTA) == 5

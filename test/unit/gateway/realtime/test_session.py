@@ -95,7 +95,13 @@ async def test_semantic_vad_is_echoed_in_its_own_form():
 
 @pytest.mark.parametrize("kind", ["server_vad", "semantic_vad"])
 @pytest.mark.parametrize(
-    ("key", "value", "default"), [("confirm_ms", 0, 250), ("ignore_echo", False, True)]
+    ("key", "value", "default"),
+    [
+        ("confirm_ms", 0, 250),
+        ("ignore_echo", False, True),
+        ("ignore_backchannels", False, True),
+        ("ignore_side_talk", False, True),
+    ],
 )
 async def test_an_extension_is_echoed_only_to_clients_that_have_set_it(kind, key, value, default):
     async with connected(FakeOrchestrator()) as client:

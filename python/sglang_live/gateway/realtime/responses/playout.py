@@ -36,6 +36,20 @@ class Playout:
         """Whether some response was sent in part and not heard to its end."""
         return any(self._monitor.audible(response.playback) for response in self._responses)
 
+    @property
+    def buffered_s(self) -> float:
+        """Seconds of audio that the client has, and the user has still to hear."""
+        return sum(self._monitor.unheard_s(response.playback) for response in self._responses)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all audio of all responses was sent."""
+        return all(
+            response.playback.clock.finished
+            for response in self._responses
+            if self._monitor.audible(response.playback)
+        )
+
     def add(self, response: ActiveResponse) -> None:
         self._responses = [older for older in self._responses if not older.playback.retired]
         self._responses.append(response)

@@ -103,6 +103,7 @@ class EchoFilter:
         self._metrics.echo_windows.inc(n_windows)
         now_s = self._clock.now_s()
         if now_s - self._echo_at_s > _QUIET_S:
+            self._metrics.voice_over_response.labels("echo", "played").inc()
             self._on_echo()
         self._echo_at_s = now_s
 

@@ -32,9 +32,10 @@ from sglang_live.gateway.realtime.turns.endpointing import Endpointing
 from sglang_live.gateway.realtime.turns.frame_mode import FrameMode, NoTurnsError
 from sglang_live.gateway.realtime.turns.input_transcription import InputTranscription
 from sglang_live.gateway.realtime.turns.missing_audio import MissingAudio
+from sglang_live.gateway.realtime.turns.over_response import OverResponse
 from sglang_live.gateway.realtime.turns.pauses import speculates, vad_settings
 from sglang_live.gateway.realtime.turns.turn_prefill import TurnPrefill
-from sglang_live.interaction.barge_in import BargeIn
+from sglang_live.gateway.realtime.turns.voice_words import VoiceWords
 from sglang_live.interaction.endpoint import MODEL_SAMPLES
 from sglang_live.interaction.input_buffer import InputBuffer
 from sglang_live.interaction.monitor import SessionMonitor
@@ -96,8 +97,17 @@ class TurnTaking:
         )
         self._idle = IdleTimer(self.clock, self._on_idle)
         self._missing_audio = MissingAudio(self.clock, self._on_missing_audio)
-        self._barge_in = BargeIn(
-            self.playout, self.responses.interrupt, self.monitor, self.clock, self.metrics
+        self._over_response = OverResponse(
+            playout=self.playout,
+            interrupt=self.responses.interrupt,
+            buffer=self._buffer,
+            emit=self.emit,
+            monitor=self.monitor,
+            clock=self.clock,
+            metrics=self.metrics,
+            words=VoiceWords(self.transcripts.session, self.clock, self.metrics),
+            recognises=self.gateway.recognises,
+            on_words=self._on_words,
         )
         self.responses.on_done = self._on_response_done
         self.configure(self.config)
@@ -121,7 +131,7 @@ class TurnTaking:
             self._detector = None
             self._next_item()
             self._idle.disarm()
-            self._barge_in.withdraw()
+            self._over_response.withdraw()
         elif self._detector is None:
             settings = vad_settings(config.turn_detection, self.gateway, judges)
             # Buffered audio may hold the start of a turn; it is scored with the next append.
@@ -191,7 +201,7 @@ class TurnTaking:
         self.responses.on_done = lambda unheard_s: None
         self._idle.disarm()
         self._missing_audio.stop()
-        self._barge_in.withdraw()
+        await self._over_response.close()
         await self.frames.close()
 
     def _next_item(self) -> None:
@@ -205,7 +215,7 @@ class TurnTaking:
 
     def _reset(self, detector: SpeechDetector) -> None:
         detector.reset(self._buffer.end_sample)
-        self._barge_in.withdraw()
+        self._over_response.withdraw()
 
     def _take(self, pcm: np.ndarray) -> None:
         self._buffer.append(pcm)
@@ -220,14 +230,11 @@ class TurnTaking:
         while (detector := self._detector) is not None:
             detection = self.config.turn_detection
             assert detection is not None
-            detector.confirming = detection.interrupt_response and self.playout.audible
+            self._over_response.prepare(detector, detection)
             if (due := detector.due()) is None:
                 break
             scores, state = await self.scorer.score(*due)
-            if detection.ignore_echo:
-                scores = await self.playout.echo.without_echo(
-                    scores, detector.settings.threshold, self._buffer, detector.due_end
-                )
+            scores = await self._over_response.voices(scores, detector, detection)
             if detector is not self._detector:
                 return  # the session has ended
             for event in detector.scored(scores, state):
@@ -254,11 +261,8 @@ class TurnTaking:
     def _on_speech(self, event: SpeechEvent) -> None:
         assert self.config.turn_detection is not None
         match event:
-            case SpeechSuspected():
-                confirm_ms = self.config.turn_detection.vad.confirm_ms
-                self._barge_in.suspect(self._at_s(event.onset_ms), confirm_ms)
-            case SpeechDismissed():
-                self._barge_in.dismiss()
+            case SpeechSuspected() | SpeechDismissed():
+                self._over_response.heard(event, self.config)
             case SpeechStarted():
                 self._on_started(event)
             case SpeechPaused():
@@ -270,28 +274,26 @@ class TurnTaking:
             case SpeechStopped():
                 self._on_stopped(event)
 
-    def _at_s(self, audio_ms: float) -> float:
-        """When this position of the user's audio arrived, on the gateway's clock."""
-        since_ms = self._buffer.end_sample / SAMPLES_PER_MS - audio_ms
-        return self.clock.now_s() - since_ms / 1000
+    def _on_words(self, dismissed: SpeechDismissed) -> None:
+        """A short voice over a response takes the turn by its words."""
+        if self._detector and (turn := self._detector.recall(dismissed)):
+            started, stopped = turn
+            self._on_started(started)
+            self._on_stopped(stopped)
 
     def _on_started(self, event: SpeechStarted) -> None:
-        assert self.config.turn_detection is not None
+        detector, detection = self._detector, self.config.turn_detection
+        assert detector is not None and detection is not None
         self._idle.disarm()
         self._turn_prefill.begin()
         self._turn_start_ms, self._pause_ms = event.at_ms, None
-        onset_s = self._at_s(event.onset_ms)
+        onset_s = self._buffer.arrived_s(event.onset_ms, self.clock.now_s())
         self.monitor.speech_started(onset_s)
         self.metrics.vad_events.labels("started").inc()
         self.emit(
-            "input_audio_buffer.speech_started",
-            audio_start_ms=event.at_ms,
-            item_id=self._item_id,
+            "input_audio_buffer.speech_started", audio_start_ms=event.at_ms, item_id=self._item_id
         )
-        if self.config.turn_detection.interrupt_response:
-            self._barge_in.interrupt(onset_s)
-        else:
-            self._barge_in.withdraw()
+        self._over_response.started(onset_s, detector, detection)
 
     def _on_paused(self, pause: SpeechPaused) -> None:
         detector, detection = self._detector, self.config.turn_detection
@@ -321,6 +323,7 @@ class TurnTaking:
         self._emit_stopped(event)
         start, end = self._turn_start_ms * SAMPLES_PER_MS, event.at_ms * SAMPLES_PER_MS
         audio, is_speech = self._buffer.take(start, end), None
+        self._over_response.learn(audio.pcm, event.at_ms - event.speech_end_ms)
         if self.config.turn_detection.takes_noise:
             is_speech = partial(has_speech, audio.pcm, self.scorer.model)
         utterance = None
@@ -365,11 +368,9 @@ class TurnTaking:
         self.transcripts.add(item, audio, self.config.transcription, heard, begin)
 
     def _respond(self, speech_end_ms: int | None = None) -> None:
-        plan = ResponsePlan(
-            config=self.config,
-            decided_at_s=self.clock.now_s(),
-            speech_end_at_s=None if speech_end_ms is None else self._at_s(speech_end_ms),
-        )
+        now_s = self.clock.now_s()
+        end_s = None if speech_end_ms is None else self._buffer.arrived_s(speech_end_ms, now_s)
+        plan = ResponsePlan(config=self.config, decided_at_s=now_s, speech_end_at_s=end_s)
         self.responses.create_when_idle(plan)
 
     def _on_response_done(self, unheard_s: float) -> None:
