@@ -31,10 +31,15 @@ _FLAGS = (
 
 def microphone(path: Path, recording: str, before_s: float = 1.0) -> Path:
     """Write the microphone's sound to a file."""
+    return microphone_of(path, clip_24k(recording), before_s)
+
+
+def microphone_of(path: Path, pcm: np.ndarray, before_s: float) -> Path:
+    """The same for any sound: [n] int16 at 24 kHz."""
     with wave.open(str(path), "wb") as file:
         file.setparams((1, 2, 24_000, 0, "NONE", ""))
         file.writeframes(np.zeros(round(24_000 * before_s), "<i2").tobytes())
-        file.writeframes(clip_24k(recording).tobytes())
+        file.writeframes(pcm.astype("<i2").tobytes())
         file.writeframes(np.zeros(24_000, "<i2").tobytes())
     return path
 

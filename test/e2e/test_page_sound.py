@@ -3,12 +3,13 @@
 import asyncio
 import re
 
+import numpy as np
 import pytest
 
 from sglang_live.core import TranscriptDelta
 from sglang_live.errors import StageUnavailableError
 from sglang_live.interaction.silero import SileroModel
-from test.e2e.browser import microphone
+from test.e2e.browser import microphone, microphone_of
 from test.e2e.scripted_page import (
     CLICKS_ARE_NOT_NEEDED,
     ask,
@@ -69,6 +70,24 @@ async def test_the_recorded_question_can_be_sent_while_muted(tmp_path):
         await client.until(client.is_heard, "the recording gets a response")
         [said] = await client.lines("you")
         assert "spoke for" in said
+
+
+async def test_a_short_hum_softens_the_response_and_is_noted(tmp_path):
+    orchestrator = FakeOrchestrator([spoken("A long story.", 20_000)])
+    hum = 12_000 * np.sin(2 * np.pi * 200 * np.arange(24_000 * 0.35) / 24_000)
+    sound = microphone_of(tmp_path / "hum.wav", hum, before_s=5.0)
+    async with page_of(app_of(orchestrator), sound) as client:
+        received = frames_of(client)
+        await client.page.click("#talk")
+        await status(client, "connected")
+        await ask(client, "Tell me a story.")
+        await client.page.wait_for_selector("#transcript .note", timeout=20_000)
+        [story] = await client.lines("model")
+        assert re.search(r"backchannel ignored \(\d+ ms, short\)", story)
+        kinds = [event["type"] for event in received]
+        assert "input_audio_buffer.voice_suspected" in kinds
+        assert "input_audio_buffer.speech_started" not in kinds
+        assert client.complaints == []
 
 
 async def test_a_muted_microphone_sends_silence(tmp_path):

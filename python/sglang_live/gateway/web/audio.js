@@ -1,6 +1,8 @@
 // The audio of a call: input from microphone or recording, output of responses. All at 24 kHz.
 
 export const RATE_HZ = 24000;
+const DUCKED = 0.15; // -16 dB
+const FADE_S = 0.02;
 
 const NO_MICROPHONE = {
   NotAllowedError: "the browser does not give this page the microphone: allow it in the page's settings",
@@ -35,7 +37,8 @@ export class CallAudio {
     this.microphone.connect(this.capture);
     this.player = new AudioWorkletNode(this.context, "player", { outputChannelCount: [1] });
     this.player.port.onmessage = ({ data }) => this.onPlayed(data.name, data.samples);
-    this.player.connect(this.context.destination);
+    this.loudness = new GainNode(this.context);
+    this.player.connect(this.loudness).connect(this.context.destination);
     await this.context.resume();
     this.isOn = true;
     this.context.addEventListener("statechange", () => this.wake());
@@ -93,6 +96,11 @@ export class CallAudio {
 
   cut() {
     this.player.port.postMessage("cut");
+  }
+
+  // While it is not known whether a voice interrupts: the response is softer, and goes on.
+  duck(isSoft) {
+    this.loudness.gain.setTargetAtTime(isSoft ? DUCKED : 1, this.context.currentTime, FADE_S);
   }
 
   async close() {

@@ -24,6 +24,11 @@ export class Playback {
     if (reply.cutAt === null) this.audio.play(itemId, samples);
   }
 
+  // The newest item with audio.
+  get last() {
+    return [...this.replies.keys()].at(-1);
+  }
+
   // samples: number of samples of the item that the device has received. Returns whether they are
   // its first ones.
   rendered(itemId, samples) {

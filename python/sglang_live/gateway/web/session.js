@@ -128,7 +128,8 @@ const HANDLERS = {
   "session.created"({ session }) {
     const format = { type: "audio/pcm", rate: RATE_HZ };
     const transcription = { model: session.model };
-    const detection = { type: "server_vad", silence_duration_ms: SILENCE_MS };
+    // Set by name, so that the server sends the events of voices over a response.
+    const detection = { type: "server_vad", silence_duration_ms: SILENCE_MS, ignore_backchannels: true };
     const audio = { input: { format, turn_detection: detection, transcription }, output: { format } };
     const modalities = [this.audio ? "audio" : "text"];
     this.send("session.update", { session: { type: "realtime", output_modalities: modalities, audio } });
@@ -142,8 +143,19 @@ const HANDLERS = {
     this.opened();
   },
 
+  "input_audio_buffer.voice_suspected"() {
+    this.audio?.duck(true);
+  },
+
+  "input_audio_buffer.voice_ignored"(event) {
+    this.audio?.duck(false);
+    const lengthMs = event.audio_end_ms - event.audio_start_ms;
+    this.transcript.note(this.playback.last, `${event.decision} ignored (${lengthMs} ms, ${event.reason})`);
+  },
+
   "input_audio_buffer.speech_started"(event) {
     this.playback.cut();
+    this.audio?.duck(false);
     this.speakingSinceMs = event.audio_start_ms;
     this.isExpecting = true;
     this.showState();
