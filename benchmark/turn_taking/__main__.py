@@ -87,7 +87,10 @@ def measure(
 ) -> dict:
     heard = [(r, Hearing(r.pcm, RememberedScores(speech), model)) for r in recordings]
     ends = end_rows(heard, end_rules()) if heard else []
-    over = [(s, Hearing(s.pcm, RememberedScores(speech), playing=s.playing)) for s in stimuli]
+    over = [
+        (s, Hearing(s.pcm, RememberedScores(speech), playing=s.playing, earlier=s.earlier))
+        for s in stimuli
+    ]
     return {
         "recordings": [
             {"name": r.name, "split": split_of(r.group), "source": r.source, "turns": len(r.turns)}

@@ -16,11 +16,20 @@ from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.gateway.realtime.turn_detection import TurnDetection
 from sglang_live.gateway.realtime.turns.echo_filter import ECHO_WINDOW, LEAST_SHARE
 from sglang_live.gateway.realtime.turns.endpointing import _EAGERNESS, settings_of
+from sglang_live.interaction.backchannel import OUTLAST_MS, begins_at, has_hiss
 from sglang_live.interaction.echo import MAX_DELAY_S, SPAN_S, halved, unexplained
 from sglang_live.interaction.endpoint import MODEL_SAMPLES, EndpointModel
-from sglang_live.interaction.silero import SpeechModel, SpeechScores, SpeechState, SpeechWindows
+from sglang_live.interaction.silero import (
+    WINDOW_SAMPLES,
+    SpeechModel,
+    SpeechScores,
+    SpeechState,
+    SpeechWindows,
+)
+from sglang_live.interaction.user_voice import UserVoice, sound_of
 from sglang_live.interaction.vad import (
     SpeechDetector,
+    SpeechDismissed,
     SpeechEvent,
     SpeechPaused,
     SpeechStarted,
@@ -70,12 +79,14 @@ class Hearing:
     """A recording with what the networks say of it.
 
     playing: [n] int16, what the agent plays at the same time; None: nothing.
+    earlier: [n] int16, a turn of the session's user before; None: none.
     """
 
     pcm: np.ndarray
     scores: RememberedScores
     model: EndpointModel | None = None
     playing: np.ndarray | None = None
+    earlier: np.ndarray | None = None
     _verdicts: dict[tuple[int, int], float] = field(default_factory=dict)
     _shares: dict[int, np.ndarray] = field(default_factory=dict)
 
@@ -179,30 +190,59 @@ def hear_ends(hearing: Hearing, rule: EndRule) -> list[Decision]:
     return decisions
 
 
-def hear_interruptions(
-    hearing: Hearing, confirm_ms: int, ignore_echo: bool = False
-) -> list[Decision]:
-    """What barge-in does while the agent speaks through the whole recording."""
+def hear_interruptions(hearing: Hearing, confirm_ms: int, ignores: bool) -> list[Decision]:
+    """What barge-in does while the agent speaks through the whole recording.
+
+    Args:
+        ignores: whether echo, back-channels and side talk are ignored, as by default.
+    """
     detector = SpeechDetector(hearing.scores, replace(VadSettings(), confirm_ms=confirm_ms))
     detector.confirming = True
+    user = UserVoice()
+    if hearing.earlier is not None:
+        user.learn(hearing.earlier)
     decisions: list[Decision] = []
     for at_ms, packet in _packets(hearing.pcm):
         detector.take(packet)
         while (due := detector.due()) is not None:
             [(scores, state)] = hearing.scores.score([due])
-            scores = scores.copy()
-            if ignore_echo and (scores >= detector.settings.threshold).any():
-                is_voice = hearing.shares(detector.due_end)[-len(scores) :] >= LEAST_SHARE
-                scores[-len(is_voice) :] = np.where(is_voice, scores[-len(is_voice) :], 0)
+            if ignores and not detector.speaking:
+                scores = _own_voice(hearing, user, detector, scores)
+                detector.outlast_ms = _outlast_ms(hearing, detector, scores)
             found = detector.scored(scores, state)
             decisions += [each for event in found if (each := _of(event, at_ms))]
     return decisions
+
+
+def _own_voice(
+    hearing: Hearing, user: UserVoice, detector: SpeechDetector, scores: np.ndarray
+) -> np.ndarray:
+    """As EchoFilter and OverResponse filter scores."""
+    scores, end, threshold = scores.copy(), detector.due_end, detector.settings.threshold
+    if hearing.playing is not None and (scores >= threshold).any():
+        is_voice = hearing.shares(end)[-len(scores) :] >= LEAST_SHARE
+        scores[-len(is_voice) :] = np.where(is_voice, scores[-len(is_voice) :], 0)
+    pcm = hearing.pcm[end - len(scores) * WINDOW_SAMPLES : end]
+    return user.without_others(scores, threshold, sound_of(pcm)) if user.is_known else scores
+
+
+def _outlast_ms(hearing: Hearing, detector: SpeechDetector, scores: np.ndarray) -> int:
+    voiced = scores >= detector.settings.threshold
+    if not voiced.any():
+        return 0
+    onset = detector.onset_sample
+    if onset is None:
+        onset = detector.due_end - (len(scores) - int(voiced.argmax())) * WINDOW_SAMPLES
+    heard = hearing.pcm[max(begins_at(onset), 0) : detector.due_end]
+    return 0 if has_hiss(heard) else OUTLAST_MS
 
 
 def _of(event: SpeechEvent, at_ms: float) -> Decision | None:
     match event:
         case SpeechSuspected():
             return Decision("held", at_ms)
+        case SpeechDismissed():
+            return Decision("released", at_ms)
         case SpeechStarted():
             return Decision("stopped", at_ms)
     return None

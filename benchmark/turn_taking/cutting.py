@@ -127,5 +127,19 @@ def backchannels_of(units: Sequence[Unit], *, alone: bool = False) -> list[tuple
     return found
 
 
+def beginnings_of(units: Sequence[Unit], least_ms: float) -> list[tuple[str, Span]]:
+    """The first least_ms of spurts that last longer: speaker and span, where no other is heard."""
+    found = []
+    for speaker in sorted({unit.speaker for unit in units}):
+        others = _spurts_of_others(units, speaker)
+        for spurt in spurts(unit for unit in units if unit.speaker == speaker):
+            start_ms = spurt[0].start_ms
+            span = Span(start_ms, start_ms + least_ms)
+            before = Span(start_ms - MIN_PAUSE_MS, span.end_ms)
+            if spurt[-1].end_ms > span.end_ms and not _is_overlapped(before, others):
+                found.append((speaker, span))
+    return found
+
+
 def _is_overlapped(span: Span, others: list[list[Unit]]) -> bool:
     return any(s[0].start_ms < span.end_ms and s[-1].end_ms > span.start_ms for s in others)

@@ -17,8 +17,9 @@ FALSE_CUTOFFS = 0.05
 
 SHARE_HEAD = f"**Delay of the end at {100 * FALSE_CUTOFFS:g} % false cut-offs**, by interpolation:"
 INTERRUPTION_HEAD = (
-    "**While the agent speaks.** Only of an `interruption` should the agent stop; the reaction "
-    "counts from the sound's onset:"
+    "**While the agent speaks**, with `ignore_echo`, `ignore_backchannels` and `ignore_side_talk` "
+    "off and on. Only of an `interruption` should the agent stop; the reaction counts from the "
+    "sound's onset:"
 )
 
 
@@ -71,20 +72,16 @@ def delays_at_share(rows: Sequence[dict]) -> list[dict]:
 def interruption_rows(
     heard: Sequence[tuple[Stimulus, Hearing]], confirm_ms: Iterable[int]
 ) -> list[dict]:
-    """One row for each confirmation time and kind of stimulus, and with `ignore_echo` off and on
-    where the agent's sound is known."""
+    """One row for each confirmation time and kind of stimulus, with all `ignore_…` off and on."""
     by_kind: dict[str, list[tuple[Stimulus, Hearing]]] = {}
     for each in heard:
         by_kind.setdefault(each[0].kind, []).append(each)
     rows = []
     for confirm in confirm_ms:
         for kind, own in by_kind.items():
-            is_known = all(hearing.playing is not None for _, hearing in own)
-            for ignore in (False, True) if is_known else (None,):
-                decided = [
-                    (s.onset_ms, hear_interruptions(h, confirm, bool(ignore))) for s, h in own
-                ]
-                row = {"confirm_ms": confirm, "kind": kind, "ignore_echo": ignore}
+            for ignores in (False, True):
+                decided = [(s.onset_ms, hear_interruptions(h, confirm, ignores)) for s, h in own]
+                row = {"confirm_ms": confirm, "kind": kind, "ignores": ignores}
                 rows.append(row | asdict(interruption_figures(decided)))
     return rows
 
@@ -114,17 +111,18 @@ def share_table(rows: Sequence[dict]) -> list[str]:
 
 def interruption_table(rows: Sequence[dict], confirm_ms: int) -> list[str]:
     lines = [
-        "| sound | `ignore_echo` | n | the agent stops | 95 % interval | only held "
-        "| reaction, P50 / P90 |",
+        "| sound | `ignore_…` | n | the agent stops | 95 % interval | only held, the longest "
+        "| reaction, P50 / P90 / P95 |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in (row for row in rows if row["confirm_ms"] == confirm_ms):
         early = f", {row['early_stops']} before the onset" if row["early_stops"] else ""
-        reaction = f"{_ms(row['reaction_p50_ms'])} / {_ms(row['reaction_p90_ms'])} ms"
+        reaction = " / ".join(_ms(row[f"reaction_{p}_ms"]) for p in ("p50", "p90", "p95"))
         between = f"{_share(row['stopped_low'])} to {_share(row['stopped_high'])}"
         stopped = f"{_share(row['stopped'])}{early}"
-        ignore = {None: "", False: "off", True: "on"}[row["ignore_echo"]]
-        cells = row["kind"], ignore, str(row["n"]), stopped, between, str(row["holds"]), reaction
+        held = f"{row['holds']}, {_ms(row['longest_hold_ms'], ' ms')}" if row["holds"] else "0"
+        ignore = "on" if row["ignores"] else "off"
+        cells = row["kind"], ignore, str(row["n"]), stopped, between, held, f"{reaction} ms"
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

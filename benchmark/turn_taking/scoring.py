@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -52,6 +53,7 @@ class InterruptionFigures:
     """
     stops, early_stops: stimuli at which the agent stopped; those where it did so before the onset.
     holds: stimuli at which its audio was kept back without a stop.
+    longest_hold_ms: of those.
     reaction_*_ms: from the onset to the stop.
     """
 
@@ -64,6 +66,8 @@ class InterruptionFigures:
     stopped_high: float
     reaction_p50_ms: float | None
     reaction_p90_ms: float | None
+    reaction_p95_ms: float | None
+    longest_hold_ms: float | None
 
 
 def turn_outcome(turn: Turn, decisions: Sequence[Decision]) -> TurnOutcome:
@@ -143,11 +147,13 @@ def interruption_figures(
     """Figures of stimuli of one kind. heard: onset in ms, and the decisions."""
     n = stops = early = holds = 0
     reactions_ms: list[float] = []
+    holds_ms: list[float] = []
     for onset_ms, decisions in heard:
         n += 1
         stopped_ms = [d.at_ms for d in decisions if d.kind == "stopped"]
         if not stopped_ms:
             holds += any(d.kind == "held" for d in decisions)
+            holds_ms += _holds_ms(decisions)
             continue
         stops += 1
         if stopped_ms[0] < onset_ms:
@@ -165,7 +171,17 @@ def interruption_figures(
         stopped_high=high,
         reaction_p50_ms=_percentile(reactions_ms, 50),
         reaction_p90_ms=_percentile(reactions_ms, 90),
+        reaction_p95_ms=_percentile(reactions_ms, 95),
+        longest_hold_ms=max(holds_ms, default=None),
     )
+
+
+def _holds_ms(decisions: Sequence[Decision]) -> list[float]:
+    return [
+        after.at_ms - before.at_ms
+        for before, after in pairwise(decisions)
+        if (before.kind, after.kind) == ("held", "released")
+    ]
 
 
 def wilson(k: int, n: int, z: float = 1.96) -> tuple[float, float]:

@@ -48,6 +48,11 @@ def at_level(pcm: np.ndarray, db: float) -> np.ndarray:
     return to_pcm(pcm / _FULL_SCALE * 10 ** ((db - level_db(pcm)) / 20))
 
 
+def louder(pcm: np.ndarray, db: float) -> np.ndarray:
+    """The same sound, db louder or softer."""
+    return to_pcm(pcm / _FULL_SCALE * 10 ** (db / 20))
+
+
 def frame_levels(pcm: np.ndarray, frame_ms: int = _FRAME_MS) -> np.ndarray:
     """[n] dB of full scale of each frame."""
     size = samples(frame_ms)

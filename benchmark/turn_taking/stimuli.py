@@ -9,12 +9,18 @@ import numpy as np
 
 from benchmark.turn_taking import sounds
 from benchmark.turn_taking.clips import Clip, split_of
-from benchmark.turn_taking.cutting import backchannels_of
-from benchmark.turn_taking.timeline import Stimulus
+from benchmark.turn_taking.cutting import backchannels_of, beginnings_of
+from benchmark.turn_taking.timeline import Span, Stimulus
 
 INTERRUPTION, BACKCHANNEL, OVER_ECHO = "interruption", "backchannel", "interruption_over_echo"
 # The client's echo canceller leaves the user alone, while the server knows what is played.
 ECHO_CANCELLED = "interruption_echo_cancelled"
+# As loud beside the meeting's turns as it was; the other ones are as loud as a turn.
+SOFT_BACKCHANNEL = "backchannel_at_its_level"
+# Of people who talk with each other, as the back-channels are.
+IN_MEETING = "interruption_in_a_meeting"
+# A sound from the beginning of a turn to a soft moment: about a word, as "stop" is.
+WORD = "interruption_of_a_word"
 ECHO_DB = (-10, -20, -30)
 ECHO_DELAYS_MS = (20, 100, 200, 400)
 _OVER_ECHO = -20.0, 100.0
@@ -26,9 +32,13 @@ _LASTS_MS = 3000.0
 _AFTER_MS = 1000.0
 # A shorter clip is not a turn that interrupts.
 _LEAST_MS = 1500.0
+_TURN_MS = 1000.0
 _N_SYNTHETIC = 20
 # A person at the other end of the room: weaker, without high frequencies.
 _SIDE_DB, _SIDE_TAPS = -15.0, 8
+# A loudspeaker across the room: all frequencies, more of the room than of the loudspeaker.
+_TELEVISION_DB, _TELEVISION_DIRECT_DB = -10.0, -3.0
+_WORD_MS = 250.0, 500.0
 
 _SYNTHETIC: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "keyboard_synthetic": sounds.keyboard,
@@ -44,9 +54,11 @@ def stimuli(clips: Sequence[Clip], split: str) -> list[Stimulus]:
     long = [clip for clip in voices if len(clip.pcm) >= sounds.samples(_LEAST_MS)]
     return [
         *map(_interruption, long),
+        *map(_word, long),
         *_over_echo(long),
-        *(found for clip in own for found in _backchannels(clip)),
-        *map(_side_talk, long),
+        *(found for clip in own for found in _from_meeting(clip)),
+        *_others(long, "side_talk", _side_talk),
+        *_others(long, "television", _television),
         *(_noise(clip) for clip in own if clip.kind in ("noise", "music", "music+vocals")),
         *_synthetic(split),
         *_echoes(long),
@@ -78,7 +90,21 @@ def _tone(clip: Clip) -> np.ndarray:
 
 def _interruption(clip: Clip) -> Stimulus:
     pcm = _heard(_voice(clip), _tone(clip))
-    return Stimulus(clip.name, clip.group, INTERRUPTION, pcm, _ONSET_MS)
+    return Stimulus(clip.name, clip.group, INTERRUPTION, pcm, _ONSET_MS, earlier=_earlier(clip))
+
+
+def _earlier(clip: Clip) -> np.ndarray:
+    """A turn of the clip's speaker: its end, which no stimulus but of a short clip begins with."""
+    return sounds.at_level(clip.pcm[-sounds.samples(_LASTS_MS) :], sounds.NEAR_DB)
+
+
+def _word(clip: Clip) -> Stimulus:
+    voice = _voice(clip)
+    first, last = _WORD_MS
+    levels = sounds.frame_levels(voice[sounds.samples(first) : sounds.samples(last)])
+    word = voice[: sounds.samples(first + 10 * float(np.argmin(levels)))]
+    pcm = _heard(word, _tone(clip))
+    return Stimulus(clip.name, clip.group, WORD, pcm, _ONSET_MS, earlier=_earlier(clip))
 
 
 def _over_echo(clips: Sequence[Clip]) -> Iterable[Stimulus]:
@@ -89,8 +115,10 @@ def _over_echo(clips: Sequence[Clip]) -> Iterable[Stimulus]:
             user = _heard(_voice(clip), _tone(clip))
             playing = _spoken(others[0], len(user))
             pcm = sounds.mixed(user, sounds.echo(playing, *_OVER_ECHO))
-            yield Stimulus(clip.name, clip.group, OVER_ECHO, pcm, _ONSET_MS, playing)
-            yield Stimulus(clip.name, clip.group, ECHO_CANCELLED, user, _ONSET_MS, playing)
+            known = clip.name, clip.group
+            before = _earlier(clip)
+            yield Stimulus(*known, OVER_ECHO, pcm, _ONSET_MS, playing, before)
+            yield Stimulus(*known, ECHO_CANCELLED, user, _ONSET_MS, playing, before)
 
 
 def _spoken(clip: Clip, n: int) -> np.ndarray:
@@ -98,22 +126,60 @@ def _spoken(clip: Clip, n: int) -> np.ndarray:
     return sounds.at_level(np.tile(clip.pcm, -(-n // len(clip.pcm)))[:n], sounds.NEAR_DB)
 
 
-def _backchannels(clip: Clip) -> Iterable[Stimulus]:
-    tone = sounds.room_tone(clip.pcm, clip.name)
-    gain_db = sounds.NEAR_DB - sounds.level_db(clip.pcm)
+def _from_meeting(clip: Clip) -> Iterable[Stimulus]:
+    """Back-channels and beginnings of turns, in a session of all the meeting's speakers."""
+    long = [s for s in clip.units if s.end_ms - s.start_ms >= _TURN_MS]
+    parts = [clip.pcm[sounds.samples(s.start_ms) : sounds.samples(s.end_ms)] for s in long]
+    turn = np.concatenate(parts) if parts else clip.pcm
     for speaker, span in backchannels_of(clip.units, alone=True):
-        pcm = clip.pcm[sounds.samples(span.start_ms) : sounds.samples(span.end_ms)]
-        pcm = sounds.at_level(pcm, sounds.NEAR_DB)
-        room = sounds.at_level(tone, sounds.level_db(tone) + gain_db)
-        name = f"{clip.name}/{speaker}/{span.start_ms:.0f}"
-        yield Stimulus(name, clip.group, BACKCHANNEL, _heard(pcm, room), _ONSET_MS)
+        yield _of_meeting(clip, speaker, span, BACKCHANNEL, turn)
+        yield _of_meeting(clip, speaker, span, SOFT_BACKCHANNEL, turn, sounds.level_db(turn))
+    for speaker, span in beginnings_of(clip.units, _LEAST_MS):
+        yield _of_meeting(clip, speaker, span, IN_MEETING, turn, sounds.level_db(turn))
 
 
-def _side_talk(clip: Clip) -> Stimulus:
+def _of_meeting(
+    clip: Clip,
+    speaker: str,
+    span: Span,
+    kind: str,
+    turn: np.ndarray,
+    turn_db: float | None = None,
+) -> Stimulus:
+    """
+    Args:
+        turn: of the meeting, by any speaker: most speakers of back-channels have none alone.
+        turn_db: its level, beside which the sound is as loud as in the meeting; None: the sound is
+            made as loud as a turn.
+    """
+    pcm = clip.pcm[sounds.samples(span.start_ms) : sounds.samples(span.end_ms)]
+    gain_db = sounds.NEAR_DB - (sounds.level_db(pcm) if turn_db is None else turn_db)
+    tone = sounds.room_tone(clip.pcm, clip.name)
+    heard = _heard(sounds.louder(pcm, gain_db), sounds.louder(tone, gain_db))
+    earlier = sounds.at_level(turn, sounds.NEAR_DB)
+    name = f"{clip.name}/{speaker}/{span.start_ms:.0f}"
+    return Stimulus(name, clip.group, kind, heard, _ONSET_MS, earlier=earlier)
+
+
+def _others(
+    clips: Sequence[Clip], kind: str, make: Callable[[Clip], np.ndarray]
+) -> Iterable[Stimulus]:
+    """Each voice from elsewhere in the room, in a session of the next group's speaker."""
+    for number, clip in enumerate(clips):
+        users = [c for c in (*clips[number:], *clips[:number]) if c.group != clip.group]
+        earlier = _earlier(users[0]) if users else None
+        pcm = _heard(make(clip), sounds.soft_noise(clip.name))
+        yield Stimulus(clip.name, clip.group, kind, pcm, _ONSET_MS, earlier=earlier)
+
+
+def _side_talk(clip: Clip) -> np.ndarray:
     far = np.convolve(_voice(clip), np.ones(_SIDE_TAPS) / _SIDE_TAPS, mode="same")
-    far = sounds.at_level(far, sounds.NEAR_DB + _SIDE_DB)
-    pcm = _heard(far, sounds.soft_noise(clip.name))
-    return Stimulus(clip.name, clip.group, "side_talk", pcm, _ONSET_MS)
+    return sounds.at_level(far, sounds.NEAR_DB + _SIDE_DB)
+
+
+def _television(clip: Clip) -> np.ndarray:
+    heard = sounds.in_room(_voice(clip), _TELEVISION_DIRECT_DB, clip.name)
+    return sounds.at_level(heard, sounds.NEAR_DB + _TELEVISION_DB)
 
 
 def _noise(clip: Clip) -> Stimulus:

@@ -63,6 +63,7 @@ class Stimulus:
     pcm: [n] int16, 16 kHz, of the microphone.
     playing: [n] int16, what the agent plays at the same time; None: it is not in the microphone.
     onset_ms: where the user's sound begins; 0 for the agent's sound alone.
+    earlier: [n] int16, a turn of the session's user before; None: there was none.
     """
 
     name: str
@@ -71,15 +72,16 @@ class Stimulus:
     pcm: np.ndarray
     onset_ms: float
     playing: np.ndarray | None = None
+    earlier: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """
     kind: `ended`, the user's turn is over; `held`, the agent's audio is kept back for a suspected
-        voice; `stopped`, the agent was interrupted.
+        voice; `released`, it is sent again; `stopped`, the agent was interrupted.
     at_ms: when it was taken: audio received so far, and the time that a model computes.
     """
 
-    kind: Literal["ended", "held", "stopped"]
+    kind: Literal["ended", "held", "released", "stopped"]
     at_ms: float

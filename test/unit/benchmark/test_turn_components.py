@@ -97,15 +97,38 @@ def test_a_verdict_that_comes_after_the_voice_is_dropped():
 
 
 def test_a_voice_holds_the_agent_and_stops_it_when_it_lasts():
-    held, stopped = hear_interruptions(hearing(sound((0, 1024), (640, 1024))), 250)
+    held, stopped = hear_interruptions(hearing(sound((0, 1024), (640, 1024))), 250, False)
     assert (held.kind, stopped.kind) == ("held", "stopped")
     assert 96 <= held.at_ms - 1024 < 96 + 20
     assert 250 <= stopped.at_ms - 1024 < 250 + 32 + 20
 
 
 def test_a_short_voice_only_holds_the_agent():
-    [held] = hear_interruptions(hearing(sound((0, 1024), (192, 1024))), 250)
-    assert held.kind == "held"
+    held, released = hear_interruptions(hearing(sound((0, 1024), (192, 1024))), 250, False)
+    assert (held.kind, released.kind) == ("held", "released")
+    assert 200 <= released.at_ms - (1024 + 192) < 200 + 32 + 20
+
+
+@pytest.mark.parametrize(("hiss_ms", "until_ms"), [(0, 480), (64, 250)])
+def test_a_voice_without_hiss_must_outlast_a_backchannel(hiss_ms, until_ms):
+    times = np.arange(1024 * RATE) / 16_000
+    voice = 8000 * np.sin(2 * np.pi * 200 * times)
+    hiss = np.random.default_rng(1).normal(0, 4000, hiss_ms * RATE)
+    voice[128 * RATE : (128 + hiss_ms) * RATE] = np.diff(hiss, prepend=0)
+    pcm = np.concatenate((np.zeros(1024 * RATE), voice, np.zeros(512 * RATE))).astype(np.int16)
+    held, stopped = hear_interruptions(hearing(pcm), 250, True)
+    assert (held.kind, stopped.kind) == ("held", "stopped")
+    assert until_ms <= stopped.at_ms - 1024 < until_ms + 32 + 20
+
+
+def test_a_voice_far_softer_and_duller_than_the_user_is_not_heard():
+    times = np.arange(2048 * RATE) / 16_000
+    dull = np.sin(2 * np.pi * 200 * times)
+    bright = 0.3 * np.random.default_rng(1).normal(0, 1, len(times))
+    far = hearing(np.concatenate((np.zeros(1024 * RATE), 3000 * dull)).astype(np.int16))
+    assert hear_interruptions(far, 250, True)[-1].kind == "stopped"
+    far.earlier = (10_000 * (dull + bright)).astype(np.int16)
+    assert hear_interruptions(far, 250, True) == []
 
 
 def test_the_agents_own_sound_does_not_stop_it_when_echoes_are_ignored():
@@ -113,8 +136,8 @@ def test_the_agents_own_sound_does_not_stop_it_when_echoes_are_ignored():
     echo = np.concatenate((np.zeros(1_600), 0.4 * playing))[: len(playing)].astype(np.int16)
     own = hearing(echo)
     own.playing = playing.astype(np.int16)
-    assert [found.kind for found in hear_interruptions(own, 250)] == ["held", "stopped"]
-    assert hear_interruptions(own, 250, ignore_echo=True) == []
+    assert [found.kind for found in hear_interruptions(own, 250, False)] == ["held", "stopped"]
+    assert hear_interruptions(own, 250, True) == []
 
 
 def test_windows_are_scored_once_for_all_rules():

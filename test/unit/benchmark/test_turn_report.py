@@ -49,9 +49,15 @@ def test_the_interruption_table_has_the_kinds_of_one_confirmation():
     pcm = sound((0, 1024), (640, 1024))
     stimulus = Stimulus("s", "g", "interruption", pcm, 1024)
     found = interruption_rows([(stimulus, hearing(pcm))], (250, 1000))
-    assert [row["stopped"] for row in found] == [1.0, 0.0]
-    [line] = interruption_table(found, 250)[2:]
-    assert line.startswith("| interruption |  | 1 | 100 % |")
+    assert [(row["ignores"], row["stopped"]) for row in found] == [
+        (False, 1.0),
+        (True, 1.0),
+        (False, 0.0),
+        (True, 0.0),
+    ]
+    off, on = interruption_table(found, 250)[2:]
+    assert off.startswith("| interruption | off | 1 | 100 % |")
+    assert on.startswith("| interruption | on | 1 | 100 % |")
 
 
 def test_the_page_holds_the_newest_document():

@@ -96,6 +96,13 @@ def test_interruptions_count_stops_holds_and_reactions():
     assert (figures.n, figures.stops, figures.early_stops, figures.holds) == (4, 2, 1, 1)
     assert figures.stopped == 0.5
     assert figures.reaction_p50_ms == 300
+    assert figures.longest_hold_ms is None
+
+
+def test_a_hold_lasts_until_the_audio_is_released():
+    kinds = ("held", 1100), ("released", 1400), ("held", 2000), ("released", 2500)
+    heard = [Decision(kind, at_ms) for kind, at_ms in kinds]
+    assert interruption_figures([(1000, heard)]).longest_hold_ms == 500
 
 
 def test_the_interval_of_a_share_is_wilsons():
