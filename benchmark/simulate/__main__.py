@@ -9,6 +9,7 @@ modelled device: see docs/simulation.md.
 """
 
 import json
+import re
 import sys
 import time
 from dataclasses import asdict
@@ -82,8 +83,8 @@ def _report(config: SimulateConfig, loads: Loads) -> dict[str, Any]:
             print("\n" + text)
     document: dict[str, Any] = {
         "barge_in": loads.barge_in,
-        "points": [asdict(point) for point in points],
-        "most_kv_tokens": loads.kv,
+        "points": [_point(point) for point in points],
+        "most_kv_tokens": {place: used["thinker"] for place, used in loads.kv.items()},
     }
     if config.frontier:
         document |= _search(config, loads, points)
@@ -109,6 +110,27 @@ def _search(config: SimulateConfig, loads: Loads, points: list[PointStats]) -> d
     }
 
 
+# What a load on a machine has beside: its processes, clients and storms.
+_NOT_SIMULATED = (
+    *("storm", "cpu_s_per_audio_s", "peak_rss_mib", "late_frames", "rate_rps", "refused"),
+    *("early_replies", "false_triggers", "wrong_interruptions", "side_errors"),
+)
+
+
+def _point(point: PointStats) -> dict[str, Any]:
+    found = {name: value for name, value in asdict(point).items() if name not in _NOT_SIMULATED}
+    return {name: _rounded(value) for name, value in found.items()}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    return round(value, 4) if isinstance(value, float) else value
+
+
+_POINT = re.compile(r'\{\s+"policies": "(?:[^{}]|\{[^{}]*\})*\}')
+
+
 def _row(one: against.Compared) -> dict[str, Any]:
     return {**asdict(one), "agrees": one.agrees}
 
@@ -124,7 +146,9 @@ def _write(config: SimulateConfig, found: dict[str, Any]) -> None:
         if name not in ("json", "picture")
     }
     document = {"benchmark": "simulate", **known, "config": settings, **found}
-    config.json.write_text(json.dumps(document, indent=1) + "\n")
+    # One line for each point.
+    text = json.dumps(document, indent=1)
+    config.json.write_text(_POINT.sub(lambda found: " ".join(found[0].split()), text) + "\n")
     _say(f"wrote {config.json}")
 
 

@@ -9,7 +9,7 @@ _MEASURES = (
     ("P90 of first audio after the end of the turn, ms", lambda p: p.ttfp_after_detection_ms.p90),
     ("continuous responses, %", lambda p: 100 * p.continuity),
     ("turns per second", lambda p: p.turns_per_s),
-    ("waste of the talker, %", lambda p: 100 * max(0.0, p.waste)),
+    ("waste of the talker, %", lambda p: round(100 * p.waste, 3)),
 )
 
 
