@@ -12,7 +12,8 @@ from benchmark.turn_taking.clips import Clip, split_of
 from benchmark.turn_taking.cutting import backchannels_of, beginnings_of
 from benchmark.turn_taking.timeline import Span, Stimulus
 
-INTERRUPTION, BACKCHANNEL, OVER_ECHO = "interruption", "backchannel", "interruption_over_echo"
+INTERRUPTION, BACKCHANNEL, SIDE_TALK = "interruption", "backchannel", "side_talk"
+OVER_ECHO = "interruption_over_echo"
 # The client's echo canceller leaves the user alone, while the server knows what is played.
 ECHO_CANCELLED = "interruption_echo_cancelled"
 # As loud beside the meeting's turns as it was; the other ones are as loud as a turn.
@@ -50,19 +51,32 @@ _SYNTHETIC: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 def stimuli(clips: Sequence[Clip], split: str) -> list[Stimulus]:
     """All stimuli of the groups of a split."""
     own = [clip for clip in clips if split_of(clip.group) == split]
-    voices = [clip for clip in own if clip.kind == "speech"]
-    long = [clip for clip in voices if len(clip.pcm) >= sounds.samples(_LEAST_MS)]
+    long = _long(own)
     return [
-        *map(_interruption, long),
-        *map(_word, long),
+        *voices(clips, split),
         *_over_echo(long),
-        *(found for clip in own for found in _from_meeting(clip)),
-        *_others(long, "side_talk", _side_talk),
-        *_others(long, "television", _television),
         *(_noise(clip) for clip in own if clip.kind in ("noise", "music", "music+vocals")),
         *_synthetic(split),
         *_echoes(long),
     ]
+
+
+def voices(clips: Sequence[Clip], split: str) -> list[Stimulus]:
+    """Those of people, without the agent's sound."""
+    own = [clip for clip in clips if split_of(clip.group) == split]
+    long = _long(own)
+    return [
+        *map(_interruption, long),
+        *map(_word, long),
+        *(found for clip in own for found in _from_meeting(clip)),
+        *_others(long, SIDE_TALK, _side_talk),
+        *_others(long, "television", _television),
+    ]
+
+
+def _long(clips: Sequence[Clip]) -> list[Clip]:
+    least = sounds.samples(_LEAST_MS)
+    return [clip for clip in clips if clip.kind == "speech" and len(clip.pcm) >= least]
 
 
 def _heard(pcm: np.ndarray, tone: np.ndarray) -> np.ndarray:
