@@ -52,6 +52,7 @@ setup(
         "sglang_live": [
             "py.typed",
             "gateway/web/*",
+            "interaction/turn_end.json",
             "assets/*",
             "models/demo/*.txt",
             "models/demo/trained/*",

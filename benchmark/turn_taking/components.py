@@ -13,9 +13,7 @@ import numpy as np
 
 from benchmark.turn_taking.timeline import SAMPLES_PER_MS, Decision
 from sglang_live.core import INPUT_RATE_HZ
-from sglang_live.gateway.realtime.turn_detection import TurnDetection
 from sglang_live.gateway.realtime.turns.echo_filter import ECHO_WINDOW, LEAST_SHARE
-from sglang_live.gateway.realtime.turns.endpointing import _EAGERNESS, settings_of
 from sglang_live.interaction.backchannel import OUTLAST_MS, begins_at, has_hiss
 from sglang_live.interaction.echo import MAX_DELAY_S, SPAN_S, halved, unexplained
 from sglang_live.interaction.endpoint import MODEL_SAMPLES, EndpointModel
@@ -26,6 +24,7 @@ from sglang_live.interaction.silero import (
     SpeechState,
     SpeechWindows,
 )
+from sglang_live.interaction.turn_end import PAUSE_MS, cutoff_ms, judged, silence_ms
 from sglang_live.interaction.user_voice import UserVoice, sound_of
 from sglang_live.interaction.vad import (
     SpeechDetector,
@@ -113,12 +112,23 @@ class Hearing:
 
 @dataclass(frozen=True, slots=True)
 class EndRule:
-    """A way to end turns. min_score: of the endpoint model; None: silence alone."""
+    """A way to end turns.
+
+    min_score: of the endpoint model, which ends the turn at once.
+    cutoff_ms: what an end within a turn costs, of which interaction/turn_end.py makes the silence
+        to wait for. None for both: silence alone.
+    """
 
     component: str
     setting: str
     settings: VadSettings
     min_score: float | None = None
+    cutoff_ms: float | None = None
+
+    @property
+    def judges(self) -> bool:
+        """Whether the endpoint model scores pauses."""
+        return self.min_score is not None or self.cutoff_ms is not None
 
 
 def end_rules() -> list[EndRule]:
@@ -134,17 +144,17 @@ def silence_rules() -> list[EndRule]:
 
 
 def smart_turn_rules() -> list[EndRule]:
-    """The stock model with the pause and the longest silence of `medium`, over its threshold."""
+    """The stock model over its threshold, without which four seconds of silence end the turn."""
     least = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.99)
-    settings = _semantic("medium")
+    settings = VadSettings(silence_duration_ms=4000, pause_ms=PAUSE_MS)
     return [EndRule("Smart Turn", f"{score:g}", settings, score) for score in least]
 
 
 def semantic_rules() -> list[EndRule]:
-    return [
-        EndRule("semantic_vad", eagerness, _semantic(eagerness), _EAGERNESS[eagerness][0])
-        for eagerness in ("low", "medium", "high")
-    ]
+    """Its eagernesses, and the curve that they lie on."""
+    costs_ms = (100, 300, 400, 500, 600, 700, 850, 1000, 1200, 1500, 2000, 3000, 5000, 8000)
+    own = [(name, cutoff_ms(name)) for name in ("high", "medium", "low")]
+    return [_semantic(name, cost) for name, cost in (*own, *((f"{c} ms", c) for c in costs_ms))]
 
 
 def tuned_rules() -> list[EndRule]:
@@ -153,7 +163,7 @@ def tuned_rules() -> list[EndRule]:
         EndRule(
             TUNED,
             f"{score:g}, {ms} ms",
-            replace(_semantic("medium"), silence_duration_ms=ms),
+            VadSettings(silence_duration_ms=ms, pause_ms=PAUSE_MS),
             score,
         )
         for score in (0.5, 0.8, 0.9, 0.95, 0.98, 0.985, 0.99, 0.995)
@@ -161,8 +171,9 @@ def tuned_rules() -> list[EndRule]:
     ]
 
 
-def _semantic(eagerness: str) -> VadSettings:
-    return settings_of(TurnDetection(kind="semantic_vad", vad=VadSettings(), eagerness=eagerness))
+def _semantic(setting: str, cost_ms: float) -> EndRule:
+    settings = VadSettings(silence_duration_ms=silence_ms(cost_ms), pause_ms=PAUSE_MS)
+    return EndRule("semantic_vad", setting, settings, cutoff_ms=cost_ms)
 
 
 def hear_ends(hearing: Hearing, rule: EndRule) -> list[Decision]:
@@ -170,24 +181,30 @@ def hear_ends(hearing: Hearing, rule: EndRule) -> list[Decision]:
     detector = SpeechDetector(hearing.scores, rule.settings)
     decisions: list[Decision] = []
     turn_start = 0
-    verdict: tuple[float, SpeechPaused, float] | None = None  # when it is known, of what, score
-    for at_ms, packet in _packets(hearing.pcm):
+    verdict: tuple[float, SpeechPaused, int | None] | None = None  # when it is known, of what
+    for at_ms, packet in packets(hearing.pcm):
         if verdict is not None and at_ms >= verdict[0]:
-            known_ms, pause, score = verdict
+            known_ms, pause, wait_ms = verdict
             verdict = None
-            if score >= (rule.min_score or 0.0) and detector.stop_at(pause):
+            if wait_ms is not None and detector.wait(pause, wait_ms):
                 decisions.append(Decision("ended", known_ms))
         for event in detector.feed(packet):
             match event:
                 case SpeechStarted():
                     turn_start = event.at_ms * SAMPLES_PER_MS
-                case SpeechPaused() if rule.min_score is not None:
-                    end = event.at_ms * SAMPLES_PER_MS
-                    score = hearing.completeness(turn_start, end)
-                    verdict = at_ms + VERDICT_MS, event, score
+                case SpeechPaused() if rule.judges:
+                    score = hearing.completeness(turn_start, event.at_ms * SAMPLES_PER_MS)
+                    verdict = at_ms + VERDICT_MS, event, _wait_ms(rule, score)
                 case SpeechStopped():
                     decisions.append(Decision("ended", at_ms))
     return decisions
+
+
+def _wait_ms(rule: EndRule, score: float) -> int | None:
+    """None: the silence of the rule's settings."""
+    if rule.cutoff_ms is not None:
+        return judged(score, rule.cutoff_ms).wait_ms
+    return 0 if rule.min_score is not None and score >= rule.min_score else None
 
 
 def hear_interruptions(hearing: Hearing, confirm_ms: int, ignores: bool) -> list[Decision]:
@@ -202,7 +219,7 @@ def hear_interruptions(hearing: Hearing, confirm_ms: int, ignores: bool) -> list
     if hearing.earlier is not None:
         user.learn(hearing.earlier)
     decisions: list[Decision] = []
-    for at_ms, packet in _packets(hearing.pcm):
+    for at_ms, packet in packets(hearing.pcm):
         detector.take(packet)
         while (due := detector.due()) is not None:
             [(scores, state)] = hearing.scores.score([due])
@@ -248,7 +265,7 @@ def _of(event: SpeechEvent, at_ms: float) -> Decision | None:
     return None
 
 
-def _packets(pcm: np.ndarray):
+def packets(pcm: np.ndarray):
     """Audio as a client sends it, with the time at which each packet is complete."""
     size = PACKET_MS * SAMPLES_PER_MS
     for start in range(0, len(pcm) - size + 1, size):

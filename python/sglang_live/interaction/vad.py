@@ -96,8 +96,8 @@ class SpeechStopped:
 
     at_ms: end of its audio with silence.
     speech_end_ms: last voiced sound.
-    reason: `verdict`: of the endpoint model; `client`: it committed, cleared or reconfigured;
-        `words`: the turn was dismissed before its words were known.
+    reason: `verdict`: the silence that was set for this pause; `client`: it committed, cleared or
+        reconfigured; `words`: the turn was dismissed before its words were known.
     """
 
     at_ms: int
@@ -137,6 +137,7 @@ class SpeechDetector:
         self.outlast_ms = 0
         self._speaking = self._suspected = False
         self._in_silence = self._paused = False
+        self._wait_ms: int | None = None  # silence that ends the turn in this pause
         self._onset: int | None = None
         self._voiced_samples = 0
         self._speech_end = start_sample
@@ -208,9 +209,18 @@ class SpeechDetector:
                     return event
         return self._stop(self._position, reason)
 
-    def stop_at(self, pause: SpeechPaused) -> SpeechStopped | None:
-        """End the turn in this pause. Returns None if the user spoke on or the turn is over."""
-        return self._stop(self._position, "verdict") if self.is_in(pause) else None
+    def wait(self, pause: SpeechPaused, silence_ms: int) -> SpeechStopped | None:
+        """End the turn in this pause after silence_ms in place of silence_duration_ms.
+
+        Returns:
+            The end if the silence has lasted as long; else, and if the user spoke on, None.
+        """
+        if not self.is_in(pause):
+            return None
+        if self._position - self._speech_end >= silence_ms * SAMPLES_PER_MS:
+            return self._stop(self._position, "verdict")
+        self._wait_ms = silence_ms
+        return None
 
     def is_in(self, pause: SpeechPaused) -> bool:
         """Whether the user has been silent since. Safe to call from another thread."""
@@ -312,15 +322,18 @@ class SpeechDetector:
             resumed = SpeechResumed() if self._paused else None
             self._speech_end = self._position
             self._in_silence = self._paused = False
+            self._wait_ms = None
             return resumed
         if silent and not self._in_silence:
             self._in_silence = True
             self._speech_end = self._position - WINDOW_SAMPLES
         if not self._in_silence:
             return None
-        end = self._speech_end + self.settings.silence_duration_ms * SAMPLES_PER_MS
+        waits_ms = self._wait_ms
+        silence_ms = self.settings.silence_duration_ms if waits_ms is None else waits_ms
+        end = self._speech_end + silence_ms * SAMPLES_PER_MS
         if self._position >= end:
-            return self._stop(end)
+            return self._stop(end, "silence" if waits_ms is None else "verdict")
         return self._pause()
 
     def _pause(self) -> SpeechPaused | None:
@@ -356,6 +369,7 @@ class SpeechDetector:
         self._speaking = False
         self._suspected = False
         self._in_silence = self._paused = False
+        self._wait_ms = None
         self._onset = None
         self._voiced_samples = 0
         self._speech_end = self._position

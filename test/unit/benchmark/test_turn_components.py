@@ -16,6 +16,7 @@ from benchmark.turn_taking.components import (
     semantic_rules,
 )
 from sglang_live.interaction.silero import CONTEXT_SAMPLES, SpeechState
+from sglang_live.interaction.turn_end import cutoff_ms, judged
 from sglang_live.interaction.vad import VadSettings
 
 RATE = 16
@@ -39,14 +40,15 @@ class FakeSpeech:
 
 @dataclass
 class FakeEndpoint:
-    """Scores turns by their length in samples; keeps what it heard."""
+    """Scores turns by their length; keeps what it heard."""
 
     complete_from_ms: int
+    complete: float = 0.9
     heard_ms: list[int] = field(default_factory=list)
 
     def completeness(self, pcm: np.ndarray) -> float:
         self.heard_ms.append(len(pcm) // RATE)
-        return 0.9 if len(pcm) >= self.complete_from_ms * RATE else 0.1
+        return self.complete if len(pcm) >= self.complete_from_ms * RATE else 0.1
 
 
 def sound(*parts: tuple[int, int]) -> np.ndarray:
@@ -73,26 +75,42 @@ def test_silence_ends_a_turn_when_it_has_lasted(ms, n_ends):
     assert 0 <= decisions[-1].at_ms - (2560 + ms) < 20
 
 
+def smart_turn(min_score: float = 0.5) -> EndRule:
+    settings = VadSettings(silence_duration_ms=2000, pause_ms=200)
+    return EndRule("Smart Turn", f"{min_score:g}", settings, min_score)
+
+
+def semantic(setting: str) -> EndRule:
+    [rule] = [rule for rule in semantic_rules() if rule.setting == setting]
+    return rule
+
+
 def test_the_model_ends_a_turn_after_the_pause_and_its_verdict():
     endpoint = FakeEndpoint(complete_from_ms=1500)
-    [medium] = [rule for rule in semantic_rules() if rule.setting == "medium"]
-    [ended] = hear_ends(hearing(sound((1024, 512), (1024, 2048)), endpoint), medium)
+    [ended] = hear_ends(hearing(sound((1024, 512), (1024, 2048)), endpoint), smart_turn())
     assert 200 + VERDICT_MS <= ended.at_ms - 2560 < 200 + VERDICT_MS + 32 + 20
     # It heard the whole turn both times: the first pause did not end it.
     assert endpoint.heard_ms == [1024 + 224, 2560 + 224]
 
 
-def test_an_unfinished_turn_ends_with_the_longest_silence():
-    [high] = [rule for rule in semantic_rules() if rule.setting == "high"]
+def test_without_a_verdict_the_longest_silence_ends_the_turn():
     endpoint = FakeEndpoint(complete_from_ms=60_000)
-    [ended] = hear_ends(hearing(sound((1024, 4096)), endpoint), high)
+    [ended] = hear_ends(hearing(sound((1024, 4096)), endpoint), smart_turn())
     assert 0 <= ended.at_ms - (1024 + 2000) < 40
+
+
+@pytest.mark.parametrize("eagerness", ["low", "medium", "high"])
+@pytest.mark.parametrize("score", [0.0, 0.5, 1.0])
+def test_semantic_vad_waits_for_as_long_as_the_score_calls_for(eagerness, score):
+    endpoint = FakeEndpoint(complete_from_ms=0, complete=score)
+    [ended] = hear_ends(hearing(sound((1024, 4096)), endpoint), semantic(eagerness))
+    wait_ms = judged(score, cutoff_ms(eagerness)).wait_ms
+    assert 0 <= ended.at_ms - 1024 - max(wait_ms, 224 + VERDICT_MS) < 60
 
 
 def test_a_verdict_that_comes_after_the_voice_is_dropped():
     endpoint = FakeEndpoint(complete_from_ms=0)
-    [high] = [rule for rule in semantic_rules() if rule.setting == "high"]
-    decisions = hear_ends(hearing(sound((1024, 224), (1024, 2048)), endpoint), high)
+    decisions = hear_ends(hearing(sound((1024, 224), (1024, 2048)), endpoint), smart_turn())
     assert len(decisions) == 1 and decisions[0].at_ms > 2272
 
 

@@ -404,10 +404,37 @@ def test_a_pause_is_one_event_and_the_turn_goes_on():
     _, first, _, second = events
     assert first.at_ms - first.speech_end_ms == pytest.approx(200, abs=WINDOW_MS)
     assert not detector.is_in(first) and detector.is_in(second)
-    assert detector.stop_at(first) is None
-    stopped = detector.stop_at(second)
-    assert stopped.speech_end_ms == second.speech_end_ms
-    assert not detector.speaking and detector.stop_at(second) is None
+    assert detector.wait(first, 0) is None
+    stopped = detector.wait(second, 200)
+    assert stopped.speech_end_ms == second.speech_end_ms and stopped.reason == "verdict"
+    assert not detector.speaking and detector.wait(second, 0) is None
+
+
+def paused_detector(windows_after: list[float]) -> tuple[SpeechDetector, SpeechPaused]:
+    """A detector in a pause of 224 ms, whose silence of 2 s ends turns."""
+    settings = VadSettings(silence_duration_ms=2000, pause_ms=200)
+    model = ScriptedModel([0.9] * 10 + [0.0] * 7 + windows_after)
+    detector = SpeechDetector(model, settings)
+    [_, pause] = detector.feed(np.zeros(17 * WINDOW_SAMPLES, np.int16))
+    return detector, pause
+
+
+@pytest.mark.parametrize(("wait_ms", "n_windows"), [(320, 3), (640, 13), (2560, 73)])
+def test_a_pause_may_have_a_silence_of_its_own(wait_ms, n_windows):
+    detector, pause = paused_detector([0.0] * 80)
+    assert detector.wait(pause, wait_ms) is None
+    assert detector.feed(np.zeros((n_windows - 1) * WINDOW_SAMPLES, np.int16)) == []
+    [stopped] = detector.feed(np.zeros(WINDOW_SAMPLES, np.int16))
+    assert stopped.at_ms - stopped.speech_end_ms == wait_ms and stopped.reason == "verdict"
+
+
+def test_the_silence_of_a_pause_is_not_that_of_the_next():
+    detector, pause = paused_detector([0.9] * 3 + [0.0] * 80)
+    assert detector.wait(pause, 300) is None
+    events = detector.feed(np.zeros(75 * WINDOW_SAMPLES, np.int16))
+    assert [type(event) for event in events] == [SpeechResumed, SpeechPaused, SpeechStopped]
+    assert events[-1].at_ms - events[-1].speech_end_ms == 2000
+    assert events[-1].reason == "silence"
 
 
 def test_without_pause_ms_there_are_no_pauses():

@@ -208,7 +208,7 @@ async def test_a_change_of_mind_after_a_pause_leaves_the_whole_utterance():
 
 
 async def test_semantic_vad_withdraws_when_the_turn_does_not_sound_complete():
-    endpoint = FakeEndpoint(0.1, 0.9)
+    endpoint = FakeEndpoint(0.0, 0.9)
     endpoint.may_judge.clear()
     orchestrator = FakeOrchestrator([spoken("Too early."), spoken("Yes.")])
     shared = replace(speculating(orchestrator), endpoint_model=endpoint)

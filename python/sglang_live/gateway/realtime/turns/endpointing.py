@@ -1,13 +1,14 @@
 """End of a turn by meaning: a model judges in a pause whether the turn is complete.
 
-In: the audio of a turn up to a pause. Out: a call of `end_turn` or `go_on`, in the event
-loop.
-Owner: one Endpointing per process. The model runs in a thread of its own, for one pause at a time;
-the verdict on a pause in which the user has spoken again is dropped.
+In: a pause and the audio of its turn. Out: a call of `wait` with the verdict, in the event loop.
+Owner: one Endpointing per process. The endpoint model runs in threads of its own, at most one per
+core; the verdict on a pause in which the user has spoken again is dropped. Of the score
+interaction/turn_end.py makes the silence that ends the turn.
 """
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -17,21 +18,46 @@ import numpy as np
 from sglang_live.clock import Clock
 from sglang_live.gateway.realtime.turn_detection import TurnDetection
 from sglang_live.interaction.endpoint import EndpointModel
-from sglang_live.interaction.vad import VadSettings
+from sglang_live.interaction.turn_end import PAUSE_MS, cutoff_ms, judged, silence_ms
+from sglang_live.interaction.vad import SpeechDetector, SpeechPaused, SpeechStopped, VadSettings
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
-# Longer than the closure of a stop consonant; the model was trained on pauses of this length.
-PAUSE_MS = 200
-# By eagerness: the least score of a complete turn, and the silence that ends a turn in any case.
-_EAGERNESS = {"low": (0.7, 8000), "medium": (0.5, 4000), "auto": (0.5, 4000), "high": (0.35, 2000)}
+# A pause costs the network as much in a batch with others as alone, so that pauses are judged side
+# by side. More threads would take the cores of the stages.
+_MAX_THREADS = 4
 
 
 def settings_of(detection: TurnDetection) -> VadSettings:
-    """Settings of speech detection for a session whose turns the model ends."""
-    _, max_silence_ms = _EAGERNESS[detection.eagerness]
-    return replace(detection.vad, silence_duration_ms=max_silence_ms, pause_ms=PAUSE_MS)
+    """Settings of speech detection for a session whose pauses the model judges.
+
+    Their silence ends a turn whose verdict does not come.
+    """
+    silent_ms = silence_ms(cutoff_ms(detection.eagerness))
+    return replace(detection.vad, silence_duration_ms=silent_ms, pause_ms=PAUSE_MS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JudgedPause:
+    """A pause to be judged.
+
+    audio: [n] int16 of the turn, or of its last seconds, up to pause.at_ms.
+    listens: whether the session still uses the detector.
+    on_stopped: called if the turn ends at once.
+    go_on: called if it does not, and the score says that the turn goes on.
+    """
+
+    pause: SpeechPaused
+    audio: np.ndarray
+    detector: SpeechDetector
+    listens: Callable[[], bool]
+    on_stopped: Callable[[SpeechStopped], None]
+    go_on: Callable[[], None]
+
+    def lasts(self) -> bool:
+        """Safe to call from a model's thread."""
+        return self.listens() and self.detector.is_in(self.pause)
 
 
 @dataclass(eq=False)
@@ -39,62 +65,52 @@ class Endpointing:
     model: EndpointModel
     clock: Clock
     metrics: GatewayMetrics
-    _thread: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="endpoint")
-    )
+    threads: int = field(default_factory=lambda: min(os.cpu_count() or 1, _MAX_THREADS))
+    _pool: ThreadPoolExecutor = field(init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def judge(
-        self,
-        audio: np.ndarray,
-        detection: TurnDetection,
-        still_paused: Callable[[], bool],
-        end_turn: Callable[[], None],
-        go_on: Callable[[], None],
-    ) -> None:
-        """Start to judge a pause.
+    def __post_init__(self) -> None:
+        self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="endpoint")
 
-        Args:
-            audio: [n] int16 of the turn so far.
-            still_paused: called in the model's thread right before the model runs, and after it.
-            end_turn: called if the turn sounds complete.
-            go_on: called if it does not and the pause goes on.
-        """
-        task = asyncio.create_task(self._judge(audio, detection, still_paused, end_turn, go_on))
+    def judge(self, pause: JudgedPause, eagerness: str) -> None:
+        """Start to judge a pause."""
+        task = asyncio.create_task(self._judge(pause, eagerness))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+    @property
+    def judging(self) -> bool:
+        """Whether a verdict is still to come."""
+        return bool(self._tasks)
 
-    async def _judge(
-        self,
-        audio: np.ndarray,
-        detection: TurnDetection,
-        still_paused: Callable[[], bool],
-        end_turn: Callable[[], None],
-        go_on: Callable[[], None],
-    ) -> None:
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _judge(self, pause: JudgedPause, eagerness: str) -> None:
         began_s = self.clock.now_s()
 
         def completeness() -> float | None:
-            return self.model.completeness(audio) if still_paused() else None
+            return self.model.completeness(pause.audio) if pause.lasts() else None
 
         try:
-            score = await asyncio.get_running_loop().run_in_executor(self._thread, completeness)
+            score = await asyncio.get_running_loop().run_in_executor(self._pool, completeness)
         except Exception:
             # Without a verdict the turn ends by silence.
             log.exception("endpoint_model_failed")
-            self.metrics.endpoint_verdicts.labels("failed").inc()
+            self._count("failed")
             return
-        if score is None:
-            self.metrics.endpoint_verdicts.labels("overtaken").inc()
+        if score is not None:
+            self.metrics.endpoint_verdict_s.observe(self.clock.now_s() - began_s)
+        if score is None or not pause.lasts():
+            self._count("overtaken")
             return
-        self.metrics.endpoint_verdict_s.observe(self.clock.now_s() - began_s)
-        min_score, _ = _EAGERNESS[detection.eagerness]
-        complete = score >= min_score
-        self.metrics.endpoint_verdicts.labels("complete" if complete else "pause").inc()
-        if complete:
-            end_turn()
-        elif still_paused():
-            go_on()
+        verdict = judged(score, cutoff_ms(eagerness))
+        stopped = pause.detector.wait(pause.pause, verdict.wait_ms)
+        self._count("pause" if stopped is None else "complete")
+        if stopped is not None:
+            pause.on_stopped(stopped)
+        elif not verdict.likely:
+            pause.go_on()
+
+    def _count(self, verdict: str) -> None:
+        self.metrics.endpoint_verdicts.labels(verdict).inc()

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.realtime.turn_detection import TurnDetection
-from sglang_live.gateway.realtime.turns.endpointing import PAUSE_MS, settings_of
+from sglang_live.gateway.realtime.turns.endpointing import settings_of
+from sglang_live.interaction.turn_end import PAUSE_MS
 from sglang_live.interaction.vad import VadSettings
 
 

@@ -28,7 +28,7 @@ from sglang_live.gateway.realtime.responses.responses import Responses
 from sglang_live.gateway.realtime.responses.speculation import Utterance
 from sglang_live.gateway.realtime.responses.turn_runner import TurnRunner
 from sglang_live.gateway.realtime.session_config import SessionConfig
-from sglang_live.gateway.realtime.turns.endpointing import Endpointing
+from sglang_live.gateway.realtime.turns.endpointing import Endpointing, JudgedPause
 from sglang_live.gateway.realtime.turns.frame_mode import FrameMode, NoTurnsError
 from sglang_live.gateway.realtime.turns.input_transcription import InputTranscription
 from sglang_live.gateway.realtime.turns.missing_audio import MissingAudio
@@ -123,8 +123,7 @@ class TurnTaking:
         if config.frames is not None and not self.frames.on:
             self._buffer.clear()
         self.frames.configure(config.frames, self._buffer.end_sample)
-        judges = self.endpointing is not None
-        if config.turn_detection is None:
+        if (detection := config.turn_detection) is None:
             self._turn_prefill.reset()
             self.transcripts.discard()
             self._stop_speech()
@@ -132,14 +131,14 @@ class TurnTaking:
             self._next_item()
             self._idle.disarm()
             self._over_response.withdraw()
-        elif self._detector is None:
-            settings = vad_settings(config.turn_detection, self.gateway, judges)
+            return
+        settings = vad_settings(detection, self.gateway, judges=self.endpointing is not None)
+        if self._detector is None:
             # Buffered audio may hold the start of a turn; it is scored with the next append.
             start, end = self._buffer.start_sample, self._buffer.end_sample
             self._detector = SpeechDetector(self.scorer.model, settings, start_sample=start)
             self._detector.take(self._buffer.peek(start, end))
-        else:
-            self._detector.settings = vad_settings(config.turn_detection, self.gateway, judges)
+        self._detector.settings = settings
 
     async def append(self, event: AudioAppend) -> None:
         """
@@ -308,15 +307,12 @@ class TurnTaking:
             return
         audio = self._buffer.peek(max(start, end - MODEL_SAMPLES), end)
 
-        def end_turn() -> None:
-            if self._detector is detector and (stopped := detector.stop_at(pause)):
-                self._on_stopped(stopped)
-
-        def still_paused() -> bool:
-            return self._detector is detector and detector.is_in(pause)
+        def listens() -> bool:
+            return self._detector is detector
 
         go_on = self.turn_runner.withdraw_speculative
-        self.endpointing.judge(audio, detection, still_paused, end_turn, go_on)
+        judged = JudgedPause(pause, audio, detector, listens, self._on_stopped, go_on)
+        self.endpointing.judge(judged, detection.eagerness)
 
     def _on_stopped(self, event: SpeechStopped) -> None:
         assert self.config.turn_detection is not None

@@ -1,0 +1,117 @@
+"""How long a silence lasts before it ends the user's turn.
+
+In: a pause and the endpoint model's score of it. Out: the silence that ends the turn, in ms.
+Pure: the gateway and benchmark.turn_taking decide by the same functions.
+
+At first the score alone tells how probable it is that the turn is over. While the silence goes on
+that becomes more probable, because the lengths of pauses within turns are log-normal and most of
+them would be over. The turn ends after the silence of the least expected cost: dead air counts by
+the square of its length, and an end within the turn as much as dead air of `cutoff_ms`.
+training/turn_end fits the numbers in turn_end.json.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import NormalDist
+
+WEIGHTS = Path(__file__).with_name("turn_end.json")
+# Longer than the closure of a stop consonant; the endpoint model was trained on such pauses.
+PAUSE_MS = 200
+# A longer silence ends every turn.
+MAX_WAIT_MS = 3000
+# The endpoint model's scores of 0 and 1 are not certain.
+_LEAST_SCORE = 1e-4
+# Of human recordings, scores between 5 and 95 % are as frequent in pauses as at ends of turns.
+_VAGUE_LOG_ODDS = 3.0
+
+_NORMAL = NormalDist()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnEndWeights:
+    """
+    bias, score: of the log-odds that a pause is the turn's end: their constant, and how much the
+        evidence of the score counts.
+    pause_log_mean, pause_log_sd: of the logarithm of the length in ms of pauses within turns, cut
+        at PAUSE_MS.
+    cutoff_ms: by eagerness.
+    """
+
+    bias: float
+    score: float
+    pause_log_mean: float
+    pause_log_sd: float
+    cutoff_ms: dict[str, float]
+
+    def log_odds(self, score: float) -> float:
+        """That a pause is the turn's end, before it is known how long it lasts."""
+        return self.bias + self.score * evidence(score)
+
+    def wait_ms(self, log_odds: float, cutoff_ms: float) -> float:
+        """The silence that ends the turn: PAUSE_MS to MAX_WAIT_MS, less for higher log-odds.
+
+        The expected cost of a wait w is odds * w**2 + cutoff_ms**2 * P(a pause is longer than w).
+        It is least at PAUSE_MS or where its slope is 0: of a log-normal length, the root of a
+        quadratic.
+        """
+        mean, sd = self.pause_log_mean, self.pause_log_sd
+        seen = _longer(PAUSE_MS, mean, sd)
+        slope = log_odds - 2 * math.log(cutoff_ms) + math.log(2 * seen * sd * math.sqrt(math.tau))
+        root = 4 * sd**2 - 2 * (2 * mean + slope)
+        if root < 0:
+            return PAUSE_MS
+        wait = math.exp(min(mean + sd * (math.sqrt(root) - 2 * sd), math.log(MAX_WAIT_MS)))
+        saved = cutoff_ms**2 * (1 - _longer(wait, mean, sd) / seen)
+        costs = math.exp(log_odds) * (wait**2 - PAUSE_MS**2)
+        return wait if wait > PAUSE_MS and saved > costs else PAUSE_MS
+
+
+def evidence(score: float) -> float:
+    """By how much the log-odds of a score exceed those of scores that say nothing."""
+    log_odds = math.log((score + _LEAST_SCORE) / (1 - score + _LEAST_SCORE))
+    return math.copysign(max(abs(log_odds) - _VAGUE_LOG_ODDS, 0.0), log_odds)
+
+
+def _longer(ms: float, mean: float, sd: float) -> float:
+    """Probability that a log-normal length exceeds ms."""
+    return _NORMAL.cdf((mean - math.log(ms)) / sd)
+
+
+@cache
+def trained_weights() -> TurnEndWeights:
+    return TurnEndWeights(**json.loads(WEIGHTS.read_text())["weights"])
+
+
+def cutoff_ms(eagerness: str) -> float:
+    """What an end of a turn within the turn costs, by eagerness: low, medium, high, auto."""
+    return trained_weights().cutoff_ms[eagerness]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """
+    probability: that the turn is over, when its voice has ceased.
+    wait_ms: the silence that ends it.
+    likely: nothing says that the turn goes on.
+    """
+
+    probability: float
+    wait_ms: int
+    likely: bool
+
+
+def judged(score: float, cutoff_ms: float) -> Verdict:
+    """Of a pause with this score of the endpoint model."""
+    weights = trained_weights()
+    log_odds = weights.log_odds(score)
+    wait_ms = weights.wait_ms(log_odds, cutoff_ms)
+    return Verdict(1 / (1 + math.exp(-log_odds)), round(wait_ms), evidence(score) >= 0)
+
+
+def silence_ms(cutoff_ms: float) -> int:
+    """The silence that ends a turn whose pause has no score."""
+    weights = trained_weights()
+    return round(weights.wait_ms(weights.bias, cutoff_ms))
