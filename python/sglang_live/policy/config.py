@@ -51,6 +51,8 @@ class PolicyConfig:
         min_chunk_tokens: below it the fixed cost of a prefill round outweighs its work.
         max_defer_s: how long a prefill, and each next slice of it, may wait for decodes. A quarter
             of a second more before a response is noticed less than a gap within one.
+        defer_costs: nor longer than this multiple of what it takes: a prefill that is short beside
+            its wait gives the decodes little, and its user waits for both.
         short_rounds: a prefill that takes at most this many decode rounds waits for one at most.
             It has to be computed in any case, and its effect is that of slightly longer rounds.
         min_prefill_share: share of the time it has waited that a deferred slice may take, or of
@@ -100,6 +102,7 @@ class PolicyConfig:
     chunk_tokens: int = 2048
     min_chunk_tokens: int = 64
     max_defer_s: float = 0.25
+    defer_costs: float = 2.0
     short_rounds: float = 1.5
     min_prefill_share: float = 0.2
     may_pause_prefill: bool = False

@@ -51,8 +51,8 @@ def prefill_budget(
     if budget >= config.min_chunk_tokens:
         return budget
     # Without decodes in this round deferring has no use. Free indices have no KV.
-    decodes = has_kv & ~pause & (view.kv_tokens > 0)
-    if _deferred_s(view, admitted) <= config.max_defer_s and np.count_nonzero(decodes):
+    decodes: Bools = has_kv & ~pause & (view.kv_tokens > 0)
+    if _deferred_s(view, admitted) <= _may_wait_s(view, admitted, config) and decodes.any():
         return 0
     share_s = config.min_prefill_share * max(config.max_defer_s, _heard_waits_s(view, admitted))
     return max(
@@ -83,6 +83,16 @@ def _short_tokens(view: StageView, admitted: Ints, config: PolicyConfig) -> int:
     if not view.decoded_since_prefill:
         return 0
     return max(config.min_chunk_tokens, int(short_s / max(rates.prefill_s_per_token, 1e-9)))
+
+
+def _may_wait_s(view: StageView, admitted: Ints, config: PolicyConfig) -> float:
+    """Returns how long a prefill may be deferred: what it takes once or twice decides little for
+    the decodes, whatever the wait."""
+    if view.prefill_running or not len(admitted):
+        return config.max_defer_s
+    n_tokens = min(int(view.prefill_tokens[admitted[0]]), config.chunk_tokens)
+    cost_s = _once_s(view, admitted) + n_tokens * view.rates.prefill_s_per_token
+    return min(config.max_defer_s, config.defer_costs * cost_s)
 
 
 def _heard_waits_s(view: StageView, admitted: Ints) -> float:

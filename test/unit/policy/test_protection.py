@@ -93,6 +93,18 @@ def test_a_small_budget_defers_the_prefill_for_a_limited_time():
     assert budget(nearly_dry, late, rates=fast) == 500  # a fifth of a quarter of a second
 
 
+def test_a_prefill_is_deferred_for_twice_what_it_takes_at_most():
+    nearly_dry, tokens = playing(0.1), 10
+    limit_s = CONFIG.defer_costs * (RATES.prefill_s_fixed + tokens * RATES.prefill_s_per_token)
+    assert limit_s < CONFIG.max_defer_s
+    assert budget(nearly_dry, waiting(tokens, for_s=limit_s - 0.01)) == 0
+    assert budget(nearly_dry, waiting(tokens, for_s=limit_s + 0.01)) > 0
+    # A long clip takes longer, and may wait longer.
+    rates = replace(RATES, encoder_s_per_audio_s=0.02)
+    heard = waiting(tokens, audio_s=8.0, for_s=limit_s + 0.01)
+    assert budget(nearly_dry, heard, rates=rates) == 0
+
+
 def test_a_prefill_that_takes_about_a_decode_round_is_not_deferred():
     slow = StageRates(round_s=0.06, prefill_s_per_token=5e-4)
     nearly_dry, short, long = playing(0.1), waiting(100), waiting(300)
