@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from benchmark.load.arrivals import PlannedTurn, UserPlan
-from benchmark.load.config import Run
+from benchmark.load.config import LoadConfig, Run
 from benchmark.load.interruptions import PlannedInterruption
-from benchmark.load.report import collect
+from benchmark.load.report import collect, document
 from benchmark.load.stats import PointStats
-from benchmark.simulate.config import SimulateConfig, parse_args
+from benchmark.simulate.against import compare
+from benchmark.simulate.config import H100, SimulateConfig, parse_args
 from benchmark.simulate.events import Events
 from benchmark.simulate.frontier import capacity
 from benchmark.simulate.pool import PoolFullError
@@ -20,6 +21,7 @@ from benchmark.simulate.spec import HostTimes, ServerSpec
 from benchmark.simulate.users import Clip, User, UserSettings
 from sglang_live.device_model.model import load_device_model
 from sglang_live.policy.view import FRAME_S
+from sglang_live.stages.vocoder.config import VocoderConfig
 
 ROOT = Path(__file__).parents[3]
 MODEL = load_device_model(ROOT / "deploy" / "device_models" / "h100_qwen3_omni.toml")
@@ -191,3 +193,44 @@ def test_flags_name_loads_and_arms(tmp_path):
         parse_args(["--policies", "off,nonsense"])
     with pytest.raises(SystemExit):
         parse_args(["--devices", "2"])
+
+
+@pytest.fixture(scope="module")
+def engine_document() -> dict:
+    """As voice_load would write of an engine that is exactly as simulated."""
+    load = LoadConfig(
+        policies=("off",), sessions=(5,), turns=2, repeats=1, device_model=H100, drawn_replies=True
+    )
+    spec = ServerSpec(
+        model=MODEL,
+        header_tokens=1,
+        chunk_tokens=512,
+        thinker_tokens=65_536,
+        talker_tokens=65_536,
+        vocoder=VocoderConfig(max_batch=4),
+    )
+    result = World(load, spec, UserSettings()).simulate(Run(0, 5, "off")).result
+    nothing = {"computed_s": 0.0, "batches": 10.0, "late_s": 0.5, "modelled_s": 2.0}
+    result = replace(result, device={stage: nothing for stage in ("thinker", "talker")})
+    return document(load, [result], {"device_model": MODEL.facts()})
+
+
+def test_an_engine_that_is_as_simulated_agrees_in_every_measure(engine_document):
+    found = compare(engine_document)
+    assert {one.measure for one in found} > {"ttfp_after_end_p50_ms", "waste_share", "turns_per_s"}
+    assert [one.simulated for one in found] == pytest.approx([one.engine for one in found])
+    assert all(one.agrees for one in found)
+    assert {one.late for one in found} == {0.25}
+
+
+def test_an_engine_that_is_later_disagrees(engine_document):
+    [point] = engine_document["points"]
+    later = {**point["ttfp_ms"], "p50": 1.2 * point["ttfp_ms"]["p50"]}
+    changed = {**engine_document, "points": [{**point, "ttfp_ms": later}]}
+    assert {one.measure for one in compare(changed) if not one.agrees} == {"ttfp_p50_ms"}
+
+
+def test_a_load_that_is_not_simulated_is_refused(engine_document):
+    config = {**engine_document["config"], "drawn_replies": False}
+    with pytest.raises(ValueError, match="--drawn-replies"):
+        compare({**engine_document, "config": config})
