@@ -124,8 +124,7 @@ async def test_without_a_window_the_same_cough_interrupts(server):
 async def test_with_interruption_off_the_response_continues_and_the_new_turn_waits(server):
     counts = Counts(server)
     async with connected(server.ws) as socket:
-        # The voice is sent at once, so that nothing tells when the microphone heard it.
-        await detection(socket, interrupt_response=False, ignore_echo=False)
+        await detection(socket, interrupt_response=False)
         await request(socket, "tell me a long story", output_modalities=["audio"])
         await socket.until(DELTA)
         await socket.append(voice(), step=480)

@@ -70,6 +70,16 @@ async def test_a_client_can_have_its_echo_heard(world):
     assert world.value("barge_ins_total") == 1
 
 
+async def test_what_is_sent_at_once_is_no_echo_whatever_it_sounds_like(world):
+    quiet = np.zeros(3 * OUTPUT_RATE_HZ)
+    async with world.connect() as client:
+        await start(client)
+        await heard_by(world, client, quiet)
+        client.append(pcm16(ECHO[OUTPUT_RATE_HZ : 3 * OUTPUT_RATE_HZ]))
+        assert STARTED in types(await client.settle())
+    assert world.value("echo_windows_total") == 0
+
+
 @pytest.mark.parametrize("echo", [ECHO, np.zeros_like(ECHO)], ids=["over an echo", "alone"])
 async def test_a_user_still_interrupts(world, echo):
     microphone = echo.copy()

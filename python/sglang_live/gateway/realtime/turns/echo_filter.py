@@ -31,6 +31,9 @@ _SPAN = round(SPAN_S * INPUT_RATE_HZ)
 # that hears no echo.
 _LEAST_SPAN = round(0.3 * INPUT_RATE_HZ)
 _QUIET_S = 2.0
+# Audio that comes by more faster than it was recorded, such as a file that is sent at once, has no
+# time at which a microphone heard it.
+_MOST_EARLY_S = 0.5
 
 
 class EchoFilter:
@@ -52,6 +55,8 @@ class EchoFilter:
         self._played = PlayedAudio()
         self._decoder: WireDecoder | None = None
         self._halver = StreamResampler(INPUT_RATE_HZ, RATE_HZ)
+        self._early_s = 0.0  # how much sooner than in real time this sample came:
+        self._newest: tuple[int, float] | None = None
 
     def audio_sent(self, frame: bytes, form: WireFormat) -> None:
         """The network took this audio of a response."""
@@ -79,7 +84,7 @@ class EchoFilter:
             threshold: from which a window is a voice.
             buffer: with the microphone's audio.
         """
-        if not (scores >= threshold).any():
+        if self._too_early(buffer.end_sample) or not (scores >= threshold).any():
             return scores
         # The newest sample came just now.
         end_s = self._clock.now_s() - (buffer.end_sample - end_sample) / INPUT_RATE_HZ
@@ -98,6 +103,15 @@ class EchoFilter:
         filtered = scores.copy()
         filtered[-len(shares) :][is_echo] = 0.0
         return filtered
+
+    def _too_early(self, newest_sample: int) -> bool:
+        now_s = self._clock.now_s()
+        if self._newest is not None:
+            sample, at_s = self._newest
+            new_s = (newest_sample - sample) / INPUT_RATE_HZ
+            self._early_s = max(0.0, self._early_s + new_s - (now_s - at_s))
+        self._newest = newest_sample, now_s
+        return self._early_s > _MOST_EARLY_S
 
     def _echo_is_there(self, n_windows: int) -> None:
         self._metrics.echo_windows.inc(n_windows)
