@@ -37,6 +37,9 @@ _MESSAGE_S = 0.5
 # First words that may sound early, with the last one, which is read but not sent: fewer would be
 # over before the rest has come.
 _BEGINNING_WORDS = 5
+# Multiple of the time until the rest has come that the first words must last: other responses may
+# begin in between.
+_SAFETY = 2.5
 
 
 @dataclass(order=True, slots=True)
@@ -132,7 +135,7 @@ class ReadingStage:
         sound, now_s = sound.without_last_word(), time.monotonic()
         complete_s = beginning.complete_s if response.pieces.empty() else now_s
         rest_takes_s = Limits().first_most / _BEGINNING_WORDS * (now_s - ordered_s)
-        if max(complete_s, now_s) + rest_takes_s <= now_s + sound.duration_s:
+        if _SAFETY * (max(complete_s - now_s, 0.0) + rest_takes_s) <= sound.duration_s:
             self._counts["begun_early"] += 1
             response.begun = sound
             await response.send(beginning.piece, sound)

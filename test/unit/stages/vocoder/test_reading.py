@@ -293,7 +293,7 @@ LONG = "The main reason for that is that nothing else will ever be enough for al
 async def test_the_first_words_sound_before_their_piece_has_come(stage, clock):
     job = FakeJob("a")
     running = asyncio.create_task(stage.run(job))
-    await write(job, "The main reason for that is", clock, word_s=0.05)
+    await write(job, "The main reason for that is", clock, word_s=0.01)
     await until_sound(job)
     assert [text for text, _ in VOICE.said] == ["The main reason for that"]
     # Without the last word, which the voice shaped as an end.
@@ -313,8 +313,8 @@ async def test_the_first_words_sound_before_their_piece_has_come(stage, clock):
 async def test_text_that_comes_slower_than_speech_does_not_begin_early(stage, clock):
     job = FakeJob("a")
     running = asyncio.create_task(stage.run(job))
-    # The first words are over after 0.38 s, and seven more take 0.42 s.
-    await write(job, LONG, clock, word_s=0.06)
+    # The first words are over after 0.38 s, and seven more take 0.21 s or longer.
+    await write(job, LONG, clock, word_s=0.03)
     job.end()
     await running
     assert stage.load()["begun_early"] == 0
