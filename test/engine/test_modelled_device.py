@@ -2,13 +2,17 @@
 
 import asyncio
 import random
+from collections.abc import Iterable
 
 import pytest
 import pytest_asyncio
 
+from sglang_live.bridge.modelled.batch_recorder import BATCH_RECORD_ENV, read_record
 from sglang_live.bridge.modelled.wait_recorder import WAIT_RECORD_ENV
+from sglang_live.bridge.rate_meter import BatchWork, Launch, RateMeter
 from sglang_live.device_model.model import load_device_model
 from sglang_live.engine_channel.messages import THINK_PREFIX
+from sglang_live.policy.view import StageRates
 from test.engine import parity_claims
 from test.engine.conftest import DEVICE_MODELS, Stages, running_stages
 from test.engine.test_pauses import Thinker
@@ -26,19 +30,20 @@ N_STREAMS = 4
 )
 async def stages(request, endless_checkpoint, tmp_path_factory):
     cache = tmp_path_factory.mktemp("modelled")
-    record = {WAIT_RECORD_ENV: str(cache / "waits")}
+    waits = {WAIT_RECORD_ENV: str(cache / "waits")}
+    batches = {BATCH_RECORD_ENV: str(cache / "batches")}
     running = running_stages(
         endless_checkpoint,
         cache,
         {"disable_overlap_schedule": request.param},
         policies=("urgency", "pacing", "truncate"),
         device_model="slow_rounds",
-        talker_environment=record,
-        thinker_environment=record,
+        talker_environment=waits,
+        thinker_environment=waits | batches,
         names=("thinker", "talker"),
     )
     async with running as found:
-        found.record = cache / "waits"
+        found.waits, found.batches = cache / "waits", cache / "batches"
         yield found
 
 
@@ -48,45 +53,81 @@ async def test_codes_are_those_of_the_plain_cpu(stages, reference, speech):
 
 
 async def mixed_load(stages: Stages, thinker: Thinker, speech) -> None:
-    """Prompts of many sizes beside decodes, with and without audio."""
+    """Prompts of many sizes beside decodes, with and without audio; some of each alone at first."""
     rng = random.Random(7)
+    sampling = {"max_new_tokens": 10, "temperature": 0}
 
     async def ask(number: int) -> None:
-        await asyncio.sleep(rng.uniform(0.0, 6.0))
         prompt = [rng.randrange(10, 200) for _ in range(rng.randrange(5, 150))]
-        await thinker.generate(
-            f"{THINK_PREFIX}{number:08d}-mixed", prompt, {"max_new_tokens": 10, "temperature": 0}
-        )
+        await thinker.generate(f"{THINK_PREFIX}{number:08d}-mixed", prompt, sampling)
 
     async def hear(number: int) -> None:
-        await asyncio.sleep(rng.uniform(0.0, 6.0))
         links = stages.links(f"mixed-{number}")
         clip = speech[: 16_000 * rng.randrange(1, 9)]
         await think(links, greedy_turn(user(clip), system="", n_tokens=8))
         links.close()
 
-    await asyncio.gather(*map(ask, range(16)), *map(hear, range(6)))
+    async def late(request) -> None:
+        await asyncio.sleep(rng.uniform(0.0, 6.0))
+        await request
+
+    for number in range(4):
+        await ask(number)
+    for number in range(2):
+        await hear(number)
+    requests = [*map(ask, range(4, 16)), *map(hear, range(2, 6))]
+    await asyncio.gather(*map(late, requests))
 
 
-async def test_measured_rates_are_the_devices_over_a_mixed_load(stages, speech):
-    thinker, costs = Thinker(stages), MODEL.thinker
-    before = await load_of(stages, "thinker")
+async def test_rates_are_those_of_the_booked_batches_over_a_mixed_load(stages, speech):
+    thinker = Thinker(stages)
     await mixed_load(stages, thinker, speech)
     sampling = {"max_new_tokens": 40, "temperature": 0}
     rids = [f"{THINK_PREFIX}{number:08d}-equal" for number in range(N_STREAMS)]
     await asyncio.gather(*(thinker.generate(rid, [20, 30, 40], sampling) for rid in rids))
     load = await load_of(stages, "thinker")
-    # A late machine lengthens batches beyond the modelled time, on average by this share.
-    late_s, modelled_s = (
-        load[name] - before[name] for name in ("device_late_s", "device_modelled_s")
+    record = read_record(stages.batches)
+
+    told = rates_after((batch.work, batch.launched_s, batch.arrived_s) for batch in record)
+    for name, value in in_ms(told).items():
+        assert load[f"policy_{name}"] == pytest.approx(value), name
+
+    # Each batch was booked with its own work and at its own end, neither those of another.
+    costs = MODEL.thinker
+    for batch in record:
+        work, took_s = batch.work, batch.done_s - batch.began_s
+        if work.n_streams:
+            least_s = costs.decode_s(work.n_streams, 0)
+            assert least_s <= took_s < least_s + 1e-3, batch
+        else:
+            assert took_s == pytest.approx(costs.prefill_s(work.n_tokens, work.audio_s)), batch
+        assert batch.arrived_s >= batch.done_s
+
+    on_time = rates_after((batch.work, batch.began_s, batch.done_s) for batch in record)
+    found = in_ms(on_time)
+    assert found["prefill_ms_per_token"] == pytest.approx(
+        costs.prefill_per_token_us / 1e3, rel=0.05
     )
-    for name, value, error in (
-        ("policy_prefill_ms_per_token", costs.prefill_per_token_us / 1000, 0.05),
-        ("policy_round_ms", 1000 * costs.decode_s(N_STREAMS, 150), 0.05),
-        ("policy_prefill_ms_fixed", costs.prefill_fixed_ms, 0.1),
-        ("policy_encoder_ms_per_audio_s", costs.encoder_per_audio_s_ms, 0.1),
-    ):
-        assert load[name] == pytest.approx(value, rel=error + 3 * late_s / modelled_s), name
+    assert found["round_ms"] == pytest.approx(1e3 * costs.decode_s(N_STREAMS, 150), rel=0.05)
+    assert found["prefill_ms_fixed"] == pytest.approx(costs.prefill_fixed_ms, rel=0.05)
+    assert found["encoder_ms_per_audio_s"] == pytest.approx(costs.encoder_per_audio_s_ms, rel=0.05)
+
+
+def rates_after(batches: Iterable[tuple[BatchWork, float, float]]) -> StageRates:
+    """Rates from batches: work, launch and arrival in seconds."""
+    meter = RateMeter()
+    for work, launched_s, arrived_s in batches:
+        meter.arrived(Launch(work, launched_s), arrived_s)
+    return meter.rates(0.0)
+
+
+def in_ms(rates: StageRates) -> dict[str, float]:
+    return {
+        "round_ms": 1e3 * rates.round_s,
+        "prefill_ms_fixed": 1e3 * rates.prefill_s_fixed,
+        "prefill_ms_per_token": 1e3 * rates.prefill_s_per_token,
+        "encoder_ms_per_audio_s": 1e3 * rates.encoder_s_per_audio_s,
+    }
 
 
 async def load_of(stages: Stages, stage: str) -> dict[str, float]:
@@ -96,7 +137,7 @@ async def load_of(stages: Stages, stage: str) -> dict[str, float]:
 
 async def test_schedulers_read_tensors_in_listed_places_only(stages):
     """On a GPU a read of the device's tensors would wait for it."""
-    read = {tuple(line.split()[:2]) for line in stages.record.read_text().splitlines()}
+    read = {tuple(line.split()[:2]) for line in stages.waits.read_text().splitlines()}
     listed = {(file, place.split()[0]) for file, places in REASONS.items() for place in places}
     assert ("models/speech_lm/engine/talker.py", "SpeechLM._all_greedy") in read
     assert read - listed - REASONS_AT_RUNTIME.keys() == set()

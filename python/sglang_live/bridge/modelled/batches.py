@@ -13,6 +13,7 @@ from typing import Any
 
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 
+from sglang_live.bridge.modelled.batch_recorder import BatchRecorder, batch_recorder
 from sglang_live.bridge.modelled.device import modelled_device
 from sglang_live.bridge.modelled.wait_recorder import record_waits
 from sglang_live.bridge.scheduler.batch_times import encoded_audio_s
@@ -23,7 +24,7 @@ def run_batch_on_clock(
     run: Callable[..., Any], scheduler: Any, batch: ScheduleBatch, *args: Any, **kwargs: Any
 ) -> Any:
     """Around Scheduler.run_batch."""
-    _begin_to_record()
+    recorder = _begin_to_record()
     launched_s, device = time.monotonic(), modelled_device()
     assert device is not None  # the seam is installed only then
     cost_s = batch_cost_s(batch, device.engine_costs)
@@ -34,12 +35,15 @@ def run_batch_on_clock(
     result = run(scheduler, batch, *args, **kwargs)
     device.clock.count_computation(time.monotonic() - began_s)
     result.copy_done = event
+    if recorder is not None:
+        recorder.launched(event.work)
     return result
 
 
 @cache
-def _begin_to_record() -> None:
+def _begin_to_record() -> BatchRecorder | None:
     record_waits()
+    return batch_recorder()
 
 
 def batch_cost_s(batch: ScheduleBatch, costs: EngineCosts) -> float | None:
