@@ -56,6 +56,7 @@ setup(
             "assets/*",
             "models/demo/*.txt",
             "models/demo/trained/*",
+            "simulation/data/*.json",
         ]
     },
     install_requires=[

@@ -24,7 +24,6 @@ import soundfile as sf
 import soxr
 
 from benchmark.load.provenance import config_of, facts
-from benchmark.load.stats import percentile
 from benchmark.word_errors import word_errors, words_of
 from sglang_live.client import clip
 from sglang_live.client.realtime_client import RealtimeClient
@@ -37,6 +36,7 @@ from sglang_live.models.packages.fetch import fetch
 from sglang_live.models.speech import Recogniser
 from sglang_live.models.speech_kinds import find_recogniser, find_voice
 from sglang_live.models.speech_model import SpeechModel
+from sglang_live.simulation.load.stats import percentile
 from sglang_live.speakable.pieces import Pieces
 from sglang_live.speakable.words import wording_of
 

@@ -5,7 +5,7 @@
 One user speaks a clip with the policies off, each time in a new session. Spans lie between marks of
 the turn in the session's timeline (telemetry/trace.py). Costs follow from the device model and
 the turn's sizes: tokens, seconds of audio, frames. What computes beneath the device is the model
-`demo`, or the random one with one layer in each part (benchmark/load/response_lengths.py), which
+`demo`, or the random one with one layer in each part (benchmark.load.drawn_length_model.py), which
 takes less time than the device. Stages have a device each, or one for all, where their batches wait
 for each other.
 """
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.load.device_times import DeviceTimes, device_times, grown
+from benchmark.load.drawn_length_model import drawn_length_model
 from benchmark.load.provenance import ROOT, facts
-from benchmark.load.response_lengths import drawn_length_model
 from benchmark.load.server import ServerProcess
 from sglang_live.client import clip
 from sglang_live.client.config import BUNDLED_CLIP

@@ -15,7 +15,8 @@ from typing import Protocol
 
 import numpy as np
 
-from benchmark.load.arrivals import load_response_gaps
+from sglang_live.simulation.load.arrivals import load_response_gaps
+from sglang_live.simulation.workload import RESPONSE_GAPS
 
 WORKLOADS = Path(__file__).parent.parent / "workloads"
 # Users start within this time, which is about one turn of the voice regime. Chosen here.
@@ -207,7 +208,7 @@ def load_utterances(path: Path = WORKLOADS / "ami_spurts.json") -> np.ndarray:
 
 def gaps_of(regime: str, chat_scale: float = 1.0) -> Gaps:
     if regime == "voice":
-        return VoiceGaps(load_response_gaps(WORKLOADS / "ami_fto.json"))
+        return VoiceGaps(load_response_gaps(RESPONSE_GAPS))
     if regime == "chat":
         return ChatGaps(chat_scale)
     raise ValueError(f"no regime is called {regime}; there are voice and chat")

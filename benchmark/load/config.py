@@ -10,6 +10,7 @@ from sglang_live.config import ServerConfig
 from sglang_live.device_model.model import load_device_model
 from sglang_live.errors import BadInputError
 from sglang_live.policy.policies import NAMES
+from sglang_live.simulation.workload import RESPONSE_DURATIONS, RESPONSE_GAPS
 
 WORKLOADS = Path(__file__).parent.parent / "workloads"
 FRAME_MS = 20
@@ -48,7 +49,7 @@ class LoadConfig:
         frame_ms: microphone audio in one message.
         device_model: file of a device model; None: the machine itself.
         drawn_replies: whether responses have lengths drawn from reply_durations, with a demo
-            model that keeps them (benchmark/load/response_lengths.py).
+            model that keeps them (benchmark.load.drawn_length_model.py).
         max_tokens: bound of every response, for models that write long ones. None: no bound.
     """
 
@@ -70,8 +71,8 @@ class LoadConfig:
     server_args: tuple[str, ...] = ()
     device_model: Path | None = None
     clips: Path = WORKLOADS / "clips"
-    reply_gaps: Path = WORKLOADS / "ami_fto.json"
-    reply_durations: Path = WORKLOADS / "demo_reply_durations.json"
+    reply_gaps: Path = RESPONSE_GAPS
+    reply_durations: Path = RESPONSE_DURATIONS
     turn_timeout_s: float = 60.0
     start_timeout_s: float = 600.0
     drawn_replies: bool = False
@@ -224,7 +225,7 @@ def _add_interruptions(group) -> None:
     add(
         "--reply-durations",
         type=Path,
-        default=WORKLOADS / "demo_reply_durations.json",
+        default=RESPONSE_DURATIONS,
         metavar="FILE",
         help="JSON with durations_s, from which the moment of an interruption is drawn "
         "(default: measured with the demo model)",

@@ -9,23 +9,26 @@ from typing import Any
 
 import numpy as np
 
-from benchmark.load.arrivals import UserPlan, load_response_gaps, plan_users
 from benchmark.load.config import FRAME_MS, LoadConfig, Run
 from benchmark.load.device_times import DeviceTimes, device_times, grown
-from benchmark.load.interruptions import InterruptionModel, load_response_durations
+from benchmark.load.drawn_length_model import drawn_length_model
 from benchmark.load.process_usage import ProcessUsage, UsageMeter
-from benchmark.load.response_lengths import ResponseLengths, drawn_length_model
 from benchmark.load.server import ServerProcess
 from benchmark.load.sounds import false_trigger_sounds
-from benchmark.load.storm import Storm, StormRow
-from benchmark.load.talker_frames import FrameCount, waste
-from benchmark.load.user import TurnRow, User
+from benchmark.load.storm import Storm
+from benchmark.load.talker_frames import FrameCount
+from benchmark.load.user import User
 from sglang_live.client import clip
 from sglang_live.client.session_options import SessionOptions
 from sglang_live.client.turn_record import BARGE_IN
 from sglang_live.client.utterance import Utterance
 from sglang_live.clock import MonotonicClock
 from sglang_live.policy.view import FRAME_S
+from sglang_live.simulation.load.arrivals import UserPlan, load_response_gaps, plan_users
+from sglang_live.simulation.load.interruptions import InterruptionModel, load_response_durations
+from sglang_live.simulation.load.response_lengths import ResponseLengths
+from sglang_live.simulation.load.rows import StormRow, TurnRow
+from sglang_live.simulation.load.stats import waste
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

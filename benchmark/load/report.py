@@ -7,7 +7,8 @@ from typing import Any
 from benchmark.load.config import LoadConfig
 from benchmark.load.point import RunResult, result_to_json
 from benchmark.load.provenance import ROOT
-from benchmark.load.stats import (
+from benchmark.load.tables import number
+from sglang_live.simulation.load.stats import (
     PointStats,
     RunTotals,
     capacity,
@@ -15,7 +16,6 @@ from benchmark.load.stats import (
     useful_rps,
     viable_rps,
 )
-from benchmark.load.tables import number
 
 # With a larger share of late audio frames the load generator itself was short of CPU.
 LATE_FRAMES_LIMIT = 0.01

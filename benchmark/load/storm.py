@@ -7,7 +7,7 @@ of text. The prefill delays the users who are listening at that time.
 import asyncio
 import base64
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from sglang_live.client.realtime_client import RealtimeClient
 from sglang_live.client.session_options import SessionOptions
 from sglang_live.client.turn_record import TurnRecord
 from sglang_live.clock import Clock
+from sglang_live.simulation.load.rows import StormRow
 
 MAX_OUTPUT_TOKENS = 16
 # A stream of random numbers apart from those of users and arrivals.
@@ -43,30 +44,6 @@ class StormSpec:
         if spec.sessions < 1 or spec.period_s <= 0 or not 0.1 <= spec.clip_s <= 300:
             raise ValueError(f"out of range: {text}")
         return spec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StormRow:
-    """One message of a storm.
-
-    start_s: time since the start of the load.
-    """
-
-    wave: int
-    session: int
-    start_s: float
-    record: TurnRecord
-
-    @property
-    def ok(self) -> bool:
-        # Responses end at their token limit by design.
-        return self.record.status in ("completed", "incomplete")
-
-    def to_json(self) -> dict[str, Any]:
-        record = self.record.to_json()
-        kept = {key: record[key] for key in ("status", "error", "ttft_ms", "transcript")}
-        place = {"wave": self.wave, "session": self.session, "start_s": round(self.start_s, 3)}
-        return {**place, **kept}
 
 
 def storm_message(pool: bytes, clip_s: float, rng: np.random.Generator) -> str:

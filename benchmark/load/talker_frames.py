@@ -4,8 +4,6 @@ import re
 import time
 from collections.abc import Callable
 
-# Codec frames of the supported talkers last 80 ms: 12.5 per second.
-FRAME_S = 0.08
 # Stages report their load every two seconds.
 PING_S = 2.5
 
@@ -48,8 +46,3 @@ class FrameCount:
         after = talker_frames(self._read())
         # A restarted stage counts from zero: the difference would be meaningless.
         return None if after is None or after < self._before else after - self._before
-
-
-def waste(heard_s: float, frames: int | None) -> float | None:
-    """Share of the talker's frames that was not played."""
-    return 1 - heard_s / (FRAME_S * frames) if frames else None

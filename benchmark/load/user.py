@@ -4,13 +4,10 @@ A user that interrupts speaks the next clip at once, during the response.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from websockets.exceptions import ConnectionClosed
 
-from benchmark.load.arrivals import PlannedTurn, UserPlan
-from benchmark.load.interruptions import PlannedInterruption
 from sglang_live.client.connecting import SessionError
 from sglang_live.client.realtime_client import Interruption, RealtimeClient
 from sglang_live.client.session_options import SessionOptions
@@ -18,33 +15,8 @@ from sglang_live.client.turn_record import TurnRecord
 from sglang_live.client.turn_tracker import TurnTracker
 from sglang_live.client.utterance import Utterance
 from sglang_live.clock import Clock
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnRow:
-    """A turn of a user. Times are seconds since the start of the load.
-
-    planned: the interruption that was drawn for it; `record.interruption` is set if the response
-        was still playing at its moment.
-    """
-
-    user: int
-    turn: int
-    clip: str
-    response_gap_s: float
-    start_s: float
-    end_s: float
-    record: TurnRecord
-    planned: PlannedInterruption | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        apart = ("record", "planned")
-        place = {name: getattr(self, name) for name in self.__slots__ if name not in apart}
-        rounded = {k: round(v, 3) if isinstance(v, float) else v for k, v in place.items()}
-        planned = None
-        if self.planned is not None:
-            planned = {**asdict(self.planned), "after_s": round(self.planned.after_s, 3)}
-        return {**rounded, "planned": planned, **self.record.to_json()}
+from sglang_live.simulation.load.arrivals import PlannedTurn, UserPlan
+from sglang_live.simulation.load.rows import TurnRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,13 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from benchmark.load.config import Run
-from benchmark.load.point import RunResult
 from benchmark.load.provenance import ROOT, facts
-from benchmark.load.report import collect
-from benchmark.load.stats import PointStats
 from benchmark.load.tables import interruption_table, ratio_table, table
-from benchmark.simulate import against, frontier, picture
+from benchmark.simulate import against, gains, picture
 from benchmark.simulate.config import SimulateConfig, parse_args
-from benchmark.simulate.run import World
+from sglang_live.simulation.frontier import capacity
+from sglang_live.simulation.load.stats import PointStats
+from sglang_live.simulation.run import World, point_of
 
 
 class Loads:
@@ -31,7 +29,7 @@ class Loads:
 
     def __init__(self, config: SimulateConfig, barge_in: float):
         self.config, self.barge_in = config, barge_in
-        self._world = World(config.load(barge_in), config.server, config.users)
+        self._world = World(config.workload(barge_in), config.server, config.users)
         self._known: dict[tuple[str, int], PointStats] = {}
         self.kv: dict[str, dict[str, int]] = {}
 
@@ -48,14 +46,12 @@ class Loads:
 
     def _measure(self, arm: str, n_users: int) -> PointStats:
         began_s = time.perf_counter()
-        results: list[RunResult] = []
-        for repeat in range(self.config.repeats):
-            found = self._world.simulate(Run(repeat, n_users, arm))
-            results.append(found.result)
-            self.kv[f"{arm} {n_users}"] = found.most_used
+        repeats = range(self.config.repeats)
+        runs = [self._world.simulate(arm, n_users, repeat) for repeat in repeats]
+        self.kv[f"{arm} {n_users}"] = runs[-1].most_used
         spent_s = time.perf_counter() - began_s
         _say(f"barge-in {self.barge_in:g}, {arm}, {n_users} users: {spent_s:.1f} s")
-        return collect(results)[0]
+        return point_of(arm, n_users, runs)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -92,21 +88,21 @@ def _report(config: SimulateConfig, loads: Loads) -> dict[str, Any]:
 
 
 def _search(config: SimulateConfig, loads: Loads, points: list[PointStats]) -> dict[str, Any]:
-    found = {arm: frontier.capacity(loads.point, arm) for arm in config.policies}
+    found = {arm: capacity(loads.point, arm) for arm in config.policies}
     print()
     for arm, one in found.items():
         print(f"{arm:>24}: {one.users} users within the SLO; at {one.fails_at}: {one.why}")
     of = {arm: [p for p in points if p.policies == arm] for arm in config.policies}
-    gains = {
-        arm: frontier.goals(of["off"], of[arm], (found["off"], found[arm]))
+    gained = {
+        arm: gains.goals(of["off"], of[arm], (found["off"], found[arm]))
         for arm in config.policies
         if arm != "off" and "off" in of
     }
-    for arm, gain in gains.items():
+    for arm, gain in gained.items():
         print(f"{arm:>24} beside off: {asdict(gain)}")
     return {
-        "capacity": {arm: frontier.to_json(one) for arm, one in found.items()},
-        "beside_off": {arm: frontier.to_json(one) for arm, one in gains.items()},
+        "capacity": {arm: asdict(one) for arm, one in found.items()},
+        "beside_off": {arm: asdict(one) for arm, one in gained.items()},
     }
 
 

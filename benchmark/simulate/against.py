@@ -9,14 +9,13 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmark.load.config import LoadConfig, Run
 from benchmark.load.provenance import ROOT
-from benchmark.load.report import collect
-from benchmark.load.stats import PointStats
-from benchmark.simulate.run import World
-from benchmark.simulate.spec import HostTimes, ServerSpec
-from benchmark.simulate.users import UserSettings
 from sglang_live.device_model.model import load_device_model
+from sglang_live.simulation.load.stats import PointStats
+from sglang_live.simulation.run import World, point_of
+from sglang_live.simulation.spec import HostTimes, ServerSpec
+from sglang_live.simulation.users import UserSettings
+from sglang_live.simulation.workload import Workload
 from sglang_live.stages.vocoder.config import VocoderConfig
 
 GOAL = 0.1
@@ -56,7 +55,8 @@ def compare(document: dict[str, Any]) -> list[Compared]:
     Raises:
         ValueError: the document cannot be simulated; says why.
     """
-    load, server = _load_of(document), _server_of(document)
+    workload, server = _workload_of(document), _server_of(document)
+    repeats = document["config"]["repeats"]
     found = []
     runs_of: dict[tuple[str, int], list[dict]] = defaultdict(list)
     for run in document["runs"]:
@@ -64,8 +64,9 @@ def compare(document: dict[str, Any]) -> list[Compared]:
     for point in document["points"]:
         arm, n_users = point["policies"], point["sessions"]
         engine_runs = runs_of[arm, n_users]
-        ideal = _point(load, server, arm, n_users)
-        beneath = _point(load, _with_model_beneath(server, engine_runs), arm, n_users)
+        ideal = _point(World(workload, server, UserSettings()), arm, n_users, repeats)
+        slower = World(workload, _with_model_beneath(server, engine_runs), UserSettings())
+        beneath = _point(slower, arm, n_users, repeats)
         late = _late(engine_runs)
         engine = measures(point) | {"ttfp_after_end_mean_ms": _mean_ms(_records(engine_runs))}
         for measure, value in engine.items():
@@ -144,12 +145,10 @@ def table(found: list[Compared]) -> str:
     return "\n".join(lines)
 
 
-def _point(load: LoadConfig, server: ServerSpec, arm: str, n_users: int) -> dict[str, float | None]:
-    world = World(load, server, UserSettings())
-    runs = [Run(repeat, n_users, arm) for repeat in range(load.repeats)]
-    results = [world.simulate(run).result for run in runs]
-    rows = [row.record.to_json() for result in results for row in result.rows]
-    return measures_of(collect(results)[0]) | {"ttfp_after_end_mean_ms": _mean_ms(rows)}
+def _point(world: World, arm: str, n_users: int, repeats: int) -> dict[str, float | None]:
+    runs = [world.simulate(arm, n_users, repeat) for repeat in range(repeats)]
+    rows = [row.record.to_json() for run in runs for row in run.rows]
+    return measures_of(point_of(arm, n_users, runs)) | {"ttfp_after_end_mean_ms": _mean_ms(rows)}
 
 
 def _records(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -164,21 +163,13 @@ def _mean_ms(records: list[dict[str, Any]]) -> float | None:
     return sum(one["ttfp_ms"] - one["end_of_turn_ms"] for one in known) / len(known)
 
 
-def _load_of(document: dict[str, Any]) -> LoadConfig:
+def _workload_of(document: dict[str, Any]) -> Workload:
     config = document["config"]
     if not document.get("device_model") or not config.get("drawn_replies"):
         raise ValueError("only loads with --device-model and --drawn-replies can be simulated")
     if config.get("open_loop_rps") or config.get("storm") or config.get("false_triggers"):
         raise ValueError("open loops, storms and false triggers are not simulated")
-    return LoadConfig(
-        policies=tuple(config["policies"]),
-        sessions=tuple(config["sessions"]),
-        turns=config["turns"],
-        barge_in=config["barge_in"],
-        repeats=config["repeats"],
-        seed=config["seed"],
-        drawn_replies=True,
-    )
+    return Workload.load(turns=config["turns"], barge_in=config["barge_in"], seed=config["seed"])
 
 
 def _server_of(document: dict[str, Any]) -> ServerSpec:

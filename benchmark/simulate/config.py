@@ -4,12 +4,13 @@ import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmark.load.config import WORKLOADS, LoadConfig
+from benchmark.load.config import LoadConfig
 from benchmark.load.provenance import ROOT
-from benchmark.simulate.spec import ServerSpec
-from benchmark.simulate.users import UserSettings
 from sglang_live.device_model.model import load_device_model
 from sglang_live.errors import BadInputError
+from sglang_live.simulation.spec import ServerSpec
+from sglang_live.simulation.users import UserSettings
+from sglang_live.simulation.workload import RESPONSE_DURATIONS, Workload
 from sglang_live.stages.vocoder.config import VocoderConfig
 
 H100 = ROOT / "deploy" / "device_models" / "h100_qwen3_omni.toml"
@@ -50,7 +51,7 @@ class SimulateConfig:
     first_chunks: int = VocoderConfig().n_first_chunks
     frames_per_token: float = 1.0
     reply_scale: float = 1.0
-    reply_durations: Path = WORKLOADS / "demo_reply_durations.json"
+    reply_durations: Path = RESPONSE_DURATIONS
     against: Path | None = None
     frontier: bool = False
     json: Path | None = None
@@ -63,20 +64,24 @@ class SimulateConfig:
         if self.frames_per_token < 1 or self.reply_scale <= 0:
             raise ValueError("--frames-per-token is at least 1, --reply-scale positive")
         for barge_in in self.barge_in:
-            self.load(barge_in)
+            self._check_load(barge_in)
+            self.workload(barge_in)
 
-    def load(self, barge_in: float) -> LoadConfig:
-        """The load of benchmark.load with this share of interruptions. Raises ValueError."""
-        return LoadConfig(
+    def _check_load(self, barge_in: float) -> None:
+        """As voice_load checks the flags of the same names. Raises ValueError."""
+        LoadConfig(
             policies=self.policies,
             sessions=self.sessions,
             turns=self.turns,
             barge_in=barge_in,
             repeats=self.repeats,
             seed=self.seed,
-            device_model=self.device_model,
-            reply_durations=self.reply_durations,
-            drawn_replies=True,
+        )
+
+    def workload(self, barge_in: float) -> Workload:
+        """Users of this share of interruptions. Raises ValueError."""
+        return Workload.load(
+            turns=self.turns, barge_in=barge_in, seed=self.seed, durations=self.reply_durations
         )
 
     @property

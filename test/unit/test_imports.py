@@ -42,6 +42,7 @@ ORDER = (
     "launch_server",
     "launch_stage",
     "client",
+    "simulation",
     "report",
     "lang",
 )

@@ -9,9 +9,12 @@ from typing import Protocol
 
 
 class EngineCosts(Protocol):
-    """Costs of an engine's batches. kv_token_bytes: size of one token's KV."""
+    """Costs of an engine's batches."""
 
-    kv_token_bytes: float
+    @property
+    def kv_token_bytes(self) -> float:
+        """Size of one token's KV."""
+        ...
 
     def decode_s(self, n_streams: int, kv_tokens: int) -> float:
         """Duration of a decode round. kv_tokens: of all its streams."""

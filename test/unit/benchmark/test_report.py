@@ -2,11 +2,10 @@ import json
 from dataclasses import replace
 
 from benchmark.load.config import LoadConfig, Run
-from benchmark.load.interruptions import PlannedInterruption
 from benchmark.load.point import RunResult
 from benchmark.load.process_usage import ProcessUsage, label
 from benchmark.load.report import collect, document, notes
-from benchmark.load.storm import StormRow, StormSpec
+from benchmark.load.storm import StormSpec
 from benchmark.load.tables import (
     interruption_table,
     open_loop_table,
@@ -15,8 +14,9 @@ from benchmark.load.tables import (
     storm_table,
     table,
 )
-from benchmark.load.user import TurnRow
 from sglang_live.client.turn_record import TurnRecord
+from sglang_live.simulation.load.interruptions import PlannedInterruption
+from sglang_live.simulation.load.rows import StormRow, TurnRow
 
 
 def result(

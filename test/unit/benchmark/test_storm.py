@@ -4,9 +4,10 @@ import json
 import numpy as np
 import pytest
 
-from benchmark.load.storm import StormRow, StormSpec, storm_message
+from benchmark.load.storm import StormSpec, storm_message
 from sglang_live.client import clip
 from sglang_live.client.turn_record import TurnRecord
+from sglang_live.simulation.load.rows import StormRow
 
 POOL = np.arange(clip.SAMPLE_RATE_HZ, dtype="<i2").tobytes()
 

@@ -1,6 +1,4 @@
-import pytest
-
-from benchmark.load.talker_frames import FrameCount, talker_frames, waste
+from benchmark.load.talker_frames import FrameCount, talker_frames
 
 
 def metrics(*frames: float) -> str:
@@ -36,10 +34,3 @@ def test_the_first_ping_may_be_late():
 def test_a_server_without_the_metric_or_a_restarted_one_has_no_count():
     assert counted("", "") is None
     assert counted(metrics(500), metrics(20)) is None
-
-
-def test_waste_is_the_share_of_generated_audio_that_is_not_played():
-    # 100 frames of 80 ms are 8 s.
-    assert waste(6.0, 100) == pytest.approx(0.25)
-    assert waste(6.0, None) is None
-    assert waste(0.0, 0) is None

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmark.simulate.events import Events
 from sglang_live.policy.startup_delay import StartupDelayConfig, lateness_s, startup_delay_s
+from sglang_live.simulation.events import Events
 
 # As orchestrator/startup_delay.py.
 _BEGINNING_S = 3.0

@@ -6,9 +6,9 @@ they became ready; chunks of one batch have the same shape.
 
 from collections.abc import Callable
 
-from benchmark.simulate.device import Device
-from benchmark.simulate.events import Events
 from sglang_live.device_model.costs import VocoderCosts
+from sglang_live.simulation.engine.device import Device
+from sglang_live.simulation.events import Events
 from sglang_live.stages.vocoder.config import VocoderConfig
 
 

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from benchmark.simulate.engine import EngineSpec
-from benchmark.simulate.tiers import TierSpec
 from sglang_live.device_model.model import DeviceModel
 from sglang_live.policy.config import TALKER, THINKER, PolicyConfig
 from sglang_live.policy.policies import Policies
+from sglang_live.simulation.engine.engine import EngineSpec
+from sglang_live.simulation.server.tiers import TierSpec
 from sglang_live.stages.vocoder.config import VocoderConfig
 
 

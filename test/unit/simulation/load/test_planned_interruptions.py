@@ -4,9 +4,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmark.load.arrivals import plan_users
-from benchmark.load.config import WORKLOADS
-from benchmark.load.interruptions import InterruptionModel, load_response_durations
+from sglang_live.simulation.load.arrivals import plan_users
+from sglang_live.simulation.load.interruptions import InterruptionModel, load_response_durations
+from sglang_live.simulation.workload import RESPONSE_DURATIONS
 
 MODEL = InterruptionModel(
     barge_in=0.5,
@@ -79,7 +79,7 @@ def test_interruptions_are_uniform_within_a_response():
 
 
 def test_the_bundled_durations_can_be_drawn_from():
-    durations_s = load_response_durations(WORKLOADS / "demo_reply_durations.json")
+    durations_s = load_response_durations(RESPONSE_DURATIONS)
     assert len(durations_s) == 108
     assert 2 < np.median(durations_s) < 10
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmark.load.interruptions import InterruptionModel, PlannedInterruption
-from benchmark.load.response_lengths import ResponseLengths
+from sglang_live.simulation.load.interruptions import InterruptionModel, PlannedInterruption
+from sglang_live.simulation.load.response_lengths import ResponseLengths
 
 # Users that all start in the same second would all stop speaking in the same second.
 CLOSED_LOOP_STAGGER_S = 5.0
@@ -45,13 +45,14 @@ class UserPlan:
 def load_response_gaps(path: Path) -> np.ndarray:
     """Positive part of measured floor-transfer offsets, in seconds; overlaps become 0."""
     offsets_s = np.asarray(json.loads(path.read_text())["fto_s"], dtype=float)
-    return np.maximum(offsets_s, 0.0)
+    gaps_s: np.ndarray = np.maximum(offsets_s, 0.0)
+    return gaps_s
 
 
 def gamma_arrivals(n: int, rate_rps: float, shape: float, rng: np.random.Generator) -> list[float]:
     """Times of n arrivals: gamma-distributed spacings with mean 1 / rate_rps."""
     spacings_s = rng.gamma(shape, 1.0 / (rate_rps * shape), size=n)
-    return np.cumsum(spacings_s).tolist()
+    return [float(time_s) for time_s in np.cumsum(spacings_s)]
 
 
 def plan_users(
@@ -70,7 +71,7 @@ def plan_users(
     starts_s: list[float | None] = [None] * n_users
     if open_loop_rps is not None:
         rng = np.random.default_rng([seed, repeat, _ARRIVALS_STREAM])
-        starts_s = gamma_arrivals(n_users, open_loop_rps, arrival_shape, rng)
+        starts_s = [*gamma_arrivals(n_users, open_loop_rps, arrival_shape, rng)]
     plans = []
     for user, start_s in enumerate(starts_s):
         rng = np.random.default_rng([seed, repeat, user])
@@ -82,8 +83,8 @@ def plan_users(
             PlannedTurn(
                 str(rng.choice(clips)),
                 float(rng.choice(response_gaps_s)),
-                interruptions and interruptions.draw(cuts, is_last=turn == n_turns - 1),
-                response_lengths and response_lengths.draw_tokens(lengths),
+                interruptions.draw(cuts, is_last=turn == n_turns - 1) if interruptions else None,
+                response_lengths.draw_tokens(lengths) if response_lengths else None,
             )
             for turn in range(n_turns)
         )

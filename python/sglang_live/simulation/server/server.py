@@ -6,22 +6,24 @@ turn's Listening. Times that the device model does not have are in HostTimes.
 
 import math
 from collections.abc import Callable
+from functools import partial
 
-from benchmark.simulate.device import Device
-from benchmark.simulate.engine import Engine, PeerBoard
-from benchmark.simulate.events import Events
-from benchmark.simulate.playback import ProgressFeed
-from benchmark.simulate.pool import KvPool
-from benchmark.simulate.requests import Request
-from benchmark.simulate.sessions import TALKER_PREFIX_TOKENS, Session, Sessions
-from benchmark.simulate.spec import ServerSpec
-from benchmark.simulate.startup import StartupDelays
-from benchmark.simulate.tiers import Tiers
-from benchmark.simulate.turn import Listening, Turn, TurnSpec
-from benchmark.simulate.vocoder import Vocoder
 from sglang_live.bridge.rounds import rounds_of
 from sglang_live.capacity.control import CapacityConfig, CapacityControl
 from sglang_live.policy.policies import Policies
+from sglang_live.simulation.engine.device import Device
+from sglang_live.simulation.engine.engine import Consumer, Engine, PeerBoard
+from sglang_live.simulation.engine.pool import KvPool
+from sglang_live.simulation.engine.requests import Request
+from sglang_live.simulation.events import Events
+from sglang_live.simulation.server.playback import ProgressFeed
+from sglang_live.simulation.server.session import Session
+from sglang_live.simulation.server.sessions import TALKER_PREFIX_TOKENS, Sessions
+from sglang_live.simulation.server.startup import StartupDelays
+from sglang_live.simulation.server.tiers import Tiers
+from sglang_live.simulation.server.turn import Listening, Turn, TurnSpec
+from sglang_live.simulation.server.vocoder import Vocoder
+from sglang_live.simulation.spec import ServerSpec
 
 # SGLang's rows beyond the sessions (stage_specs.py).
 _SPARE_ROWS = 8
@@ -45,6 +47,7 @@ class Server:
             KvPool(name="talker", total=spec.talker_tokens, rows=rows),
         ]
         constants = spec.thinker_policy, spec.talker_policy
+        consumers: tuple[Consumer, Consumer] = _Tokens(self), _Frames(self)
         self.thinker, self.talker = (
             Engine(
                 engine,
@@ -56,7 +59,7 @@ class Server:
                 peers,
             )
             for at, (engine, pool, config, consumer) in enumerate(
-                zip(spec.engines, pools, constants, (_Tokens(self), _Frames(self)), strict=True)
+                zip(spec.engines, pools, constants, consumers, strict=True)
             )
         )
         self.vocoder = Vocoder(events, devices[-1], spec.model.vocoder, spec.vocoder)
@@ -100,7 +103,7 @@ class Server:
 
     def take_turn(self, session: Session, spec: TurnSpec, changed: Callable[[], None]) -> Listening:
         """The user's turn is over: respond. Waits for an earlier turn that has not ended."""
-        listening = Listening(self, changed)
+        listening = Listening(self.events, changed)
         deadline = self.capacity.first_packet_due(session.session_id)
 
         def begin() -> None:
@@ -173,13 +176,14 @@ class Server:
     # --- results of the thinker ---
 
     def tokens_came(self, reqs: list[Request]) -> None:
-        first, later = [], []
+        first: list[Turn] = []
+        later: list[Turn] = []
         for req in reqs:
             turn: Turn = req.owner
             turn.n_tokens += 1
             (later if turn.n_tokens > 1 else first).append(turn)
         for turn in first:
-            self.events.after(self.host.to_talker_s, lambda turn=turn: self._to_talker(turn))
+            self.events.after(self.host.to_talker_s, partial(self._to_talker, turn))
         if later:
             news = [(turn, turn.n_tokens) for turn in later]
             self.events.after(

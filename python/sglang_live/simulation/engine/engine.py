@@ -9,14 +9,14 @@ None, and the loop is SGLang's.
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from benchmark.simulate.device import Device
-from benchmark.simulate.events import Act, Events
-from benchmark.simulate.pool import KvPool
-from benchmark.simulate.prefill import Prefill, prefill_cost_s
-from benchmark.simulate.requests import Batch, Request
 from sglang_live.bridge.rate_meter import Launch, RateMeter
 from sglang_live.bridge.rounds import Pool, Rounds, RoundStamp
 from sglang_live.device_model.costs import EngineCosts
+from sglang_live.simulation.engine.device import Device
+from sglang_live.simulation.engine.pool import KvPool
+from sglang_live.simulation.engine.prefill import Prefill, prefill_cost_s
+from sglang_live.simulation.engine.requests import Batch, Request
+from sglang_live.simulation.events import Act, Events
 
 # As bridge/scheduler/live.py and device_peers.py.
 _IDLE_WAIT_S = 0.02

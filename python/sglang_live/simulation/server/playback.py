@@ -8,12 +8,12 @@ interaction/monitor.py, which runs on an event loop.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from benchmark.simulate.engine import Engine
-from benchmark.simulate.events import Events
 from sglang_live.engine_channel.messages import Progress
 from sglang_live.interaction.monitor import REPORT_TOLERANCE_S
 from sglang_live.interaction.playback import PlaybackClock
 from sglang_live.interaction.user_stats import UserStats
+from sglang_live.simulation.engine.engine import Engine
+from sglang_live.simulation.events import Events
 from sglang_live.stages.progress_feed import FLUSH_EVERY_S
 
 Report = Callable[[float, bool], None]

@@ -7,9 +7,9 @@ from typing import Self
 
 import numpy as np
 
-from benchmark.load.storm import StormRow
-from benchmark.load.talker_frames import FRAME_S, waste
 from sglang_live.client.turn_record import FALSE_TRIGGER, TurnRecord
+from sglang_live.policy.view import FRAME_S
+from sglang_live.simulation.load.rows import StormRow
 
 # SLO of LiveServe: a useful turn has its first audio within this time of its detected end.
 TTFP_SLO_MS = 500.0
@@ -252,3 +252,8 @@ def _sum_if_known(values: list[int | None]) -> int | None:
 
 def _rate(n: int, wall_s: float) -> float:
     return n / wall_s if wall_s > 0 else 0.0
+
+
+def waste(heard_s: float, frames: int | None) -> float | None:
+    """Share of the talker's frames that was not played."""
+    return 1 - heard_s / (FRAME_S * frames) if frames else None

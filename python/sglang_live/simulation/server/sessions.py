@@ -5,43 +5,19 @@ generated is truncated with the policy `truncate`, and otherwise the session is 
 `retention` the middle is dropped (kv/retention.py).
 """
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from benchmark.simulate.pool import KvPool
 from sglang_live.interaction.user_stats import UserPrior, UserStats
 from sglang_live.kv.retention import RetentionConfig, compaction_of, media_after
 from sglang_live.policy.policies import Policies
-
-if TYPE_CHECKING:
-    from benchmark.simulate.tiers import Tiers
+from sglang_live.simulation.engine.pool import KvPool
+from sglang_live.simulation.server.session import Session
+from sglang_live.simulation.server.tiers import Tiers
 
 # Markup of Qwen3-Omni around a user's clip and before the response, and behind a response; prompt
 # positions of the talker before its first frame (models/speech_lm/talker_ids.py).
 TURN_MARKUP_TOKENS, END_MARKUP_TOKENS, TALKER_PREFIX_TOKENS = 9, 2, 9
 AUDIO_TOKENS_PER_S = 12.5
-
-
-@dataclass(eq=False, slots=True)
-class Session:
-    """
-    Attributes:
-        n_tokens: the engine session behind the instructions; 0 after it was lost.
-        n_device, n_host: how many of them, from the begin on, have KV there.
-        history: tokens of the conversation as the gateway has it, without instructions.
-        media: spans of audio in the session's KV.
-        talker_prompt: user messages in the talker's prompt, in tokens.
-    """
-
-    session_id: str
-    stats: UserStats
-    n_tokens: int = 0
-    n_device: int = 0
-    n_host: int = 0
-    history: int = 0
-    talker_prompt: int = 0
-    is_closed: bool = False
-    media: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +40,7 @@ class Sessions:
         tiers: None: KV stays on the device until its session is closed.
     """
 
-    def __init__(self, pool: KvPool, policies: Policies, header: int, tiers: "Tiers | None"):
+    def __init__(self, pool: KvPool, policies: Policies, header: int, tiers: Tiers | None):
         self._pool, self._policies, self.header, self.tiers = pool, policies, header, tiers
         self._prior = UserPrior()
         self._retention = RetentionConfig(sink_tokens=header)

@@ -1,29 +1,15 @@
-"""Responses of drawn lengths, so that arms are compared on the same work.
+"""A demo model whose responses have the requested lengths.
 
 The random demo model ends its responses at random, and a run lasts as long as its longest user.
 With this model the thinker never ends by itself, the talker ends with the text, and users request a
 number of tokens, of one 80 ms frame each.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
-
-from sglang_live.policy.view import FRAME_S
 
 # Logits of an end that is never sampled, and of one that is sampled as soon as it is allowed.
 _NEVER, _AT_ONCE = -30.0, 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseLengths:
-    """durations_s: responses, measured or chosen, from which lengths are drawn."""
-
-    durations_s: np.ndarray
-
-    def draw_tokens(self, rng: np.random.Generator) -> int:
-        return max(1, round(float(rng.choice(self.durations_s)) / FRAME_S))
 
 
 def drawn_length_model(*, shallow: bool) -> Path:

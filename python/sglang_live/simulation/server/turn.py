@@ -6,20 +6,19 @@ audio goes to the client. What is reported to the engines is decided by the serv
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
-from benchmark.simulate.playback import GatewayPlayback
-from benchmark.simulate.requests import Request
-from benchmark.simulate.sessions import Session
-from benchmark.simulate.vocoder import VocoderJob
 from sglang_live.client.playback_clock import PlaybackClock
 from sglang_live.orchestrator.stage_jobs import TalkerJob, ThinkerJob
 from sglang_live.orchestrator.turn_control import TurnControl
 from sglang_live.orchestrator.vocoder_job import VocoderJob as ServerVocoderJob
+from sglang_live.policy.policies import Policies
 from sglang_live.policy.view import FRAME_S
-
-if TYPE_CHECKING:
-    from benchmark.simulate.server import Server
+from sglang_live.simulation.engine.requests import Request
+from sglang_live.simulation.events import Events
+from sglang_live.simulation.server.playback import GatewayPlayback, ProgressFeed
+from sglang_live.simulation.server.session import Session
+from sglang_live.simulation.server.vocoder import Vocoder, VocoderJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +32,33 @@ class TurnSpec:
     n_frames: int
 
 
+class Stages(Protocol):
+    """What a turn needs of its server."""
+
+    @property
+    def events(self) -> Events: ...
+
+    @property
+    def policies(self) -> Policies: ...
+
+    @property
+    def thinker_feed(self) -> ProgressFeed: ...
+
+    @property
+    def talker_feed(self) -> ProgressFeed: ...
+
+    @property
+    def vocoder(self) -> Vocoder: ...
+
+    def audio_came(self, turn: "Turn", audio_s: float) -> None: ...
+
+    def audio_complete(self, turn: "Turn") -> None: ...
+
+    def end_thinker(self, turn: "Turn", *, keeps_kv: bool) -> None: ...
+
+    def cancel_talker(self, turn: "Turn") -> None: ...
+
+
 class Listening:
     """What the client has of a response. Times are those of the simulation.
 
@@ -41,11 +67,11 @@ class Listening:
         packets: audio packets.
     """
 
-    def __init__(self, server: "Server", changed: Callable[[], None]):
-        self._events = server.events
+    def __init__(self, events: Events, changed: Callable[[], None]):
+        self._events = events
         self.changed = changed
-        self.created_s = server.events.now_s()
-        self.playback = PlaybackClock(server.events)
+        self.created_s = events.now_s()
+        self.playback = PlaybackClock(events)
         self.first_s: float | None = None
         self.last_s: float | None = None
         self.flushed_s: float | None = None
@@ -103,7 +129,7 @@ class Turn:
     """
 
     def __init__(
-        self, server: "Server", session: Session, spec: TurnSpec, listening: Listening, number: int
+        self, server: Stages, session: Session, spec: TurnSpec, listening: Listening, number: int
     ):
         self.server, self.session, self.spec, self.listening = server, session, spec, listening
         self.rid = f"{session.session_id}.{number:06d}"

@@ -3,9 +3,9 @@ import json
 import numpy as np
 import pytest
 
-from benchmark.load.arrivals import gamma_arrivals, load_response_gaps, plan_users
-from benchmark.load.config import WORKLOADS
-from benchmark.load.response_lengths import ResponseLengths
+from sglang_live.simulation.load.arrivals import gamma_arrivals, load_response_gaps, plan_users
+from sglang_live.simulation.load.response_lengths import ResponseLengths
+from sglang_live.simulation.workload import RESPONSE_GAPS
 
 
 def plan(**changes):
@@ -61,7 +61,7 @@ def test_overlaps_become_a_gap_of_zero(tmp_path):
 
 
 def test_the_bundled_offsets_match_the_published_quantiles():
-    gaps_s = load_response_gaps(WORKLOADS / "ami_fto.json")
+    gaps_s = load_response_gaps(RESPONSE_GAPS)
     assert len(gaps_s) == 367
     assert np.percentile(gaps_s, [50, 75, 90]) == pytest.approx([0.09, 0.44, 1.02], abs=0.04)
 

@@ -9,9 +9,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmark.simulate.events import Events
-from benchmark.simulate.pool import KvPool
-from benchmark.simulate.sessions import Session
 from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.device_model.costs import LinkCosts
 from sglang_live.engine_channel.messages import NextUseHint
@@ -24,6 +21,9 @@ from sglang_live.kv.preload import (
     Wait,
     judge,
 )
+from sglang_live.simulation.engine.pool import KvPool
+from sglang_live.simulation.events import Events
+from sglang_live.simulation.server.session import Session
 
 # As bridge/tiers/preload.py: stays free for the steps of running requests.
 _RESERVE_SHARE = 0.05

@@ -6,10 +6,10 @@ slices of it as in bridge/scheduler/sliced_prefill.py. That a shorter prompt pre
 is not modelled: it concerns prompts of thousands of tokens.
 """
 
-from benchmark.simulate.pool import KvPool
-from benchmark.simulate.requests import Request
 from sglang_live.bridge.rounds import Rounds
 from sglang_live.device_model.costs import EngineCosts
+from sglang_live.simulation.engine.pool import KvPool
+from sglang_live.simulation.engine.requests import Request
 
 # SGLang's estimate of what running requests will still decode, as a share of what they may: it
 # falls from the first value to the second within this number of decode rounds.
@@ -39,7 +39,8 @@ class Prefill:
         """Returns the prefill, empty if there is none, and the requests that stay in the queue."""
         if not waiting and self.partial is None:
             return [], waiting
-        queue, later = waiting, []
+        queue: list[Request] = waiting
+        later: list[Request] = []
         budget = None
         if self._rounds is not None:
             queue, later = self._rounds.admission_order(waiting)

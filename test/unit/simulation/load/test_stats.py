@@ -1,6 +1,7 @@
 import pytest
 
-from benchmark.load.stats import (
+from sglang_live.client.turn_record import TurnRecord
+from sglang_live.simulation.load.stats import (
     Distribution,
     RunTotals,
     capacity,
@@ -9,8 +10,8 @@ from benchmark.load.stats import (
     point_stats,
     useful_rps,
     viable_rps,
+    waste,
 )
-from sglang_live.client.turn_record import TurnRecord
 
 
 def turn(ttfp_ms=900.0, **changes):
@@ -155,3 +156,10 @@ def test_an_open_loop_is_viable_up_to_the_highest_rate_served_in_time():
 def test_a_refused_turn_is_a_failure_without_times():
     point = stats([turn(status="refused", ttfp_ms=None)] + [turn()] * 5)
     assert (point.refused, point.failed, point.ttfp_ms.n) == (1, 1, 5)
+
+
+def test_waste_is_the_share_of_generated_audio_that_is_not_played():
+    # 100 frames of 80 ms are 8 s.
+    assert waste(6.0, 100) == pytest.approx(0.25)
+    assert waste(6.0, None) is None
+    assert waste(0.0, 0) is None

@@ -1,34 +1,22 @@
-"""Users of benchmark.load as events: they speak a clip, listen, wait, and speak again.
+"""Users as events: they speak a clip, listen, wait, and speak again.
 
-Plans and records are those of benchmark.load, so that its statistics and tables apply. A clip is
-its duration, the onset and the end of its speech, and the time until the server knows its end.
+Plans and records are those of voice_load, so that its statistics and tables apply.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmark.load.arrivals import PlannedTurn, UserPlan
-from benchmark.load.user import TurnRow
-from benchmark.simulate.server import Server
-from benchmark.simulate.sessions import Session
-from benchmark.simulate.turn import Listening, TurnSpec
 from sglang_live.client.turn_record import BARGE_IN, MS_PER_S, TurnRecord
 from sglang_live.errors import CapacityError
+from sglang_live.simulation.load.arrivals import PlannedTurn, UserPlan
+from sglang_live.simulation.load.rows import TurnRow
+from sglang_live.simulation.server.server import Server
+from sglang_live.simulation.server.session import Session
+from sglang_live.simulation.server.turn import Listening, TurnSpec
+from sglang_live.simulation.workload import Clip
 
 # Voice that starts a turn (min_speech_ms of interaction/vad.py).
 _STARTED_S = 0.096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clip:
-    """
-    onset_s, end_s: of its speech. end_known_s: from there to speech_stopped.
-    """
-
-    duration_s: float
-    onset_s: float
-    end_s: float
-    end_known_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ As bridge/modelled/clock.py, whose time is real: work begins when it is launched
 before it has ended. What it costs is in sglang_live.device_model.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 
 class Device:
@@ -16,7 +16,7 @@ class Device:
 
     def __init__(self) -> None:
         self._free_s = 0.0
-        self.busy_s: Counter[str] = Counter()
+        self.busy_s: dict[str, float] = defaultdict(float)
         self.n_batches: Counter[str] = Counter()
 
     def book(

@@ -1,0 +1,1 @@
+"""An engine of a simulated server: its loop, its requests, its KV, its device."""

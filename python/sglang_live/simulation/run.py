@@ -1,0 +1,95 @@
+"""One simulated run: a fresh server, its users, and their records."""
+
+from dataclasses import dataclass, replace
+
+from sglang_live.client.turn_record import BARGE_IN
+from sglang_live.policy.policies import POLICIES, Policies
+from sglang_live.simulation.events import Events
+from sglang_live.simulation.load.rows import TurnRow
+from sglang_live.simulation.load.stats import PointStats, RunTotals, point_stats
+from sglang_live.simulation.server.server import Server
+from sglang_live.simulation.spec import ServerSpec
+from sglang_live.simulation.users import User, UserSettings
+from sglang_live.simulation.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """
+    Attributes:
+        wall_s: from the first user's start until the last response has been played.
+        talker_frames: codec frames that the talker made.
+        n_rebuilt: sessions whose conversation was prefilled again.
+        most_used: largest use of each KV pool, in tokens.
+        busy: share of the time in which each stage computes.
+    """
+
+    rows: list[TurnRow]
+    wall_s: float
+    talker_frames: int
+    n_rebuilt: int
+    most_used: dict[str, int]
+    busy: dict[str, float]
+
+    @property
+    def totals(self) -> RunTotals:
+        planned = (row.planned for row in self.rows)
+        return RunTotals(
+            wall_s=self.wall_s,
+            cpu_s=0.0,
+            peak_rss_mib=0.0,
+            late_frames=0.0,
+            barge_ins_planned=sum(one is not None and one.kind == BARGE_IN for one in planned),
+            talker_frames=self.talker_frames,
+        )
+
+
+def policies_of(arm: str) -> Policies:
+    """As voice_load: `all` is every policy except admission."""
+    if arm == "all":
+        return Policies.parse(name for name in POLICIES if name != "admission")
+    return Policies.from_flag(arm.replace("+", ","))
+
+
+class World:
+    """What all runs of an experiment share: draws, server and users' settings."""
+
+    def __init__(self, workload: Workload, server: ServerSpec, settings: UserSettings):
+        self._workload = workload.with_longer_responses(settings.reply_scale)
+        self._server, self._settings = server, settings
+
+    def simulate(self, arm: str, n_users: int, repeat: int = 0) -> Simulated:
+        """Raises PoolFullError if a KV pool is too small for the load."""
+        events = Events()
+        spec = replace(self._server, max_sessions=max(self._server.max_sessions, n_users))
+        server = Server(spec, policies_of(arm), events)
+        clips, settings = self._workload.clips, self._settings
+        plans = self._workload.plans(n_users, repeat)
+        users = [User(plan, clips, server, settings) for plan in plans]
+        events.run()
+        return _simulated(server, users)
+
+
+def point_of(arm: str, n_users: int, runs: list[Simulated]) -> PointStats:
+    """All runs of an arm with this number of users together."""
+    records = [row.record for run in runs for row in run.rows]
+    return point_stats(arm, n_users, records, [run.totals for run in runs])
+
+
+def _simulated(server: Server, users: list[User]) -> Simulated:
+    rows = [row for user in users for row in user.rows]
+    ends_s = [row.end_s for row in rows] + [user.played_out_s for user in users]
+    wall_s = max(ends_s) - min(row.start_s for row in rows)
+    busy_s = {
+        stage: sum(device.busy_s[stage] for device in server.devices)
+        for stage in ("thinker", "talker", "vocoder")
+    }
+    pools = (server.thinker.pool, server.talker.pool)
+    return Simulated(
+        rows=rows,
+        wall_s=wall_s,
+        talker_frames=server.n_frames,
+        n_rebuilt=server.sessions.n_rebuilt,
+        most_used={pool.name: pool.most_used for pool in pools},
+        busy={stage: one_s / wall_s for stage, one_s in busy_s.items()},
+    )

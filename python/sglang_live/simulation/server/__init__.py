@@ -1,0 +1,1 @@
+"""A simulated server: its three stages, its sessions, and a turn through them."""
