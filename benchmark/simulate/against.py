@@ -12,6 +12,7 @@ from typing import Any
 from benchmark.load.provenance import ROOT
 from sglang_live.device_model.model import load_device_model
 from sglang_live.simulation.load.stats import PointStats
+from sglang_live.simulation.placement import APART, SHARED
 from sglang_live.simulation.run import World, point_of
 from sglang_live.simulation.spec import HostTimes, ServerSpec
 from sglang_live.simulation.users import UserSettings
@@ -180,7 +181,7 @@ def _server_of(document: dict[str, Any]) -> ServerSpec:
     own_devices = any(".device=" in arg for arg in document["config"]["server_args"])
     return ServerSpec(
         model=model,
-        n_devices=3 if own_devices else 1,
+        placement=APART if own_devices else SHARED,
         header_tokens=_HEADER_TOKENS,
         vocoder=_CPU_VOCODER,
         **_CPU,

@@ -8,6 +8,7 @@ from benchmark.load.config import LoadConfig
 from benchmark.load.provenance import ROOT
 from sglang_live.device_model.model import load_device_model
 from sglang_live.errors import BadInputError
+from sglang_live.simulation.placement import APART, SHARED
 from sglang_live.simulation.spec import ServerSpec
 from sglang_live.simulation.users import UserSettings
 from sglang_live.simulation.workload import RESPONSE_DURATIONS, Workload
@@ -88,7 +89,7 @@ class SimulateConfig:
     def server(self) -> ServerSpec:
         return ServerSpec(
             model=load_device_model(self.device_model),
-            n_devices=self.devices,
+            placement=SHARED if self.devices == 1 else APART,
             thinker_tokens=self.thinker_tokens,
             talker_tokens=self.talker_tokens,
             host_tokens=self.host_tokens,

@@ -7,7 +7,7 @@ Imports nothing of SGLang. The only clock it reads is its thread's CPU time, to 
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -78,20 +78,24 @@ class Pool:
 
 
 def rounds_of(
-    policies: Policies, config: PolicyConfig, chunk_tokens: int | None
+    policies: Policies,
+    config: PolicyConfig,
+    chunk_tokens: int | None,
+    cpu_s: Callable[[], float] = time.thread_time,
 ) -> "Rounds | None":
     """Rounds for these policies, or None if none of them decides about rounds.
 
     Args:
         config: of the stage.
         chunk_tokens: the engine's own prefill chunk; None or negative if it has none.
+        cpu_s: clock by which the decisions' own cost is measured.
     """
     if not decides_rounds(policies):
         return None
     if chunk_tokens and chunk_tokens > 0:
         least = min(chunk_tokens, config.min_chunk_tokens)
         config = replace(config, chunk_tokens=chunk_tokens, min_chunk_tokens=least)
-    return Rounds(RoundPolicy.of(policies, config))
+    return Rounds(RoundPolicy.of(policies, config), cpu_s)
 
 
 def decides_rounds(policies: Policies) -> bool:
@@ -100,8 +104,8 @@ def decides_rounds(policies: Policies) -> bool:
 
 
 class Rounds:
-    def __init__(self, policy: RoundPolicy):
-        self._policy = policy
+    def __init__(self, policy: RoundPolicy, cpu_s: Callable[[], float] = time.thread_time):
+        self._policy, self._cpu_s = policy, cpu_s
         self.table = StreamTable(policy.config.step_s)
         self.rates = _UNMEASURED
         self.now_s = 0.0
@@ -129,9 +133,9 @@ class Rounds:
             self._peer_urgent, self.table.changed = stamp.peer_urgent, True
 
     def progress(self, news: Progress) -> None:
-        began_s = time.thread_time()
+        began_s = self._cpu_s()
         self.table.progress(news, self.now_s)
-        self.totals["decide_s"] += time.thread_time() - began_s
+        self.totals["decide_s"] += self._cpu_s() - began_s
 
     def launch_decode(self, reqs: list) -> BatchWork:
         """Record the launch of a decode round. reqs: the batch's own list."""
@@ -162,7 +166,7 @@ class Rounds:
         young = self.now_s - self._decided_s < REVIEW_S
         if self._last is not None and young and not self.table.changed:
             return self._last
-        began_s = time.thread_time()
+        began_s = self._cpu_s()
         self._decided_s, self.table.changed = self.now_s, False
         view = self._view(pool, prefill_running, blocked)
         self._last = decision = self._policy.decide(view)
@@ -172,7 +176,7 @@ class Rounds:
             for rid in self.table.rids([slot]):
                 self._record(rid, _CLASSES[decision.urgency[slot]], slot)
         self.totals["unknown"] += decision.n_unknown
-        self.totals["decide_s"] += time.thread_time() - began_s
+        self.totals["decide_s"] += self._cpu_s() - began_s
         return decision
 
     def _view(

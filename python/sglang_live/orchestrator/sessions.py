@@ -15,10 +15,11 @@ from sglang_live.core import (
     TurnEvent,
     TurnRequest,
 )
-from sglang_live.errors import BadInputError, LiveError, StageUnavailableError
+from sglang_live.errors import BadInputError, LiveError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import PROMPT_TOKENS_MOST
 from sglang_live.orchestrator.metronome import Metronome
+from sglang_live.orchestrator.replica_choice import least_loaded
 from sglang_live.orchestrator.speculation import SessionSpeculation, Speculations, TurnWork
 from sglang_live.orchestrator.stage_jobs import OnStreamEvent
 from sglang_live.orchestrator.stage_links import MeasuringLink, NativeLink, StageLinks
@@ -292,7 +293,4 @@ class LiveOrchestrator:
             replica.sessions.discard(session.session_id)
 
     def _least_loaded(self, stage: str) -> Replica:
-        up = [r for r in self._supervisor.replicas if r.spec.stage == stage and r.is_up]
-        if not up:
-            raise StageUnavailableError(f"no {stage} is up", retry_after_s=10)
-        return min(up, key=lambda replica: len(replica.sessions))
+        return least_loaded(stage, (r for r in self._supervisor.replicas if r.spec.stage == stage))

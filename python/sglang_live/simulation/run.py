@@ -20,8 +20,8 @@ class Simulated:
         wall_s: from the first user's start until the last response has been played.
         talker_frames: codec frames that the talker made.
         n_rebuilt: sessions whose conversation was prefilled again.
-        most_used: largest use of each KV pool, in tokens.
-        busy: share of the time in which each stage computes.
+        most_used: largest use of a KV pool of each stage, in tokens.
+        busy: time in which each stage computes, as a share of one device's.
     """
 
     rows: list[TurnRow]
@@ -80,16 +80,20 @@ def _simulated(server: Server, users: list[User]) -> Simulated:
     rows = [row for user in users for row in user.rows]
     ends_s = [row.end_s for row in rows] + [user.played_out_s for user in users]
     wall_s = max(ends_s) - min(row.start_s for row in rows)
+    replicas = server.replicas
     busy_s = {
-        stage: sum(device.busy_s[stage] for device in server.devices)
+        stage: sum(device.busy_s[stage] for device in replicas.devices.values())
         for stage in ("thinker", "talker", "vocoder")
     }
-    pools = (server.thinker.pool, server.talker.pool)
+    engines = [one.engine for one in (*replicas.thinkers, *replicas.talkers)]
     return Simulated(
         rows=rows,
         wall_s=wall_s,
         talker_frames=server.n_frames,
-        n_rebuilt=server.sessions.n_rebuilt,
-        most_used={pool.name: pool.most_used for pool in pools},
+        n_rebuilt=sum(thinker.kv.n_rebuilt for thinker in replicas.thinkers),
+        most_used={
+            stage: max(one.pool.most_used for one in engines if one.pool.name == stage)
+            for stage in ("thinker", "talker")
+        },
         busy={stage: one_s / wall_s for stage, one_s in busy_s.items()},
     )

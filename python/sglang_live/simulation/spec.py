@@ -6,6 +6,7 @@ from sglang_live.device_model.model import DeviceModel
 from sglang_live.policy.config import TALKER, THINKER, PolicyConfig
 from sglang_live.policy.policies import Policies
 from sglang_live.simulation.engine.engine import EngineSpec
+from sglang_live.simulation.placement import SHARED, DividedCosts, Placement
 from sglang_live.simulation.server.tiers import TierSpec
 from sglang_live.stages.vocoder.config import VocoderConfig
 
@@ -35,17 +36,16 @@ class HostTimes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpec:
     """
-    n_devices: 1: all stages share one; 3: each has its own.
-    thinker_tokens, talker_tokens: KV pools.
+    thinker_tokens, talker_tokens: KV pool of each replica.
     header_tokens: of the instructions.
-    host_tokens: of the thinker's KV in host memory, with the policy next-use.
+    host_tokens: of a thinker's KV in host memory, with the policy next-use.
     chunk_tokens: of a prefill of either engine.
     overlap: of scheduler and device, in both engines.
     thinker_policy, talker_policy: constants of the policies, for experiments.
     """
 
     model: DeviceModel
-    n_devices: int = 1
+    placement: Placement = SHARED
     thinker_tokens: int = 200_000
     talker_tokens: int = 100_000
     host_tokens: int = 0
@@ -58,26 +58,26 @@ class ServerSpec:
     thinker_policy: PolicyConfig = THINKER
     talker_policy: PolicyConfig = TALKER
 
-    @property
-    def engines(self) -> tuple[EngineSpec, EngineSpec]:
-        """Thinker and talker."""
-        shared = self.n_devices == 1
-        thinker = EngineSpec(
+    def thinker(self, device: int) -> EngineSpec:
+        tp, whole = self.placement.thinker_tp, self.model.thinker
+        return EngineSpec(
             name="thinker",
-            costs=self.model.thinker,
+            costs=whole if tp == 1 else DividedCosts(whole=whole, n_devices=tp),
             chunk_tokens=self.chunk_tokens,
             overlap=self.overlap,
             host_s=self.host.thinker_round_s,
-            later=("talker",) if shared else (),
+            later=("talker",) if self.placement.shared_with_talker(device) else (),
         )
-        talker = EngineSpec(
+
+    @property
+    def talker(self) -> EngineSpec:
+        return EngineSpec(
             name="talker",
             costs=self.model.talker,
             chunk_tokens=self.chunk_tokens,
             overlap=self.overlap,
             host_s=self.host.talker_round_s,
         )
-        return thinker, talker
 
     def tier(self, policies: Policies) -> TierSpec:
         return TierSpec(

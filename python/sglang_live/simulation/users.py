@@ -3,14 +3,15 @@
 Plans and records are those of voice_load, so that its statistics and tables apply.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from sglang_live.client.turn_record import BARGE_IN, MS_PER_S, TurnRecord
-from sglang_live.errors import CapacityError
+from sglang_live.errors import LiveError
+from sglang_live.simulation.events import Events
 from sglang_live.simulation.load.arrivals import PlannedTurn, UserPlan
 from sglang_live.simulation.load.rows import TurnRow
-from sglang_live.simulation.server.server import Server
 from sglang_live.simulation.server.session import Session
 from sglang_live.simulation.server.turn import Listening, TurnSpec
 from sglang_live.simulation.workload import Clip
@@ -54,13 +55,34 @@ class _Spoken:
         return self.start_s + self.clip.end_s
 
 
+class Service(Protocol):
+    """What users speak to: a server, or several."""
+
+    @property
+    def events(self) -> Events: ...
+
+    def open(self, session_id: str) -> Session:
+        """Raises LiveError if there is no room."""
+        ...
+
+    def close(self, session: Session) -> None: ...
+
+    def take_turn(
+        self, session: Session, spec: TurnSpec, changed: Callable[[], None]
+    ) -> Listening: ...
+
+    def interrupt(self, session: Session) -> None: ...
+
+    def speech_started(self, session: Session) -> None: ...
+
+
 class User:
     """
     rows: of all turns, once the simulation is over. played_out_s: end of the latest playback.
     """
 
     def __init__(
-        self, plan: UserPlan, clips: Mapping[str, Clip], server: Server, settings: UserSettings
+        self, plan: UserPlan, clips: Mapping[str, Clip], server: Service, settings: UserSettings
     ):
         self._plan, self._clips, self._server, self._settings = plan, clips, server, settings
         self._events = server.events
@@ -84,7 +106,7 @@ class User:
             self._n_sessions += 1
             try:
                 self._session = self._server.open(f"{self._plan.user:04d}-{self._n_sessions}")
-            except CapacityError:
+            except LiveError:
                 turn.status = "refused"
                 self._over(turn, planned.response_gap_s)
                 return

@@ -7,12 +7,14 @@ import pytest
 
 from sglang_live.device_model.model import load_device_model
 from sglang_live.policy.view import FRAME_S
-from sglang_live.simulation.engine.pool import PoolFullError
+from sglang_live.simulation.engine.device import Device
+from sglang_live.simulation.engine.pool import KvPool, PoolFullError
 from sglang_live.simulation.events import Events
 from sglang_live.simulation.frontier import capacity
 from sglang_live.simulation.load.arrivals import PlannedTurn, UserPlan
 from sglang_live.simulation.load.interruptions import PlannedInterruption
 from sglang_live.simulation.load.stats import PointStats
+from sglang_live.simulation.placement import APART
 from sglang_live.simulation.run import World, point_of, policies_of
 from sglang_live.simulation.server.server import Server
 from sglang_live.simulation.spec import HostTimes, ServerSpec
@@ -36,6 +38,15 @@ def run_users(
     return server, users
 
 
+def pools_of(server: Server) -> list[KvPool]:
+    replicas = server.replicas
+    return [one.engine.pool for one in (*replicas.thinkers, *replicas.talkers)]
+
+
+def busy_of(device: Device) -> float:
+    return sum(device.busy_s.values())
+
+
 def plan(user: int, *n_tokens: int, start_s: float = 0.0, cut_s: float | None = None) -> UserPlan:
     """Turns of these lengths; the first is interrupted after cut_s of its audio."""
     cut = None if cut_s is None else PlannedInterruption("barge_in", cut_s)
@@ -47,7 +58,7 @@ def plan(user: int, *n_tokens: int, start_s: float = 0.0, cut_s: float | None = 
 
 
 def test_the_first_audio_of_a_single_user_takes_what_the_batches_before_it_cost():
-    spec = ServerSpec(model=MODEL, host=NO_HOST, n_devices=3, header_tokens=10)
+    spec = ServerSpec(model=MODEL, host=NO_HOST, placement=APART, header_tokens=10)
     _, [user] = run_users("off", plan(0, 6), spec=spec)
     n_user = 25 + 9  # tokens of 2 s of audio, and their markup
     thinker_s = MODEL.thinker.prefill_s(n_user, 2.0)
@@ -63,9 +74,12 @@ def test_the_first_audio_of_a_single_user_takes_what_the_batches_before_it_cost(
 
 
 def test_a_shared_device_serves_its_stages_one_after_the_other():
-    own = run_users("off", plan(0, 40), spec=ServerSpec(model=MODEL, host=NO_HOST, n_devices=3))
+    own = run_users("off", plan(0, 40), spec=ServerSpec(model=MODEL, host=NO_HOST, placement=APART))
     shared = run_users("off", plan(0, 40), spec=ServerSpec(model=MODEL, host=NO_HOST))
-    busy_s = [sum(sum(d.busy_s.values()) for d in server.devices) for server, _ in (own, shared)]
+    busy_s = [
+        sum(sum(d.busy_s.values()) for d in server.replicas.devices.values())
+        for server, _ in (own, shared)
+    ]
     assert busy_s[0] == pytest.approx(busy_s[1], rel=0.05)
     own_s, shared_s = (users[0].rows[0].record.generation_s for _, users in (own, shared))
     assert own_s < shared_s
@@ -81,8 +95,8 @@ def test_every_frame_is_made_once_and_every_sample_is_heard(arm):
     records = [row.record for user in users for row in user.rows]
     assert [r.status for r in records] == ["completed"] * 12
     assert sum(r.heard_in_all_s for r in records) == pytest.approx(n_frames * FRAME_S)
-    assert server.thinker.n_outputs == sum(map(sum, lengths))
-    for pool in (server.thinker.pool, server.talker.pool):
+    assert server.replicas.thinkers[0].engine.n_outputs == sum(map(sum, lengths))
+    for pool in pools_of(server):
         assert (pool.used, pool.rows_used) == (0, 0)
 
 
@@ -96,7 +110,7 @@ def test_an_interrupted_response_ends_and_its_memory_is_released(arm):
         # From the interruption to the onset of the voice 0.2 s, and to its detection 0.263 s.
         assert cut.heard_s == pytest.approx(1.5 + 0.2 + 0.263, abs=0.1)
         assert second.status == "completed" and second.audio_s == pytest.approx(21 * FRAME_S)
-    for pool in (server.thinker.pool, server.talker.pool):
+    for pool in pools_of(server):
         assert (pool.used, pool.rows_used) == (0, 0)
 
 
@@ -117,8 +131,8 @@ def test_without_overlap_a_batch_is_launched_when_the_one_before_it_has_ended():
 
 def test_without_truncate_an_interruption_costs_the_conversation_again():
     plans = [plan(0, 100, 20, cut_s=1.0)]
-    assert run_users("off", *plans)[0].sessions.n_rebuilt == 1
-    assert run_users("truncate", *plans)[0].sessions.n_rebuilt == 0
+    assert run_users("off", *plans)[0].replicas.thinkers[0].kv.n_rebuilt == 1
+    assert run_users("truncate", *plans)[0].replicas.thinkers[0].kv.n_rebuilt == 0
 
 
 def test_pacing_makes_less_speech_that_is_not_heard():
@@ -143,9 +157,9 @@ def test_idle_sessions_are_evicted_and_their_next_turns_get_their_kv_again(
     server, users = run_users(arm, *plans, spec=spec)
     records = [row.record for user in users for row in user.rows]
     assert [r.status for r in records] == ["completed"] * 24
-    counts = server.sessions.tiers.counts
+    counts = server.replicas.thinkers[0].kv.tiers.counts
     assert counts["tokens_evicted"] > 0 and counts[counted] > 0
-    assert server.thinker.pool.used == 0
+    assert pools_of(server)[0].used == 0
     # Without eviction the pool is full of idle sessions, and new turns wait for them.
     _, users = run_users("off", *plans, spec=spec)
     assert "timeout" in {row.record.status for user in users for row in user.rows}

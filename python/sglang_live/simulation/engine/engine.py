@@ -89,6 +89,11 @@ class Engine:
         self._inbox: list[Act] = []
         self._last: Batch | None = None
         self._sleeps, self._wake_number = True, 0
+        self._is_dead = False
+
+    def stop(self) -> None:
+        """The process has died: nothing that it had comes any more."""
+        self._is_dead = True
 
     # --- messages ---
 
@@ -125,6 +130,8 @@ class Engine:
     # --- the loop ---
 
     def _iterate(self) -> None:
+        if self._is_dead:
+            return
         self._sleeps = False
         now_s = self._events.now_s()
         inbox, self._inbox = self._inbox, []
@@ -145,6 +152,8 @@ class Engine:
             self._sleep(now_s)
 
     def _arrived(self, batch: Batch) -> None:
+        if self._is_dead:
+            return
         self._process(batch)
         self._iterate()
 

@@ -8,85 +8,76 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from sglang_live.bridge.rounds import rounds_of
 from sglang_live.capacity.control import CapacityConfig, CapacityControl
+from sglang_live.interaction.user_stats import UserPrior, UserStats
+from sglang_live.orchestrator.replica_choice import least_loaded
 from sglang_live.policy.policies import Policies
-from sglang_live.simulation.engine.device import Device
-from sglang_live.simulation.engine.engine import Consumer, Engine, PeerBoard
-from sglang_live.simulation.engine.pool import KvPool
+from sglang_live.simulation.engine.engine import Consumer, Engine
 from sglang_live.simulation.engine.requests import Request
 from sglang_live.simulation.events import Events
-from sglang_live.simulation.server.playback import ProgressFeed
+from sglang_live.simulation.server.replicas import Replicas
+from sglang_live.simulation.server.results import Frames, Tokens
 from sglang_live.simulation.server.session import Session
-from sglang_live.simulation.server.sessions import TALKER_PREFIX_TOKENS, Sessions
+from sglang_live.simulation.server.sessions import TALKER_PREFIX_TOKENS
 from sglang_live.simulation.server.startup import StartupDelays
-from sglang_live.simulation.server.tiers import Tiers
-from sglang_live.simulation.server.turn import Listening, Turn, TurnSpec
-from sglang_live.simulation.server.vocoder import Vocoder
+from sglang_live.simulation.server.turn import Listening, Places, Turn, TurnSpec
 from sglang_live.simulation.spec import ServerSpec
 
-# SGLang's rows beyond the sessions (stage_specs.py).
-_SPARE_ROWS = 8
 _PACKET_S = 0.16
 
 
 class Server:
     """
     Attributes:
-        n_frames: codec frames that the talker has made.
+        n_frames: codec frames that the talkers have made.
+        sessions: open ones, with the replicas that they stay with.
+        turns: the latest of each session.
     """
 
     def __init__(self, spec: ServerSpec, policies: Policies, events: Events):
         self.spec, self.policies, self.events, self.host = spec, policies, events, spec.host
-        devices = [Device() for _ in range(spec.n_devices)]
-        self.devices = devices
-        shared, peers = len(devices) == 1, PeerBoard()
-        rows = spec.max_sessions + _SPARE_ROWS
-        pools = [
-            KvPool(name="thinker", total=spec.thinker_tokens, rows=rows),
-            KvPool(name="talker", total=spec.talker_tokens, rows=rows),
-        ]
-        constants = spec.thinker_policy, spec.talker_policy
-        consumers: tuple[Consumer, Consumer] = _Tokens(self), _Frames(self)
-        self.thinker, self.talker = (
-            Engine(
-                engine,
-                events,
-                devices[0 if shared else at],
-                pool,
-                rounds_of(policies, config, spec.chunk_tokens),
-                consumer,
-                peers,
-            )
-            for at, (engine, pool, config, consumer) in enumerate(
-                zip(spec.engines, pools, constants, consumers, strict=True)
-            )
-        )
-        self.vocoder = Vocoder(events, devices[-1], spec.model.vocoder, spec.vocoder)
-        tiers = Tiers(spec.tier(policies), events, pools[0]) if policies.next_use else None
-        self.sessions = Sessions(pools[0], policies, spec.header_tokens, tiers)
-        self.thinker_feed = ProgressFeed(events, self.thinker, spec.host.report_s)
-        self.talker_feed = ProgressFeed(events, self.talker, spec.host.report_s)
+        consumers: tuple[Consumer, Consumer] = Tokens(self), Frames(self)
+        self.replicas = Replicas(spec, policies, events, consumers)
+        self._prior = UserPrior()
+        self.sessions: dict[str, tuple[Session, Places]] = {}
         self._startup = StartupDelays(events) if policies.startup_delay else None
         self.capacity = CapacityControl(
             CapacityConfig(max_sessions=spec.max_sessions, adapts=policies.admission),
             events,
             self._pool_shares,
         )
-        self._turns: dict[str, Turn] = {}  # by session, until its thinker's request has ended
+        self.turns: dict[str, Turn] = {}  # by session, until its thinker's request has ended
         self._next: dict[str, Callable[[], None]] = {}
         self._n_turns = self.n_frames = 0
 
     def _pool_shares(self) -> dict[str, float]:
-        pools = {"thinker": self.thinker.pool, "talker": self.talker.pool}
-        return {name: pool.used / pool.total for name, pool in pools.items()}
+        """Of each stage the fullest pool, as the server's process reads them."""
+        shares: dict[str, float] = {}
+        for replica in (*self.replicas.thinkers, *self.replicas.talkers):
+            pool = replica.engine.pool
+            shares[pool.name] = max(shares.get(pool.name, 0.0), pool.used / pool.total)
+        return shares
+
+    @property
+    def is_up(self) -> bool:
+        """As /health, which a load balancer reads: whether every replica serves."""
+        return all(replica.is_up for replica in self.replicas.every)
 
     # --- sessions ---
 
     def open(self, session_id: str) -> Session:
-        """Raises CapacityError if the server has no room."""
+        """Raises LiveError if the server has no room, or no replica of a stage is up."""
+        places = Places(
+            thinker=least_loaded("thinker", self.replicas.thinkers),
+            talker=least_loaded("talker", self.replicas.talkers),
+            vocoder=least_loaded("vocoder", self.replicas.vocoders),
+        )
         self.capacity.admit()
-        return self.sessions.open(session_id)
+        for replica in places.every:
+            replica.sessions.add(session_id)
+        session = Session(session_id, UserStats(self._prior))
+        self.sessions[session_id] = session, places
+        return session
 
     def close(self, session: Session) -> None:
         if session.is_closed:
@@ -94,9 +85,12 @@ class Server:
         self.interrupt(session)
         self._next.pop(session.session_id, None)
         session.is_closed = True
-        turn = self._turns.get(session.session_id)
+        _, places = self.sessions.pop(session.session_id)
+        for replica in places.every:
+            replica.sessions.discard(session.session_id)
+        turn = self.turns.get(session.session_id)
         if turn is None or turn.thinker_ended:
-            self.sessions.close(session)
+            places.thinker.kv.close(session)
         self.capacity.release()
 
     # --- turns ---
@@ -104,16 +98,21 @@ class Server:
     def take_turn(self, session: Session, spec: TurnSpec, changed: Callable[[], None]) -> Listening:
         """The user's turn is over: respond. Waits for an earlier turn that has not ended."""
         listening = Listening(self.events, changed)
+        _, places = self.sessions[session.session_id]
         deadline = self.capacity.first_packet_due(session.session_id)
 
         def begin() -> None:
             self._n_turns += 1
-            turn = Turn(self, session, spec, listening, self._n_turns)
+            turn = Turn(self, session, places, spec, listening, self._n_turns)
             turn.deadline = deadline
-            self._turns[session.session_id] = turn
-            self.events.after(self.host.to_thinker_s, lambda: self._to_thinker(turn))
+            self.turns[session.session_id] = turn
+            if places.are_up:
+                self.events.after(self.host.to_thinker_s, lambda: self._to_thinker(turn))
+            else:
+                turn.thinker_ended = True
+                self.events.after(0.0, lambda: self.fail(turn))
 
-        before = self._turns.get(session.session_id)
+        before = self.turns.get(session.session_id)
         if before is None or (before.is_over and before.thinker_ended):
             begin()
         else:
@@ -123,8 +122,9 @@ class Server:
     def _to_thinker(self, turn: Turn) -> None:
         if turn.is_over:
             return self._thinker_ended(turn)
-        prompt = self.sessions.prompt(turn.session, turn.spec.audio_s)
-        header = self.sessions.header
+        kv = turn.places.thinker.kv
+        prompt = kv.prompt(turn.session, turn.spec.audio_s)
+        header = kv.header
         n_prompt = header + prompt.n_cached + prompt.n_new
         turn.thinker = Request(
             rid=f"think-{turn.rid}",
@@ -136,9 +136,8 @@ class Server:
             owner=turn,
             keeps_prefix=True,
         )
-        tiers = self.sessions.tiers
-        if tiers is not None and tiers.on_host(turn.session):
-            turn.thinker.load = tiers.load(turn.session)
+        if kv.tiers is not None and kv.tiers.on_host(turn.session):
+            turn.thinker.load = kv.tiers.load(turn.session)
         n_talker = turn.session.talker_prompt + TALKER_PREFIX_TOKENS
         n_new = prompt.n_user + TALKER_PREFIX_TOKENS
         turn.talker = Request(
@@ -150,8 +149,8 @@ class Server:
             owner=turn,
             n_text=1 if turn.spec.n_tokens > 1 else math.inf,
         )
-        request = turn.thinker
-        self.thinker.post(lambda: self.thinker.add(request))
+        request, engine = turn.thinker, turn.places.thinker.engine
+        engine.post(lambda: engine.add(request))
 
     @property
     def _talker_reserve(self) -> int:
@@ -168,7 +167,7 @@ class Server:
         if not (turn.is_over and turn.thinker_ended):
             return
         if session.is_closed and session.n_tokens:
-            self.sessions.close(session)
+            turn.places.thinker.kv.close(session)
         begin = self._next.pop(session.session_id, None)
         if begin is not None:
             begin()
@@ -184,17 +183,18 @@ class Server:
             (later if turn.n_tokens > 1 else first).append(turn)
         for turn in first:
             self.events.after(self.host.to_talker_s, partial(self._to_talker, turn))
-        if later:
-            news = [(turn, turn.n_tokens) for turn in later]
-            self.events.after(
-                self.host.text_s, lambda: self.talker.post(lambda: self._text_came(news))
-            )
+        news: dict[Engine, list[tuple[Turn, int]]] = {}
+        for turn in later:
+            news.setdefault(turn.places.talker.engine, []).append((turn, turn.n_tokens))
+        for engine, own in news.items():
+            self.events.after(self.host.text_s, partial(engine.post, partial(self._text_came, own)))
 
     def _to_talker(self, turn: Turn) -> None:
         request = turn.talker
         if turn.is_over or request is None:
             return
-        self.talker.post(lambda: self.talker.add(request))
+        engine = turn.places.talker.engine
+        engine.post(lambda: engine.add(request))
 
     @staticmethod
     def _text_came(news: list[tuple[Turn, int]]) -> None:
@@ -205,13 +205,14 @@ class Server:
 
     def thinker_finished(self, req: Request) -> None:
         turn: Turn = req.owner
-        session = turn.session
-        self.thinker_feed.forget(req.rid)
-        n_kept = req.prompt_tokens - self.sessions.header + req.n_out
-        held = req.kv - self.sessions.header if req.computed else session.n_device
-        self.thinker.pool.release(max(0, held - n_kept))
+        session, thinker = turn.session, turn.places.thinker
+        thinker.feed.forget(req.rid)
+        header = thinker.kv.header
+        n_kept = req.prompt_tokens - header + req.n_out
+        held = req.kv - header if req.computed else session.n_device
+        thinker.engine.pool.release(max(0, held - n_kept))
         n_kept = min(n_kept, held)
-        self.sessions.ended(session, n_kept, req.n_out, aborted=req.is_aborted)
+        thinker.kv.ended(session, n_kept, req.n_out, aborted=req.is_aborted)
         turn.thinker_ended = True
         self._expect(turn)
         if turn.is_over:
@@ -235,13 +236,14 @@ class Server:
         for turn in turns:
             if not turn.is_over:
                 turn.frame_came()
-                self.vocoder.feed(turn.vocoder, 1)
+                turn.places.vocoder.vocoder.feed(turn.vocoder, 1)
 
     def talker_finished(self, req: Request) -> None:
         turn: Turn = req.owner
-        self.talker_feed.forget(req.rid)
+        turn.places.talker.feed.forget(req.rid)
         if not turn.is_over:
-            self.events.after(self.host.to_client_s / 2, lambda: self.vocoder.end(turn.vocoder))
+            vocoder = turn.places.vocoder.vocoder
+            self.events.after(self.host.to_client_s / 2, lambda: vocoder.end(turn.vocoder))
 
     # --- audio ---
 
@@ -296,7 +298,7 @@ class Server:
 
     def interrupt(self, session: Session) -> None:
         """The user speaks, or leaves: end the response, and keep what was heard of it."""
-        turn = self._turns.get(session.session_id)
+        turn = self.turns.get(session.session_id)
         if turn is None or (turn.is_over and turn.playback.is_over):
             return
         was_over, turn.is_over = turn.is_over, True
@@ -313,7 +315,7 @@ class Server:
         else:
             self.end_thinker(turn, keeps_kv=False)
             self.cancel_talker(turn)
-            self.vocoder.cancel(turn.vocoder)
+            turn.places.vocoder.vocoder.cancel(turn.vocoder)
         turn.listening.done("cancelled")
         if turn.thinker_ended:
             self._keep_heard(turn)
@@ -321,7 +323,9 @@ class Server:
 
     def speech_started(self, session: Session) -> None:
         """The user speaks; over a response that is audible it is an interruption."""
-        turn, tiers = self._turns.get(session.session_id), self.sessions.tiers
+        turn = self.turns.get(session.session_id)
+        _, places = self.sessions[session.session_id]
+        tiers = places.thinker.kv.tiers
         if turn is not None and turn.is_over and turn.playback.is_over:
             gap_s = max(0.0, self.events.now_s() - turn.playback.clock.dry_at_s)
             session.stats.add_gap(gap_s)
@@ -332,18 +336,19 @@ class Server:
 
     def _expect(self, turn: Turn) -> None:
         """Tell when the user will have heard all of the text that the thinker has made."""
-        if self.sessions.tiers is not None and turn.thinker is not None:
+        tiers = turn.places.thinker.kv.tiers
+        if tiers is not None and turn.thinker is not None:
             heard_s = turn.playback.clock.heard_s(self.events.now_s())
             to_play_s = 0.0 if turn.is_over else turn.n_tokens * turn.per_token_s - heard_s
-            self.sessions.tiers.expect(turn.session, to_play_s)
+            tiers.expect(turn.session, to_play_s)
 
     def _keep_heard(self, turn: Turn) -> None:
         assert turn.thinker is not None
         n_response = turn.thinker.n_out
-        self.sessions.heard(turn.session, n_response, min(turn.n_heard_tokens, n_response))
+        turn.places.thinker.kv.heard(turn.session, n_response, min(turn.n_heard_tokens, n_response))
 
     def end_thinker(self, turn: Turn, *, keeps_kv: bool) -> None:
-        request = turn.thinker
+        request, engine = turn.thinker, turn.places.thinker.engine
         if request is None or request.is_finished:
             return
 
@@ -353,39 +358,34 @@ class Server:
             if keeps_kv:
                 request.max_new = max(1, request.n_out)
             else:
-                self.thinker.abort(request)
+                engine.abort(request)
 
-        self.events.after(self.host.report_s, lambda: self.thinker.post(end))
+        self.events.after(self.host.report_s, lambda: engine.post(end))
 
     def cancel_talker(self, turn: Turn) -> None:
-        request = turn.talker
+        request, engine = turn.talker, turn.places.talker.engine
         if request is None or request.is_finished:
             return
 
         def end() -> None:
             if not request.is_finished:
-                self.talker.abort(request)
+                engine.abort(request)
 
-        self.events.after(self.host.report_s, lambda: self.talker.post(end))
+        self.events.after(self.host.report_s, lambda: engine.post(end))
 
+    # --- failures ---
 
-class _Tokens:
-    def __init__(self, server: Server):
-        self._server = server
-
-    def outputs(self, reqs: list[Request]) -> None:
-        self._server.tokens_came(reqs)
-
-    def finished(self, req: Request) -> None:
-        self._server.thinker_finished(req)
-
-
-class _Frames:
-    def __init__(self, server: Server):
-        self._server = server
-
-    def outputs(self, reqs: list[Request]) -> None:
-        self._server.frames_came(reqs)
-
-    def finished(self, req: Request) -> None:
-        self._server.talker_finished(req)
+    def fail(self, turn: Turn) -> None:
+        """A stage is down: the turn ends."""
+        if not turn.is_over:
+            turn.is_over = True
+            turn.playback.stop()
+            if turn.deadline is not None:
+                self.capacity.failed(turn.deadline)
+            if self._startup is not None:
+                self._startup.dropped(turn)
+            self.end_thinker(turn, keeps_kv=False)
+            self.cancel_talker(turn)
+            turn.places.vocoder.vocoder.cancel(turn.vocoder)
+            turn.listening.done("failed")
+        self._go_on(turn)

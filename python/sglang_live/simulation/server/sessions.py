@@ -7,7 +7,6 @@ generated is truncated with the policy `truncate`, and otherwise the session is 
 
 from dataclasses import dataclass
 
-from sglang_live.interaction.user_stats import UserPrior, UserStats
 from sglang_live.kv.retention import RetentionConfig, compaction_of, media_after
 from sglang_live.policy.policies import Policies
 from sglang_live.simulation.engine.pool import KvPool
@@ -42,15 +41,11 @@ class Sessions:
 
     def __init__(self, pool: KvPool, policies: Policies, header: int, tiers: Tiers | None):
         self._pool, self._policies, self.header, self.tiers = pool, policies, header, tiers
-        self._prior = UserPrior()
         self._retention = RetentionConfig(sink_tokens=header)
         self.n_rebuilt = 0
 
-    def open(self, session_id: str) -> Session:
-        return Session(session_id, UserStats(self._prior))
-
     def close(self, session: Session) -> None:
-        self._lose(session)
+        self.lose(session)
         session.is_closed = True
 
     def prompt(self, session: Session, audio_s: float) -> Prompt:
@@ -79,7 +74,7 @@ class Sessions:
         session.n_tokens = session.n_device = n_tokens
         session.history += n_response
         if aborted or session.is_closed:
-            self._lose(session)
+            self.lose(session)
             return
         self._compact(session)
         if self.tiers is not None:
@@ -94,7 +89,7 @@ class Sessions:
         if self._policies.truncate:
             self._shorten(session, min(unheard, session.n_tokens))
         else:
-            self._lose(session)
+            self.lose(session)
 
     def _shorten(self, session: Session, n_tokens: int) -> None:
         """Drop n_tokens, of those on the device if they are."""
@@ -105,7 +100,8 @@ class Sessions:
         if self.tiers is not None:
             self.tiers.changed(session)
 
-    def _lose(self, session: Session) -> None:
+    def lose(self, session: Session) -> None:
+        """Forget its KV; its next turn prefills the conversation again."""
         self._pool.release(session.n_device)
         session.n_tokens = session.n_device = 0
         if self.tiers is not None:

@@ -16,9 +16,15 @@ from sglang_live.policy.policies import Policies
 from sglang_live.policy.view import FRAME_S
 from sglang_live.simulation.engine.requests import Request
 from sglang_live.simulation.events import Events
-from sglang_live.simulation.server.playback import GatewayPlayback, ProgressFeed
+from sglang_live.simulation.server.playback import GatewayPlayback
+from sglang_live.simulation.server.replicas import (
+    EngineReplica,
+    Replica,
+    ThinkerReplica,
+    VocoderReplica,
+)
 from sglang_live.simulation.server.session import Session
-from sglang_live.simulation.server.vocoder import Vocoder, VocoderJob
+from sglang_live.simulation.server.vocoder import VocoderJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +47,6 @@ class Stages(Protocol):
     @property
     def policies(self) -> Policies: ...
 
-    @property
-    def thinker_feed(self) -> ProgressFeed: ...
-
-    @property
-    def talker_feed(self) -> ProgressFeed: ...
-
-    @property
-    def vocoder(self) -> Vocoder: ...
-
     def audio_came(self, turn: "Turn", audio_s: float) -> None: ...
 
     def audio_complete(self, turn: "Turn") -> None: ...
@@ -57,6 +54,23 @@ class Stages(Protocol):
     def end_thinker(self, turn: "Turn", *, keeps_kv: bool) -> None: ...
 
     def cancel_talker(self, turn: "Turn") -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """The replicas that a session stays with."""
+
+    thinker: ThinkerReplica
+    talker: EngineReplica
+    vocoder: VocoderReplica
+
+    @property
+    def every(self) -> tuple[Replica, ...]:
+        return self.thinker, self.talker, self.vocoder
+
+    @property
+    def are_up(self) -> bool:
+        return all(replica.is_up for replica in self.every)
 
 
 class Listening:
@@ -129,9 +143,16 @@ class Turn:
     """
 
     def __init__(
-        self, server: Stages, session: Session, spec: TurnSpec, listening: Listening, number: int
+        self,
+        server: Stages,
+        session: Session,
+        places: Places,
+        spec: TurnSpec,
+        listening: Listening,
+        number: int,
     ):
-        self.server, self.session, self.spec, self.listening = server, session, spec, listening
+        self.server, self.session, self.places = server, session, places
+        self.spec, self.listening = spec, listening
         self.rid = f"{session.session_id}.{number:06d}"
         self.n_tokens = self.n_frames = self.n_heard_tokens = 0
         self.is_over = self.thinker_ended = False
@@ -172,11 +193,11 @@ class Turn:
 
     def _to_thinker(self, consumed_s: float, advancing: bool, interrupts: float) -> None:
         if self.thinker is not None and not self.thinker.is_finished:
-            self.server.thinker_feed.put(self.thinker.rid, consumed_s, advancing, interrupts)
+            self.places.thinker.feed.put(self.thinker.rid, consumed_s, advancing, interrupts)
 
     def _to_talker(self, consumed_s: float, advancing: bool, interrupts: float) -> None:
         if self.talker is not None and not self.talker.is_finished:
-            self.server.talker_feed.put(self.talker.rid, consumed_s, advancing, interrupts)
+            self.places.talker.feed.put(self.talker.rid, consumed_s, advancing, interrupts)
 
     # --- interruption ---
 
@@ -187,7 +208,7 @@ class Turn:
         self.server.cancel_talker(self)
 
     def _cancel_vocoder(self) -> None:
-        self.server.vocoder.cancel(self.vocoder)
+        self.places.vocoder.vocoder.cancel(self.vocoder)
 
 
 def _nothing() -> None:

@@ -31,7 +31,11 @@ class Vocoder:
         self._events, self._device, self._costs, self._config = events, device, costs, config
         self._ready: dict[VocoderJob, None] = {}
         self._n_arrivals = 0
-        self._is_busy = False
+        self._is_busy = self._is_dead = False
+
+    def stop(self) -> None:
+        """The process has died."""
+        self._is_dead = True
 
     def feed(self, job: VocoderJob, n_frames: int) -> None:
         job.n_pending += n_frames
@@ -62,7 +66,7 @@ class Vocoder:
             self._ready[job] = None
 
     def _begin(self) -> None:
-        if self._is_busy or not self._ready:
+        if self._is_busy or self._is_dead or not self._ready:
             return
         n_first = self._config.n_first_chunks
         ready = sorted(self._ready, key=lambda j: (min(j.n_emitted, n_first), j.ready_since))
@@ -80,6 +84,8 @@ class Vocoder:
         return job.is_begun, min(self._wanted(job), job.n_pending)
 
     def _end_batch(self, batch: list[VocoderJob], n_frames: int) -> None:
+        if self._is_dead:
+            return
         self._is_busy = False
         live = [job for job in batch if job in self._ready]  # others were cancelled meanwhile
         for job in live:
