@@ -8,8 +8,9 @@ from pathlib import Path
 
 from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
-from sglang_live.models.family import model_facts
+from sglang_live.models.family import ModelFacts, model_facts
 from sglang_live.policy.policies import Policies
+from sglang_live.stage_specs import weights_environment
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import Replica, Supervisor, loopback_address
@@ -26,27 +27,27 @@ async def thinker(
     device_model: Path | None = None,
     *,
     shallow: bool = False,
+    model: ModelFacts | None = None,
 ) -> AsyncIterator[Replica]:
-    """A thinker of the demo model whose responses never end by themselves.
+    """A thinker of the demo model whose responses never end by themselves, or of another model.
 
     So every run of a workload makes the same number of tokens. SGLang's API is reached by
     benchmark.native_client.
 
     Args:
+        model: None: the demo model.
         device_model: file of a device model; None: the machine itself.
         shallow: whether the model has one layer: what computes beneath a modelled device must take
             less time than the device would.
     """
     owned = RunDir.make()
     run_dir = owned.path
-    checkpoint = run_dir / "endless"
-    size = DemoSize(thinker_end_logit=0.0)
-    build(checkpoint, replace(size, thinker_layers=1) if shallow else size)
+    model = model or _endless_demo(run_dir / "endless", shallow=shallow)
     spec = StageSpec(
         stage="thinker",
         replica=0,
-        model_path=str(checkpoint),
-        family=model_facts(checkpoint).family,
+        model_path=str(model.path),
+        family=model.family,
         cache_dir=str(run_dir),
         address=loopback_address(run_dir, "thinker", 0),
         same_host=True,
@@ -55,7 +56,7 @@ async def thinker(
         native_key="benchmark",
         policies=Policies.parse(policies),
         engine_args=engine_args or {},
-        environment=environment or {},
+        environment=weights_environment("thinker", "", model) | (environment or {}),
         device_model=str(device_model or ""),
     )
     supervisor = Supervisor([spec], log_dir=run_dir)
@@ -65,6 +66,12 @@ async def thinker(
     finally:
         await supervisor.stop()
         owned.remove()
+
+
+def _endless_demo(checkpoint: Path, *, shallow: bool) -> ModelFacts:
+    size = DemoSize(thinker_end_logit=0.0)
+    build(checkpoint, replace(size, thinker_layers=1) if shallow else size)
+    return model_facts(checkpoint)
 
 
 async def load_of(replica: Replica) -> dict[str, float]:

@@ -1,0 +1,149 @@
+"""LiveServe's figures (arXiv 2606.22983) on the simulated server.
+
+    python -m benchmark.papers.liveserve --json out.json --picture out.svg
+
+Loads are a closed loop of users, as in the paper; the device is the modelled H100, which the three
+stages share, or one for each stage.
+"""
+
+import argparse
+from pathlib import Path
+
+from benchmark.papers.experiments import Experiment, Row, rows_of, show, to_json, write
+from benchmark.papers.picture import Panel, draw
+from benchmark.simulate.config import SimulateConfig
+
+SERVED = ("off", "fcfs", "deadline", "all")
+ALONE = ("urgency", "pacing", "truncate", "startup-delay")
+TOGETHER = ("urgency+pacing", "urgency+pacing+truncate", "urgency+pacing+truncate+startup-delay")
+BY_URGENCY = "urgency+pacing+truncate+startup-delay"
+
+EXPERIMENTS = (
+    Experiment(
+        name="load",
+        figure="Fig. 10, 11",
+        arms=SERVED,
+        users=(8, 16, 24, 32, 40, 48, 64),
+        settings={"turns": 6},
+    ),
+    Experiment(
+        name="load, a device for each stage",
+        figure="Fig. 10, 11",
+        arms=("off", "all"),
+        users=(64, 96, 128, 160, 192),
+        barge_in=(0.0, 0.5),
+        settings={"turns": 4, "devices": 3},
+    ),
+    Experiment(
+        name="interruptions",
+        figure="Fig. 13, 16 left",
+        arms=("off", "deadline", "all"),
+        users=(32,),
+        barge_in=(0.0, 0.3, 0.5, 0.7, 1.0),
+        settings={"turns": 6},
+    ),
+    Experiment(
+        name="ablation",
+        figure="Fig. 14",
+        arms=("off", *ALONE, *TOGETHER, "all"),
+        users=(40,),
+        barge_in=(0.0, 0.5),
+        settings={"turns": 6},
+    ),
+    Experiment(
+        name="long responses",
+        figure="Fig. 15, 16 left",
+        arms=("off", "all"),
+        users=(8, 16, 32),
+        barge_in=(0.5,),
+        settings={"turns": 3, "reply_scale": 4.0},
+    ),
+    Experiment(
+        name="small pool, evicted KV is computed again",
+        figure="Fig. 14, 16 right",
+        arms=(f"{BY_URGENCY}+next-use",),
+        users=(32,),
+        settings={"turns": 8, "reply_scale": 2.0, "thinker_tokens": 24_000},
+    ),
+    Experiment(
+        name="small pool, evicted KV is on the host",
+        figure="Fig. 14, 16 right",
+        arms=(f"{BY_URGENCY}+next-use", f"{BY_URGENCY}+next-use+preload"),
+        users=(32,),
+        settings={
+            "turns": 8,
+            "reply_scale": 2.0,
+            "thinker_tokens": 24_000,
+            "host_tokens": 400_000,
+        },
+    ),
+)
+
+
+def panels(found: dict[str, list[Row]]) -> list[Panel]:
+    load = found["load"]
+    apart = [row for row in found["load, a device for each stage"] if not row.barge_in]
+    share = found["interruptions"]
+    first_audio = "first audio after the end of the turn, P90, ms"
+    return [
+        Panel("one device", "users", first_audio, load, "users", "first_audio_p90_ms", log=True),
+        Panel("one device", "users", "continuous responses, %", load, "users", "continuity", 100),
+        Panel(
+            "a device for each stage",
+            "users",
+            first_audio,
+            apart,
+            "users",
+            "first_audio_p90_ms",
+            log=True,
+        ),
+        Panel(
+            "a device for each stage",
+            "users",
+            "continuous responses, %",
+            apart,
+            "users",
+            "continuity",
+            100,
+        ),
+        Panel(
+            "32 users",
+            "share of interrupted responses",
+            "talker's frames not heard, %",
+            share,
+            "barge_in",
+            "waste",
+            100,
+        ),
+        Panel(
+            "32 users",
+            "share of interrupted responses",
+            first_audio,
+            share,
+            "barge_in",
+            "first_audio_p90_ms",
+        ),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3, help="seeds (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="write the document")
+    parser.add_argument("--picture", type=Path, help="draw the curves, SVG or PNG")
+    options = parser.parse_args()
+    found: dict[str, list[Row]] = {}
+    for experiment in EXPERIMENTS:
+        found[experiment.name] = rows_of(experiment, options.repeats, options.seed)
+        show(experiment, found[experiment.name])
+    if options.json is not None:
+        config = SimulateConfig(repeats=options.repeats, seed=options.seed)
+        rows = [to_json(one, found[one.name]) for one in EXPERIMENTS]
+        write("papers_liveserve", config, rows, options.json)
+    if options.picture is not None:
+        draw("LiveServe's figures, simulated on the modelled H100", panels(found), options.picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Panels of curves over the rows of experiments."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from benchmark.papers.experiments import Row
+from sglang_live.report import look
+
+COLUMNS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """x, y: fields of a row. scale: factor of y."""
+
+    title: str
+    x_label: str
+    y_label: str
+    rows: Sequence[Row]
+    x: str
+    y: str
+    scale: float = 1.0
+    log: bool = False
+
+
+def draw(title: str, panels: Sequence[Panel], path: Path) -> None:
+    """path: SVG or PNG, by its name."""
+    n_lines = math.ceil(len(panels) / COLUMNS)
+    with look.settings():
+        figure = Figure(figsize=(5.2 * COLUMNS, 3.6 * n_lines), layout="constrained")
+        axes = list(figure.subplots(n_lines, COLUMNS, squeeze=False).flat)
+        for axis, panel in zip(axes, panels, strict=False):
+            _curves(axis, panel)
+        for axis in axes[len(panels) :]:
+            axis.set_visible(False)
+        figure.suptitle(title)
+        look.save(figure, path)
+
+
+def _curves(axis: Any, panel: Panel) -> None:
+    for arm, color, marker in zip(
+        dict.fromkeys(row.arm for row in panel.rows), look.ARMS, look.MARKERS, strict=False
+    ):
+        points = [
+            (getattr(row, panel.x), panel.scale * getattr(row, panel.y))
+            for row in panel.rows
+            if row.arm == arm and getattr(row, panel.y) is not None
+        ]
+        if points:
+            axis.plot(*zip(*points, strict=True), color=color, marker=marker, ms=4, label=arm)
+    axis.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+    if panel.log:
+        axis.set_yscale("log")
+    else:
+        axis.set_ylim(bottom=0)
+    axis.legend(fontsize=8)
