@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmark.load.provenance import ROOT, facts
+from benchmark.load.provenance import ROOT
 from benchmark.simulate.__main__ import Loads
 from benchmark.simulate.config import SimulateConfig
 from sglang_live.simulation.load.stats import PointStats
@@ -114,11 +114,23 @@ def show(experiment: Experiment, rows: Iterable[Row]) -> None:
         )
 
 
-def write(name: str, config: SimulateConfig, found: list[dict[str, Any]], path: Path) -> None:
-    known = facts(config.device_model)
-    known["device"] = f"simulated: {config.server.model.name}"
+def write(
+    name: str,
+    known: dict[str, Any],
+    config: SimulateConfig,
+    found: list[dict[str, Any]],
+    path: Path,
+) -> None:
+    """known: the facts of provenance, as of the beginning."""
+    device = f"simulated: {config.server.model.name}"
     settings = {"repeats": config.repeats, "seed": config.seed}
-    document = {"benchmark": name, **known, "config": settings, "experiments": found}
+    document = {
+        "benchmark": name,
+        **known,
+        "device": device,
+        "config": settings,
+        "experiments": found,
+    }
     text = json.dumps(document, indent=1, default=_plain)
     path.write_text(text + "\n")
     print(f"wrote {path}", file=sys.stderr)

@@ -9,6 +9,7 @@ stages share, or one for each stage.
 import argparse
 from pathlib import Path
 
+from benchmark.load.provenance import facts
 from benchmark.papers.experiments import Experiment, Row, rows_of, show, to_json, write
 from benchmark.papers.picture import Panel, draw
 from benchmark.simulate.config import SimulateConfig
@@ -133,14 +134,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the document")
     parser.add_argument("--picture", type=Path, help="draw the curves, SVG or PNG")
     options = parser.parse_args()
+    config = SimulateConfig(repeats=options.repeats, seed=options.seed)
+    known = facts(config.device_model)
     found: dict[str, list[Row]] = {}
     for experiment in EXPERIMENTS:
         found[experiment.name] = rows_of(experiment, options.repeats, options.seed)
         show(experiment, found[experiment.name])
     if options.json is not None:
-        config = SimulateConfig(repeats=options.repeats, seed=options.seed)
         rows = [to_json(one, found[one.name]) for one in EXPERIMENTS]
-        write("papers_liveserve", config, rows, options.json)
+        write("papers_liveserve", known, config, rows, options.json)
     if options.picture is not None:
         draw("LiveServe's figures, simulated on the modelled H100", panels(found), options.picture)
 

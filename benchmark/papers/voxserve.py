@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmark.load.provenance import facts
 from benchmark.papers.experiments import Experiment, Row, rows_of, show, to_json, write
 from benchmark.papers.picture import Panel, draw
 from benchmark.simulate.config import SimulateConfig
@@ -111,16 +112,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the document")
     parser.add_argument("--picture", type=Path, help="draw the curves, SVG or PNG")
     options = parser.parse_args()
+    config = SimulateConfig(repeats=options.repeats, seed=options.seed)
+    known = facts(config.device_model)
     found: dict[str, list[Row]] = {}
     for experiment in EXPERIMENTS:
         found[experiment.name] = rows_of(experiment, options.repeats, options.seed)
         show(experiment, found[experiment.name])
     side_by_side = copies(options.repeats, options.seed)
     if options.json is not None:
-        config = SimulateConfig(repeats=options.repeats, seed=options.seed)
         rows = [to_json(one, found[one.name]) for one in EXPERIMENTS]
         rows.append({"name": "copies", "figure": "Fig. 8 top", "rows": side_by_side})
-        write("papers_voxserve", config, rows, options.json)
+        write("papers_voxserve", known, config, rows, options.json)
     if options.picture is not None:
         draw("VoxServe's figures, simulated on the modelled H100", panels(found), options.picture)
 

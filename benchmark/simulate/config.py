@@ -28,6 +28,8 @@ class SimulateConfig:
         host_tokens: of the thinker in host memory; 0: there is no such tier.
         header_tokens: instructions of a session.
         overlap: as without --disable-overlap-schedule.
+        max_running_requests: in each engine at once; 0: as many as users.
+        vocoder_batch: chunks in a batch of the vocoder, --vocoder.max-batch.
         first_chunks: first chunks of a response in the vocoder, --vocoder.n-first-chunks.
         frames_per_token: codec frames for each token of text; 1 as with --drawn-replies.
         reply_scale: factor of the durations in reply_durations.
@@ -49,6 +51,8 @@ class SimulateConfig:
     host_tokens: int = 0
     header_tokens: int = 200
     overlap: bool = True
+    max_running_requests: int = 0
+    vocoder_batch: int = VocoderConfig().max_batch
     first_chunks: int = VocoderConfig().n_first_chunks
     frames_per_token: float = 1.0
     reply_scale: float = 1.0
@@ -95,7 +99,8 @@ class SimulateConfig:
             host_tokens=self.host_tokens,
             header_tokens=self.header_tokens,
             overlap=self.overlap,
-            vocoder=VocoderConfig(n_first_chunks=self.first_chunks),
+            max_running_requests=self.max_running_requests,
+            vocoder=VocoderConfig(n_first_chunks=self.first_chunks, max_batch=self.vocoder_batch),
         )
 
     @property
@@ -138,6 +143,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--host-tokens", type=int, default=own.host_tokens, metavar="N", help="on the host")
     add("--header-tokens", type=int, default=own.header_tokens, metavar="N", help="instructions")
     add("--disable-overlap-schedule", dest="overlap", action="store_false", help="as the server's")
+    add("--max-running-requests", type=int, default=own.max_running_requests, metavar="N")
+    add("--vocoder-batch", type=int, default=own.vocoder_batch, metavar="N", help="chunks")
     add("--first-chunks", type=int, default=own.first_chunks, metavar="N", help="of the vocoder")
     add("--frames-per-token", type=float, default=own.frames_per_token, metavar="X")
     add("--reply-scale", type=float, default=own.reply_scale, metavar="X")

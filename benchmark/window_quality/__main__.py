@@ -144,6 +144,7 @@ class Measurement:
 
 
 def run(options: Options) -> list[dict[str, Any]]:
+    """Measure the arms that the document lacks."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     directory = location.converted_directory()
@@ -151,6 +152,7 @@ def run(options: Options) -> list[dict[str, Any]]:
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).eval()
     measurement = Measurement(options, model, tokenizer)
+    known_facts = facts()
     rows = _earlier(options)
     known = {row["arm"]["name"] for row in rows}
     for row in rows:
@@ -161,7 +163,7 @@ def run(options: Options) -> list[dict[str, Any]]:
             continue
         rows.append(measurement.row(arm))
         _print(rows[-1])
-        _write(options, rows)
+        _write(options, rows, known_facts)
     return rows
 
 
@@ -179,11 +181,11 @@ def _config(options: Options) -> dict[str, Any]:
     return {name: value for name, value in config_of(options).items() if name != "picture"}
 
 
-def _write(options: Options, rows: list[dict[str, Any]]) -> None:
+def _write(options: Options, rows: list[dict[str, Any]], known_facts: dict[str, Any]) -> None:
     if options.json:
         document = {
             "benchmark": "window_quality",
-            **facts(),
+            **known_facts,
             "model": f"{SMOLLM2.holds}, computed in bfloat16 by transformers",
             "config": _config(options),
             "rows": rows,

@@ -41,6 +41,7 @@ class ServerSpec:
     host_tokens: of a thinker's KV in host memory, with the policy next-use.
     chunk_tokens: of a prefill of either engine.
     overlap: of scheduler and device, in both engines.
+    max_running_requests: in each engine at once, as SGLang's flag; 0: as many as sessions.
     thinker_policy, talker_policy: constants of the policies, for experiments.
     """
 
@@ -52,6 +53,7 @@ class ServerSpec:
     header_tokens: int = 200
     chunk_tokens: int = 8192
     overlap: bool = True
+    max_running_requests: int = 0
     max_sessions: int = 64
     vocoder: VocoderConfig = field(default_factory=VocoderConfig)
     host: HostTimes = field(default_factory=HostTimes)

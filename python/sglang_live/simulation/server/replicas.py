@@ -107,7 +107,7 @@ class Replicas:
         constants: PolicyConfig = spec.thinker_policy if is_thinker else spec.talker_policy
         engine: EngineSpec = spec.thinker(device) if is_thinker else spec.talker
         total = spec.thinker_tokens if is_thinker else spec.talker_tokens
-        rows = spec.max_sessions + _SPARE_ROWS
+        rows = spec.max_running_requests or spec.max_sessions + _SPARE_ROWS
         return Engine(
             engine,
             self._events,
