@@ -18,6 +18,8 @@ SERVED = ("off", "fcfs", "deadline", "all")
 ALONE = ("urgency", "pacing", "truncate", "startup-delay")
 TOGETHER = ("urgency+pacing", "urgency+pacing+truncate", "urgency+pacing+truncate+startup-delay")
 BY_URGENCY = "urgency+pacing+truncate+startup-delay"
+# The sessions hold 31,000 tokens at most; responses of 14 s, of English text.
+HALF = {"turns": 10, "reply_scale": 2.0, "frames_per_token": 3.7, "thinker_tokens": 15_500}
 
 EXPERIMENTS = (
     Experiment(
@@ -60,23 +62,18 @@ EXPERIMENTS = (
         settings={"turns": 3, "reply_scale": 4.0},
     ),
     Experiment(
-        name="small pool, evicted KV is computed again",
+        name="half of the KV fits, evicted KV is computed again",
         figure="Fig. 14, 16 right",
         arms=(f"{BY_URGENCY}+next-use",),
         users=(32,),
-        settings={"turns": 8, "reply_scale": 2.0, "thinker_tokens": 24_000},
+        settings=HALF,
     ),
     Experiment(
-        name="small pool, evicted KV is on the host",
+        name="half of the KV fits, evicted KV is on the host",
         figure="Fig. 14, 16 right",
         arms=(f"{BY_URGENCY}+next-use", f"{BY_URGENCY}+next-use+preload"),
         users=(32,),
-        settings={
-            "turns": 8,
-            "reply_scale": 2.0,
-            "thinker_tokens": 24_000,
-            "host_tokens": 400_000,
-        },
+        settings={**HALF, "host_tokens": 400_000},
     ),
 )
 

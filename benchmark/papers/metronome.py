@@ -73,8 +73,10 @@ def main() -> None:
     parser.add_argument("--retention", type=Path, required=True, help="document of the benchmark")
     parser.add_argument("--picture", type=Path, required=True, help="draw here, SVG or PNG")
     options = parser.parse_args()
-    documents = (json.loads(path.read_text()) for path in (options.admission, options.retention))
-    draw(*documents, options.picture)
+    admission, retention = (
+        json.loads(path.read_text()) for path in (options.admission, options.retention)
+    )
+    draw(admission, retention, options.picture)
 
 
 if __name__ == "__main__":

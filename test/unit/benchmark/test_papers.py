@@ -1,0 +1,69 @@
+"""Claims about the papers' experiments on the simulated server, and about their pictures."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmark.papers import liveserve, metronome, voxserve
+from benchmark.papers.experiments import Experiment, rows_of, to_json
+from benchmark.papers.picture import Panel, draw
+from benchmark.simulate.config import SimulateConfig
+from sglang_live.simulation.run import policies_of
+
+ALL = (*liveserve.EXPERIMENTS, *voxserve.EXPERIMENTS)
+SMALL = Experiment(name="small", figure="", arms=("off", "all"), users=(2,), settings={"turns": 2})
+
+
+@pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
+def test_every_experiment_has_known_arms_and_settings(one):
+    assert [policies_of(arm) for arm in one.arms]
+    loads = one.loads(repeats=1, seed=1)
+    assert list(loads) == list(one.barge_in)
+
+
+def test_an_experiment_has_a_row_for_each_arm_and_load():
+    rows = rows_of(replace(SMALL, barge_in=(0.0, 1.0)), repeats=1, seed=1)
+    found = [(row.barge_in, row.arm, row.users) for row in rows]
+    assert found == [(p, arm, 2) for p in (0.0, 1.0) for arm in SMALL.arms]
+    assert all(row.completed == 4 and row.failed == 0 for row in rows)
+    assert to_json(SMALL, rows)["rows"][0]["arm"] == "off"
+
+
+def test_one_request_at_a_time_delays_the_users_behind_it():
+    def p50_ms(settings):
+        one = replace(SMALL, arms=("off",), users=(8,), settings={"turns": 2, **settings})
+        return rows_of(one, repeats=1, seed=1)[0].first_audio_p50_ms
+
+    assert p50_ms(voxserve.ONE_AT_A_TIME) > 2 * p50_ms({})
+
+
+def test_every_copy_of_a_server_gets_its_own_users():
+    alone, copies = (voxserve.Copies(n, repeats=1, seed=1) for n in (1, 4))
+    assert alone.point("off", 8).completed == copies.point("off", 8).completed == 8 * 4
+
+
+def test_curves_are_drawn(tmp_path):
+    rows = rows_of(SMALL, repeats=1, seed=1)
+    path = tmp_path / "curves.svg"
+    draw("A title", [Panel("panel", "users", "continuous", rows, "users", "continuity")], path)
+    assert "A title" in path.read_text()
+
+
+def test_bounded_sessions_are_drawn(tmp_path):
+    ages = [
+        {"turn": n, "turn_ms": 10.0, "turn_p90_ms": 12.0, "kv_tokens_per_call": 600.0}
+        for n in (10, 20)
+    ]
+    arms = ("everything", "bounded", "again", "bounded 1024")
+    retention = {"config": {"window": 512}, "rows": [{"arm": a, "ages": ages} for a in arms]}
+    trace = [{"at_s": 1.0, "open": 3, "limit": 4}]
+    systems = [{"arm": "window", "trace": trace}]
+    path = tmp_path / "bounded.svg"
+    metronome.draw({"open_systems": systems, "n_star": 4}, retention, path)
+    assert "by brute force" in path.read_text()
+
+
+def test_flags_of_the_simulator_bound_its_engines():
+    config = SimulateConfig(max_running_requests=2, vocoder_batch=3)
+    assert config.server.max_running_requests == 2
+    assert config.server.vocoder.max_batch == 3
