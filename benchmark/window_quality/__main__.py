@@ -36,9 +36,9 @@ FULL = Arm(name="full")
 class Options:
     """One flag per field."""
 
-    windows: str = "128,256,512,1024"
-    texts: int = 4
-    groups: int = 5
+    windows: str = "128,256,512"
+    texts: int = 3
+    groups: int = 4
     turn_tokens: int = 64
     threads: int = 1
     seed: int = 1
@@ -49,7 +49,7 @@ class Options:
 def arms_of(options: Options, n_header: int) -> list[Arm]:
     """The sink is the header, as the server's. `first turn` pins what the user said first, too."""
     windows = _windows(options)
-    middle = windows[len(windows) // 2 - 1]
+    middle = windows[-2]
 
     def arm(name: str, window: int, sink: int, how: How = "window") -> Arm:
         return Arm(name=f"{name} {window}", how=how, sink_tokens=sink, window_tokens=window)
@@ -57,7 +57,7 @@ def arms_of(options: Options, n_header: int) -> list[Arm]:
     return [
         FULL,
         *(arm("sink+window", window, n_header) for window in windows),
-        *(arm("window", window, 0) for window in windows[:-1]),
+        *(arm("window", window, 0) for window in windows),
         arm("again", middle, n_header, "again"),
         arm("4 tokens+window", middle, 4),
         arm("first turn+window", middle, n_header + 64),

@@ -166,7 +166,7 @@ def ask(model: Any, tokenizer: Any, arm: Arm, group: Group) -> list[Answer]:
     """Every question is asked behind the same dialogue."""
     sessions = HeldSessions(model, arm)
     for ids in group.turns:
-        sessions.append(ids)
+        sessions.append(ids, n_logits=1)
         sessions.end_turn()
     answers = []
     for where, values in (("early", group.early), ("late", group.late)):
