@@ -23,6 +23,7 @@ from sglang_live.config import (
 from sglang_live.device_model.model import load_device_model
 from sglang_live.devices import DEFAULT_DEVICE, devices_of_replicas
 from sglang_live.errors import BadInputError
+from sglang_live.gateway.batch.flags import add_batch_arguments, batch_config
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.model_source import ModelSource, add_model_arguments
 from sglang_live.models.family import INT8, OWN
@@ -76,6 +77,8 @@ def parse(argv: list[str]) -> ServerConfig:
         log_dir=_path(own.log_dir),
         log_format=own.log_format,
         timeline_dir=_path(own.timeline_dir),
+        batch_dir=_path(own.batch_dir),
+        batch=batch_config(own),
         device_model=_device_model(own.device_model, stages),
         cpu_weights=own.cpu_weights,
         stage_key_file=own.stage_key_file,
@@ -160,6 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_access_arguments(parser)
     _add_limit_arguments(parser)
     _add_folder_arguments(parser)
+    add_batch_arguments(parser)
     return parser
 
 

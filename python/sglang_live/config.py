@@ -10,6 +10,7 @@ from typing import Any
 
 from sglang_live.devices import DEFAULT_DEVICE
 from sglang_live.errors import BadInputError
+from sglang_live.gateway.batch.config import BatchConfig
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.model_source import ModelSource
 from sglang_live.policy.policies import OFF, Policies
@@ -92,6 +93,8 @@ class ServerConfig:
     timeline_dir: folder for a timeline of each session; None: no timelines.
     cpu_weights: of the thinker on a CPU: "int8", or "own", those of the checkpoint; "": as the
         model prefers.
+    batch_dir: folder of files and batches of the Batch API; None: there is no Batch API.
+    batch: its settings.
     device_model: file of the model of the device, on a machine without one; None: a real device.
     stage_key_file: file of the secret shared with stages on other hosts; "": no such file.
     """
@@ -126,6 +129,8 @@ class ServerConfig:
     log_dir: Path | None = None
     log_format: str = "text"
     timeline_dir: Path | None = None
+    batch_dir: Path | None = None
+    batch: BatchConfig = field(default_factory=BatchConfig)
     device_model: Path | None = None
     cpu_weights: str = ""
     stage_key_file: str = ""

@@ -24,6 +24,7 @@ from sglang_live.device_model.model import load_device_model
 from sglang_live.devices import check_devices, devices_of_ranks
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.app import build_app
+from sglang_live.gateway.batch.store import Store
 from sglang_live.gateway.config import MAX_FRAME_BYTES, GatewayConfig
 from sglang_live.gateway.connection_guard import ConnectionGuard, ConnectionLimits
 from sglang_live.gateway.draining import Drain
@@ -153,6 +154,7 @@ def check_machine(storage: SessionStorage | None) -> None:
 
 async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> int:
     listen_socket = ListenSocket(config.host, config.port)
+    batches = _batches(config)
     run_dir, native_key = RunDir.make(), secrets.token_urlsafe(32)
     if config.allow_private_media_urls:
         os.environ[PRIVATE_MEDIA_ENV] = "1"  # the engine checks where URLs redirect
@@ -179,7 +181,7 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
             talker_reads_text=model.talker_reads_text,
         )
         metrics, drain = _metrics(supervisor, orchestrator, drops), Drain()
-        app = _application(config, model, supervisor, orchestrator, metrics, drain)
+        app = _application(config, model, supervisor, orchestrator, metrics, drain, batches)
         server = Server(_http(config, app, metrics))
         gc.collect()
         gc.freeze()  # see EngineHost.freeze
@@ -196,6 +198,13 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
         if zygote is not None:
             await zygote.close()
         run_dir.remove()
+
+
+def _batches(config: ServerConfig) -> Store | None:
+    """Raises BadInputError: the folder cannot be used, or another server uses it."""
+    if config.batch_dir is None:
+        return None
+    return Store(config.batch_dir, config.batch)
 
 
 def _metrics(
@@ -219,6 +228,7 @@ def _application(
     orchestrator: LiveOrchestrator,
     metrics: GatewayMetrics,
     drain: Drain,
+    batches: Store | None = None,
 ) -> FastAPI:
     # SGLang's own API listens on a Unix socket: a thinker on another host cannot offer it.
     specs = (replica.spec for replica in supervisor.replicas)
@@ -237,6 +247,7 @@ def _application(
             context_tokens=_context(config, model),
             takes_images=template_takes_images(model.weights),
         ),
+        batches=batches,
     )
 
 

@@ -39,7 +39,7 @@ def stage_specs(
                     served_name=config.served_model_name,
                     device=settings.devices[replica],
                     native_key=native_key if serves_native else "",
-                    engine_args=_engine_args(stage, settings.args, config.max_sessions),
+                    engine_args=_engine_args(stage, settings.args, _at_once(config)),
                     policies=config.policies,
                     session_storage=_storage(stage, config),
                     voices=talker_voices(stage, model),
@@ -69,11 +69,16 @@ def _storage(stage: str, config: ServerConfig) -> str:
     return config.session_storage.to_env()
 
 
-def _engine_args(stage: str, args: dict[str, Any], max_sessions: int) -> dict[str, Any]:
+def _at_once(config: ServerConfig) -> int:
+    """Sessions, and lines of batches, which take none."""
+    return config.max_sessions + (config.batch.at_once if config.batch_dir else 0)
+
+
+def _engine_args(stage: str, args: dict[str, Any], at_once: int) -> dict[str, Any]:
     if stage == "vocoder":
-        return {"max_streams": max_sessions + SPARE_REQUEST_ROWS, **args}
+        return {"max_streams": at_once + SPARE_REQUEST_ROWS, **args}
     return {
         # A session keeps its request row in the thinker between turns.
-        "max_running_requests": max(MIN_REQUEST_ROWS, max_sessions + SPARE_REQUEST_ROWS),
+        "max_running_requests": max(MIN_REQUEST_ROWS, at_once + SPARE_REQUEST_ROWS),
         **args,
     }

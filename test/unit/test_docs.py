@@ -13,13 +13,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sglang_live import arguments, launch_stage
+from sglang_live.batch.config import parse_args as parse_batch
 from sglang_live.client.config import parse_args as parse_client
+from sglang_live.gateway.batch.config import BatchConfig
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.interaction.vad import VadSettings
 from sglang_live.model_source import ModelSource
 from sglang_live.policy.policies import NAMES
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
 from sglang_live.stages.vocoder.config import VocoderConfig
+from sglang_live.telemetry.batch_metrics import BatchMetrics
 from sglang_live.telemetry.metrics import GatewayMetrics
 from test.unit.commands_in_docs import blocks_of, commands_of
 
@@ -166,11 +169,13 @@ def test_every_command_has_valid_arguments(path, tmp_path, monkeypatch):
     key = tmp_path / "stage.key"
     key.write_text("k" * 32)
     key.chmod(0o600)
+    (tmp_path / "lines.jsonl").write_text('{"url": "/v1/audio/speech"}')
     monkeypatch.chdir(tmp_path)
     check = {
         "sglang_live.launch_server": accept_server,
         "sglang_live.launch_stage": accept_stage,
         "sglang_live.client": lambda argv, _: parse_client(argv),
+        "sglang_live.batch": lambda argv, _: parse_batch(argv),
     }
     for block in blocks_of(path.read_text()):
         commands = commands_of(block, tmp_path) if "python -m" in block else []
@@ -217,7 +222,7 @@ def test_every_flag_and_setting_is_explained():
         for flag in re.findall(r'"(--[a-z-]+)"', (PACKAGE / source).read_text())
     ]
     assert [flag for flag in flags if f"`{flag}" not in explained] == []
-    settings = [f.name for kind in (GatewayConfig, VadSettings) for f in fields(kind)]
+    settings = [f.name for kind in (GatewayConfig, VadSettings, BatchConfig) for f in fields(kind)]
     assert [name for name in settings if f"`{name}`" not in explained] == []
     vocoder = [f"`--vocoder.{f.name.replace('_', '-')}`" for f in fields(VocoderConfig)]
     assert [flag for flag in vocoder if flag not in explained] == []
@@ -233,13 +238,16 @@ def test_every_variable_of_the_environment_is_explained():
     assert {name for name in read if f"`{name}`" not in explained} == set()
 
 
-def test_every_series_of_the_gateway_is_explained():
+@pytest.mark.parametrize(
+    ("metrics", "prefix"),
+    [(GatewayMetrics, "sglang_live_gateway_"), (BatchMetrics, "sglang_live_batch_")],
+)
+def test_every_series_of_the_gateway_is_explained(metrics, prefix):
     explained = (ROOT / "docs" / "metrics.md").read_text()
     registry = CollectorRegistry()
-    GatewayMetrics(registry)
+    metrics(registry)
     series = {
-        family.name.removeprefix("sglang_live_gateway_")
-        + ("_total" if family.type == "counter" else "")
+        family.name.removeprefix(prefix) + ("_total" if family.type == "counter" else "")
         for family in registry.collect()
     }
     assert {name for name in series if not re.search(rf"\b{name}\b", explained)} == set()

@@ -43,6 +43,7 @@ ORDER = (
     "launch_stage",
     "client",
     "simulation",
+    "batch",
     "report",
     "lang",
 )

@@ -236,3 +236,10 @@ async def test_the_application_has_the_settings_of_the_server(model):
         assert (await client.get("/v1/models")).status_code == 401
         series = await client.get("/metrics", headers={"Authorization": "Bearer k"})
     assert "\nsglang_live_capacity_session_limit " in series.text
+
+
+def test_lines_of_batches_have_streams_beside_those_of_sessions(model):
+    alone = specs(model, "--max-sessions", "4")["vocoder/0"]
+    beside = specs(model, "--max-sessions", "4", "--batch-dir", "/b", "--batch-at-once", "5")
+    assert alone.engine_args["max_streams"] == 36
+    assert beside["vocoder/0"].engine_args["max_streams"] == 41

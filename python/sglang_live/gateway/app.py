@@ -1,7 +1,8 @@
 """The gateway as one ASGI application.
 
 In: an Orchestrator. Out: /v1/realtime, /v1/audio/*, /v1/chat/completions, /v1/models,
-/v1/capacity, /health, /metrics, /openapi.json, the page, and SGLang's own HTTP API behind a guard.
+/v1/capacity, /v1/files, /v1/batches, /health, /metrics, /openapi.json, the page, and SGLang's own
+HTTP API behind a guard.
 Without a language model it refuses what needs one, with an error that says so.
 """
 
@@ -18,6 +19,9 @@ from starlette.routing import WebSocketRoute
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import ModelNotFoundError
 from sglang_live.gateway.auth import Keys
+from sglang_live.gateway.batch import api as batch_api
+from sglang_live.gateway.batch.line_endpoints import line_endpoints
+from sglang_live.gateway.batch.store import Store
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.draining import Drain, DrainGate
 from sglang_live.gateway.errors import NoLanguageModelError, add_error_forms, error_response
@@ -42,6 +46,7 @@ from sglang_live.interaction.endpoint import EndpointModel
 from sglang_live.interaction.silero import SileroModel, SpeechModel
 from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.orchestrator.suspects import Suspects
+from sglang_live.telemetry.batch_metrics import BatchMetrics
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -60,6 +65,7 @@ def build_app(
     suspects: Suspects | None = None,
     drain: Drain | None = None,
     native_limits: NativeLimits | None = None,
+    batches: Store | None = None,
 ) -> FastAPI:
     """Build the gateway's ASGI application.
 
@@ -72,6 +78,7 @@ def build_app(
         suspects: requests that were running when an engine died.
         drain: set when the process is about to stop; None: never.
         native_limits: limits on bodies for SGLang's own API.
+        batches: what the Batch API keeps, closed with the application; None: there is no Batch API.
     Raises:
         FileNotFoundError: if the default speech model is not installed.
     """
@@ -99,9 +106,15 @@ def build_app(
             native_limits,
         )
 
+    batch = _batch_api(batches, keys, services, proxy) if batches else None
+
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        if batch:
+            batch.start()
         yield
+        if batch:
+            await batch.close()
         services.close()
         if proxy:
             await proxy.close()
@@ -127,7 +140,24 @@ def build_app(
         add_notice(app)
     if proxy:
         _add_native(app, keys, services.rate_limits, proxy)
+    for path, method in batch_api.ROUTES:
+        endpoint = batch.routes[path, method] if batch else batch_api.refuse
+        app.add_route(path, _guarded(keys, endpoint), methods=[method])
     return app
+
+
+def _batch_api(
+    store: Store, keys: Keys, services: RealtimeServices, proxy: NativeProxy | None
+) -> batch_api.BatchApi:
+    return batch_api.BatchApi(
+        store,
+        endpoints=line_endpoints(services, keys, proxy),
+        orchestrator=services.orchestrator,
+        keys=keys,
+        names=services.config.api_keys,
+        drain=services.drain,
+        metrics=BatchMetrics(services.metrics.registry),
+    )
 
 
 def _introduction(config: GatewayConfig, name: str) -> dict[str, Any]:

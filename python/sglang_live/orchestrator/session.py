@@ -119,8 +119,16 @@ class Orchestrator(Protocol):
     model_name: str
     voices: tuple[str, ...]
 
-    async def open_session(self, session_id: str) -> VoiceSession:
-        """Raises CapacityError when full, StageUnavailableError while a stage is down."""
+    async def open_session(self, session_id: str, *, admitted: bool = True) -> VoiceSession:
+        """Open a session.
+
+        Args:
+            admitted: False: it does not count as a session, and is not refused when these are as
+                many as can be served. The gateway bounds the number of such sessions.
+        Raises:
+            CapacityError: the server is full.
+            StageUnavailableError: a stage is down.
+        """
         ...
 
     def capacity_now(self) -> Capacity:

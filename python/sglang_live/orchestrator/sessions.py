@@ -42,8 +42,14 @@ log = logging.getLogger(__name__)
 class LiveSession:
     """A VoiceSession (orchestrator/session.py)."""
 
-    def __init__(self, owner: "LiveOrchestrator", session_id: str, replicas: dict[str, Replica]):
-        self.session_id = session_id
+    def __init__(
+        self,
+        owner: "LiveOrchestrator",
+        session_id: str,
+        replicas: dict[str, Replica],
+        admitted: bool = True,
+    ):
+        self.session_id, self.admitted = session_id, admitted
         self._owner, self._replicas = owner, replicas
         self._links = owner.links(replicas, session_id)
         self._busy = self._closed = False
@@ -248,15 +254,16 @@ class LiveOrchestrator:
     def sessions(self) -> Iterable[LiveSession]:
         return self._sessions.values()
 
-    async def open_session(self, session_id: str) -> LiveSession:
+    async def open_session(self, session_id: str, *, admitted: bool = True) -> LiveSession:
         if session_id in self._sessions:
             raise BadInputError(f"session {session_id} exists already")
         stages = dict.fromkeys(replica.spec.stage for replica in self._supervisor.replicas)
         replicas = {stage: self._least_loaded(stage) for stage in stages}
-        self.capacity.admit()
+        if admitted:
+            self.capacity.admit()
         for replica in replicas.values():
             replica.sessions.add(session_id)
-        session = LiveSession(self, session_id, replicas)
+        session = LiveSession(self, session_id, replicas, admitted)
         self._sessions[session_id] = session
         return session
 
@@ -287,7 +294,7 @@ class LiveOrchestrator:
         return self.capacity.report()
 
     def release(self, session: LiveSession) -> None:
-        if self._sessions.pop(session.session_id, None) is not None:
+        if self._sessions.pop(session.session_id, None) is not None and session.admitted:
             self.capacity.release()
         for replica in self._supervisor.replicas:
             replica.sessions.discard(session.session_id)

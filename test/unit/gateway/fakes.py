@@ -32,6 +32,7 @@ from sglang_live.core import (
 )
 from sglang_live.errors import CapacityError
 from sglang_live.gateway.app import build_app
+from sglang_live.gateway.batch.store import Store
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.draining import Drain
 from sglang_live.gateway.http.health import Health
@@ -134,6 +135,7 @@ class FakeSession:
     n_cancelled: int = 0
     n_closed: int = 0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
+    admitted: bool = True
     on_stream_event: Callable[[str, str, float], None] = lambda stage, what, buffered_s: None
     _interrupted: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -234,6 +236,7 @@ class FakeOrchestrator:
     most_tokens: limit of a prompt, of which three quarters may be instructions and tools; a
         character is a token, a second of audio ten. None: everything fits.
     measured: arguments of measure.
+    n_more: sessions that would be admitted.
     """
 
     scripts: list[list[Step]] = field(default_factory=list)
@@ -246,6 +249,7 @@ class FakeOrchestrator:
     most_tokens: int | None = None
     measured: list[PromptContent] = field(default_factory=list)
     measure_fails_with: Exception | None = None
+    n_more: int = 0
 
     async def measure(self, content: PromptContent) -> PromptSize | None:
         self.measured.append(content)
@@ -262,7 +266,9 @@ class FakeOrchestrator:
 
     def capacity_now(self) -> Capacity:
         pools = {"thinker": (0.25, math.inf), "talker": (0.5, 12.3456)}
-        return Capacity(n_sessions=1, limit=4, n_more=0, why="full soon", share=0.5, pools=pools)
+        return Capacity(
+            n_sessions=1, limit=4, n_more=self.n_more, why="full soon", share=0.5, pools=pools
+        )
 
     async def retain_native(self, session_id: str, retention: RetentionConfig) -> None:
         if self.refuse_with:
@@ -271,10 +277,11 @@ class FakeOrchestrator:
             await self.may_bound.wait()
         self.native_bounds[session_id] = retention
 
-    async def open_session(self, session_id: str) -> FakeSession:
+    async def open_session(self, session_id: str, *, admitted: bool = True) -> FakeSession:
         if self.refuse_with:
             raise self.refuse_with
         session = FakeSession(session_id, self.scripts)
+        session.admitted = admitted
         self.sessions.append(session)
         return session
 
@@ -410,6 +417,7 @@ def app_of(
     speech_model: SpeechModel | None = None,
     suspects: Suspects | None = None,
     drain: Drain | None = None,
+    batches: Store | None = None,
     **config: Any,
 ) -> FastAPI:
     stages = {"thinker": "serving"} if stages is None else stages
@@ -421,6 +429,7 @@ def app_of(
         speech_model=speech_model or LoudnessModel(),
         suspects=suspects,
         drain=drain,
+        batches=batches,
     )
 
 

@@ -75,8 +75,13 @@ class NativeProxy:
             return self._refused(request.scope["path"], error)
         return await self.pass_on(request, raw)
 
-    async def pass_on(self, request: Request, raw: bytes) -> Response:
-        """Check a request and send it on. raw: the body of the request."""
+    async def pass_on(self, request: Request, raw: bytes, *, counted: bool = True) -> Response:
+        """Check a request and send it on.
+
+        Args:
+            raw: the body of the request.
+            counted: whether its responses count for the limit of its key.
+        """
         route = request.scope["path"]  # not request.url: Starlette builds it from the Host header
         owner = self._keys.owner(request.headers)
         running: EngineRequest | None = None
@@ -87,7 +92,7 @@ class NativeProxy:
             names = await self._running.take(checked.names)
             if route in GENERATING:
                 running = self._suspects.begin(_NATIVE_ENGINE, _content_of(route, checked.body))
-            if checked.n_completions > 1:
+            if counted and checked.n_completions > 1:
                 self._rate_limits.take(owner, checked.n_completions - 1)  # app.py counted one
         except LiveError as error:
             self._running.free(names)
