@@ -56,6 +56,7 @@ setup(
             "assets/*",
             "models/demo/*.txt",
             "models/demo/trained/*",
+            "device_model/*.toml",
             "simulation/data/*.json",
         ]
     },

@@ -218,7 +218,7 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    default = ROOT / "deploy" / "device_models" / "h100_qwen3_omni.toml"
+    default = ROOT / "python" / "sglang_live" / "device_model" / "h100_qwen3_omni.toml"
     parser.add_argument("--device-model", type=Path, default=default, metavar="FILE")
     parser.add_argument("--turns", type=int, default=5, help="per arm (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE")

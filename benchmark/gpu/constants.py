@@ -32,7 +32,7 @@ from sglang_live.models.demo.location import DemoSize
 from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 
-BASE = Path(__file__).parents[2] / "deploy/device_models/h100_qwen3_omni.toml"
+BASE = Path(__file__).parents[2] / "python/sglang_live/device_model/h100_qwen3_omni.toml"
 _TIMEOUT_S = 100.0
 # What a fit finds below this is below its resolution; a device model has positive figures only.
 LEAST = 1e-3

@@ -191,7 +191,8 @@ def _parser() -> argparse.ArgumentParser:
         "--device-model",
         type=Path,
         metavar="FILE",
-        help="have the server model a device, as deploy/device_models/h100_qwen3_omni.toml",
+        help="have the server model a device, as python/sglang_live/device_model/"
+        "h100_qwen3_omni.toml",
     )
     add(
         "--frame-ms",

@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmark.load.provenance import ROOT
+from benchmark.simulate.config import H100
 from sglang_live.device_model.model import load_device_model
 from sglang_live.simulation.load.stats import PointStats
 from sglang_live.simulation.placement import APART, SHARED
@@ -174,7 +174,7 @@ def _workload_of(document: dict[str, Any]) -> Workload:
 
 
 def _server_of(document: dict[str, Any]) -> ServerSpec:
-    path = ROOT / "deploy" / "device_models" / document["config"]["device_model"].split("/")[-1]
+    path = H100.with_name(document["config"]["device_model"].split("/")[-1])
     model = load_device_model(path)
     if model.digest != document["device_model"]["file_sha256"]:
         raise ValueError(f"{path.name} has changed since the document was written")

@@ -14,7 +14,7 @@ from sglang_live.simulation.users import UserSettings
 from sglang_live.simulation.workload import RESPONSE_DURATIONS, Workload
 from sglang_live.stages.vocoder.config import VocoderConfig
 
-H100 = ROOT / "deploy" / "device_models" / "h100_qwen3_omni.toml"
+H100 = ROOT / "python" / "sglang_live" / "device_model" / "h100_qwen3_omni.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,7 +177,7 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--device-model",
         metavar="FILE",
         help="without a GPU: have the stages take the time of the device in this file, as "
-        "deploy/device_models/h100_qwen3_omni.toml",
+        "python/sglang_live/device_model/h100_qwen3_omni.toml",
     )
     add_weights_argument(parser)
 

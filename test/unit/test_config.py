@@ -238,7 +238,13 @@ def test_orders_exclude_each_other(text):
 
 MODELLED = (
     "--device-model",
-    str(Path(__file__).parents[2] / "deploy" / "device_models" / "h100_qwen3_omni.toml"),
+    str(
+        Path(__file__).parents[2]
+        / "python"
+        / "sglang_live"
+        / "device_model"
+        / "h100_qwen3_omni.toml"
+    ),
 )
 HOST_TIER = ("--thinker.enable-hierarchical-cache",)
 

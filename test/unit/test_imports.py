@@ -44,6 +44,7 @@ ORDER = (
     "client",
     "simulation",
     "batch",
+    "plan",
     "report",
     "lang",
 )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from sglang_live.errors import LiveError, StageUnavailableError
 from sglang_live.simulation.events import Events
 from sglang_live.simulation.server.server import Server
-from sglang_live.simulation.server.session import Session
+from sglang_live.simulation.server.session import NEW, History, Session
 from sglang_live.simulation.server.turn import Listening, TurnSpec
 
 
@@ -20,13 +20,13 @@ class Fleet:
         self.servers, self.events = servers, events
         self._server_of: dict[str, Server] = {}
 
-    def open(self, session_id: str) -> Session:
+    def open(self, session_id: str, history: History = NEW) -> Session:
         """Raises LiveError: no server has room."""
         refusal: LiveError = StageUnavailableError("no server is up", retry_after_s=10)
         up = [server for server in self.servers if server.is_up]
         for server in sorted(up, key=lambda one: len(one.sessions)):
             try:
-                session = server.open(session_id)
+                session = server.open(session_id, history)
             except LiveError as error:
                 refusal = error
                 continue

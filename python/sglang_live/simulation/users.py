@@ -12,12 +12,14 @@ from sglang_live.errors import LiveError
 from sglang_live.simulation.events import Events
 from sglang_live.simulation.load.arrivals import PlannedTurn, UserPlan
 from sglang_live.simulation.load.rows import TurnRow
-from sglang_live.simulation.server.session import Session
+from sglang_live.simulation.server.session import NEW, History, Session
 from sglang_live.simulation.server.turn import Listening, TurnSpec
 from sglang_live.simulation.workload import Clip
 
 # Voice that starts a turn (min_speech_ms of interaction/vad.py).
 _STARTED_S = 0.096
+# Multiples of it are spread evenly modulo 1, however many they are.
+_GOLDEN = 0.618034
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +30,19 @@ class UserSettings:
     frames_per_token: codec frames for each token of the thinker.
     reply_scale: factor of the drawn durations of responses.
     timeout_s: time that a turn may take beyond the user's speech.
+    longest: history of a session at its end. Users begin in the middle of theirs: at parts of it
+        that are spread evenly.
     """
 
     barge_in_s: float = 0.263
     frames_per_token: float = 1.0
     reply_scale: float = 1.0
     timeout_s: float = 60.0
+    longest: History = NEW
+
+    def history_of(self, user: int) -> History:
+        part = user * _GOLDEN % 1.0
+        return History(round(part * self.longest.n_tokens), round(part * self.longest.n_user))
 
 
 @dataclass(eq=False, slots=True)
@@ -61,7 +70,7 @@ class Service(Protocol):
     @property
     def events(self) -> Events: ...
 
-    def open(self, session_id: str) -> Session:
+    def open(self, session_id: str, history: History = NEW) -> Session:
         """Raises LiveError if there is no room."""
         ...
 
@@ -88,6 +97,7 @@ class User:
         self._events = server.events
         self._session: Session | None = None
         self._n_sessions = 0
+        self._history = settings.history_of(plan.user)
         self._turns: list[_Spoken] = []
         self.played_out_s = 0.0
         self._events.at(plan.start_s, self._speak)
@@ -105,7 +115,9 @@ class User:
         if self._session is None:
             self._n_sessions += 1
             try:
-                self._session = self._server.open(f"{self._plan.user:04d}-{self._n_sessions}")
+                self._session = self._server.open(
+                    f"{self._plan.user:04d}-{self._n_sessions}", self._history
+                )
             except LiveError:
                 turn.status = "refused"
                 self._over(turn, planned.response_gap_s)

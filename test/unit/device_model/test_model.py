@@ -9,7 +9,7 @@ from sglang_live.device_model.model import load_device_model
 from sglang_live.errors import BadInputError
 from test.unit.device_model.plain_model import TEXT
 
-SHIPPED = Path(__file__).parents[3] / "deploy" / "device_models"
+SHIPPED = Path(__file__).parents[3] / "python" / "sglang_live" / "device_model"
 
 
 def load(tmp_path, text: str | bytes):

@@ -22,7 +22,7 @@ from sglang_live.simulation.users import User, UserSettings
 from sglang_live.simulation.workload import Clip, Workload
 
 ROOT = Path(__file__).parents[3]
-MODEL = load_device_model(ROOT / "deploy" / "device_models" / "h100_qwen3_omni.toml")
+MODEL = load_device_model(ROOT / "python" / "sglang_live" / "device_model" / "h100_qwen3_omni.toml")
 NO_HOST = HostTimes(to_thinker_s=0, to_talker_s=0, to_client_s=0, text_s=0, report_s=0)
 CLIP = Clip(duration_s=2.0, onset_s=0.2, end_s=1.8, end_known_s=0.5)
 ARMS = ("off", "urgency", "pacing", "urgency+pacing", "deadline", "startup-delay", "all")

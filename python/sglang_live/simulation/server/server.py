@@ -17,7 +17,7 @@ from sglang_live.simulation.engine.requests import Request
 from sglang_live.simulation.events import Events
 from sglang_live.simulation.server.replicas import Replicas
 from sglang_live.simulation.server.results import Frames, Tokens
-from sglang_live.simulation.server.session import Session
+from sglang_live.simulation.server.session import NEW, History, Session
 from sglang_live.simulation.server.sessions import TALKER_PREFIX_TOKENS
 from sglang_live.simulation.server.startup import StartupDelays
 from sglang_live.simulation.server.turn import Listening, Places, Turn, TurnSpec
@@ -65,7 +65,7 @@ class Server:
 
     # --- sessions ---
 
-    def open(self, session_id: str) -> Session:
+    def open(self, session_id: str, history: History = NEW) -> Session:
         """Raises LiveError if the server has no room, or no replica of a stage is up."""
         places = Places(
             thinker=least_loaded("thinker", self.replicas.thinkers),
@@ -77,6 +77,8 @@ class Server:
             replica.sessions.add(session_id)
         session = Session(session_id, UserStats(self._prior))
         self.sessions[session_id] = session, places
+        if history.n_tokens:
+            places.thinker.kv.resume(session, history)
         return session
 
     def close(self, session: Session) -> None:

@@ -5,6 +5,17 @@ from dataclasses import dataclass, field
 from sglang_live.interaction.user_stats import UserStats
 
 
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a session holds of a conversation. n_user: tokens of the user's messages."""
+
+    n_tokens: int
+    n_user: int
+
+
+NEW = History(0, 0)
+
+
 @dataclass(eq=False, slots=True)
 class Session:
     """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sglang_live.kv.retention import RetentionConfig, compaction_of, media_after
 from sglang_live.policy.policies import Policies
 from sglang_live.simulation.engine.pool import KvPool
-from sglang_live.simulation.server.session import Session
+from sglang_live.simulation.server.session import History, Session
 from sglang_live.simulation.server.tiers import Tiers
 
 # Markup of Qwen3-Omni around a user's clip and before the response, and behind a response; prompt
@@ -43,6 +43,14 @@ class Sessions:
         self._pool, self._policies, self.header, self.tiers = pool, policies, header, tiers
         self._retention = RetentionConfig(sink_tokens=header)
         self.n_rebuilt = 0
+
+    def resume(self, session: Session, history: History) -> None:
+        """The new session has been going on for a while: its conversation has KV already."""
+        self._pool.take(history.n_tokens)
+        session.n_tokens = session.n_device = session.history = history.n_tokens
+        session.talker_prompt = history.n_user
+        if self.tiers is not None:
+            self.tiers.end(session)
 
     def close(self, session: Session) -> None:
         self.lose(session)

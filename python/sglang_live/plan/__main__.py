@@ -1,0 +1,27 @@
+"""Plan the hardware of a load of talking users, by simulation with the server's own policies.
+
+python -m sglang_live.plan --gpu h200 --gpus 8 --talk-s 5 --response-s 7 --price 3
+"""
+
+import json
+import sys
+
+from sglang_live.errors import LiveError
+from sglang_live.plan import report
+from sglang_live.plan.config import parse_args
+from sglang_live.plan.search import plan
+
+
+def main(argv: list[str] | None = None) -> int:
+    config = parse_args(argv)
+    try:
+        found = plan(config, lambda line: print(line, file=sys.stderr, flush=True))
+    except LiveError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(report.document(found), indent=1) if config.json else report.text(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
