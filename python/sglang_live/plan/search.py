@@ -120,7 +120,7 @@ def plan(config: PlanConfig, say: Say = lambda line: None) -> Plan:
 def _serve(config: PlanConfig, layout: Layout, memory: Memory) -> Served | str:
     """Returns a text if not even the fewest users are within the target."""
     points: dict[int, PointStats] = {}
-    world = _world(config, layout, memory)
+    world = world_of(config, layout, memory)
 
     def measure(arm: str, n_users: int) -> PointStats:
         if n_users not in points:
@@ -148,7 +148,7 @@ def _serve(config: PlanConfig, layout: Layout, memory: Memory) -> Served | str:
     )
 
 
-def _world(config: PlanConfig, layout: Layout, memory: Memory) -> World:
+def world_of(config: PlanConfig, layout: Layout, memory: Memory) -> World:
     pattern = config.pattern
     spec = ServerSpec(
         model=config.model,

@@ -1,5 +1,6 @@
 """One simulated run: a fresh server, its users, and their records."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sglang_live.client.turn_record import BARGE_IN
@@ -11,6 +12,8 @@ from sglang_live.simulation.server.server import Server
 from sglang_live.simulation.spec import ServerSpec
 from sglang_live.simulation.users import User, UserSettings
 from sglang_live.simulation.workload import Workload
+
+Prepare = Callable[[Server], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +58,24 @@ class World:
     """What all runs of an experiment share: draws, server and users' settings."""
 
     def __init__(self, workload: Workload, server: ServerSpec, settings: UserSettings):
-        self._workload = workload.with_longer_responses(settings.reply_scale)
+        self.workload = workload.with_longer_responses(settings.reply_scale)
         self._server, self._settings = server, settings
 
-    def simulate(self, arm: str, n_users: int, repeat: int = 0) -> Simulated:
-        """Raises PoolFullError if a KV pool is too small for the load."""
+    def simulate(
+        self, arm: str, n_users: int, repeat: int = 0, prepare: Prepare = lambda server: None
+    ) -> Simulated:
+        """
+        Args:
+            prepare: called before the run, to plan what happens to the server.
+        Raises:
+            PoolFullError: a KV pool is too small for the load.
+        """
         events = Events()
         spec = replace(self._server, max_sessions=max(self._server.max_sessions, n_users))
         server = Server(spec, policies_of(arm), events)
-        clips, settings = self._workload.clips, self._settings
-        plans = self._workload.plans(n_users, repeat)
+        prepare(server)
+        clips, settings = self.workload.clips, self._settings
+        plans = self.workload.plans(n_users, repeat)
         users = [User(plan, clips, server, settings) for plan in plans]
         events.run()
         return _simulated(server, users)
