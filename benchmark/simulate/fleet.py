@@ -91,7 +91,10 @@ def quality_of(world: World, config: FleetConfig) -> Quality:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grown:
-    """A fleet for so many users at once. price_per_talk_h: with the price of a GPU for an hour."""
+    """The fleet for this number of users at once.
+
+    price_per_talk_h: of an hour of a session, with the price of a GPU for an hour.
+    """
 
     users: int
     n_servers: int
