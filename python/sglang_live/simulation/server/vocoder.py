@@ -31,7 +31,8 @@ class Vocoder:
         self._events, self._device, self._costs, self._config = events, device, costs, config
         self._ready: dict[VocoderJob, None] = {}
         self._n_arrivals = 0
-        self._is_busy = self._is_dead = False
+        self._in_flight: list[list[VocoderJob]] = []
+        self._is_dead = False
 
     def stop(self) -> None:
         """The process has died."""
@@ -66,18 +67,28 @@ class Vocoder:
             self._ready[job] = None
 
     def _begin(self) -> None:
-        if self._is_busy or self._is_dead or not self._ready:
-            return
+        while not self._is_dead and len(self._in_flight) < self._config.max_in_flight:
+            batch = self._choose()
+            if not batch:
+                return
+            self._in_flight.append(batch)
+            self._launch(batch, self._shape(batch[0])[1])
+
+    def _choose(self) -> list[VocoderJob]:
+        decoding = [job for batch in self._in_flight for job in batch]
+        shapes = {self._shape(job) for job in decoding}
         n_first = self._config.n_first_chunks
-        ready = sorted(self._ready, key=lambda j: (min(j.n_emitted, n_first), j.ready_since))
-        shape = self._shape(ready[0])
-        batch = [job for job in ready if self._shape(job) == shape][: self._config.max_batch]
-        n_frames, now_s = shape[1], self._events.now_s()
-        done_s = now_s
+        ready = [job for job in self._ready if job not in decoding]
+        ready = [job for job in ready if self._shape(job) not in shapes]
+        ready.sort(key=lambda job: (min(job.n_emitted, n_first), job.ready_since))
+        alike = [job for job in ready if self._shape(job) == self._shape(ready[0])]
+        return alike[: self._config.max_batch]
+
+    def _launch(self, batch: list[VocoderJob], n_frames: int) -> None:
+        done_s = now_s = self._events.now_s()
         if n_frames:
             cost_s = self._costs.decode_s(len(batch))
             done_s = self._device.book("vocoder", cost_s, now_s)
-        self._is_busy = True
         self._events.at(done_s, lambda: self._end_batch(batch, n_frames))
 
     def _shape(self, job: VocoderJob) -> tuple[bool, int]:
@@ -86,7 +97,7 @@ class Vocoder:
     def _end_batch(self, batch: list[VocoderJob], n_frames: int) -> None:
         if self._is_dead:
             return
-        self._is_busy = False
+        self._in_flight.remove(batch)
         live = [job for job in batch if job in self._ready]  # others were cancelled meanwhile
         for job in live:
             del self._ready[job]

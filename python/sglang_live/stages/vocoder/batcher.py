@@ -102,27 +102,60 @@ class _Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Decoding:
+    """A batch whose decoding was launched.
+
+    Attributes:
+        samples: [n] int16 on the host, of all chunks; a copy from the device that may not have
+            arrived.
+        ends: of each chunk, in samples.
+        arrived: event behind the copy; None: there is nothing to wait for.
+    """
+
+    samples: Tensor
+    ends: list[int]
+    arrived: torch.cuda.Event | None
+
+    def pcm(self) -> list[bytes]:
+        """Wait for the result: one int16 PCM chunk per job."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        samples = self.samples.numpy().astype("<i2", copy=False)
+        return [piece.tobytes() for piece in np.split(samples, self.ends[:-1])]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class VocoderBatch:
-    """Chunks decoded together. codes: [n_jobs, n_frames, n_quantizers], None for empty ends."""
+    """Chunks decoded together.
+
+    codes: [n_jobs, n_frames, n_quantizers], None for empty ends.
+    shape: what is equal in all chunks, see VocoderEngine.
+    """
 
     decoder: StreamDecoder
     jobs: list[_Job]
     codes: Tensor | None
+    shape: tuple[bool, int]
 
     @property
     def n_frames(self) -> int:
         return 0 if self.codes is None else self.codes.shape[1]
 
-    def decode(self) -> list[bytes]:
-        """One int16 PCM chunk per job."""
+    def launch(self) -> Decoding:
+        """Decode, on a GPU without waiting for the result."""
         if self.codes is None:
-            return [b""] * len(self.jobs)
+            return Decoding(torch.empty(0, dtype=torch.int16), [0] * len(self.jobs), None)
         waves = list(self.decoder.decode([job.stream for job in self.jobs], self.codes))
-        # One copy from the device for all of them.
-        samples = (torch.cat(waves) * 32767.0).round_().to(torch.int16).cpu().numpy()
         ends = list(accumulate(len(wave) for wave in waves))
-        pieces = np.split(samples.astype("<i2", copy=False), ends[:-1])
-        return [piece.tobytes() for piece in pieces]
+        # One copy from the device for all of them.
+        samples = (torch.cat(waves) * 32767.0).round_().to(torch.int16)
+        if not samples.is_cuda:
+            return Decoding(samples, ends, None)
+        host = torch.empty(samples.shape, dtype=torch.int16, pin_memory=True)
+        host.copy_(samples, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return Decoding(host, ends, arrived)
 
 
 class VocoderEngine:
@@ -132,6 +165,7 @@ class VocoderEngine:
         self._decoder = decoder
         self._config = config
         self._jobs: dict[str, _Job] = {}
+        self._decoding: list[VocoderBatch] = []
         self._flex, self._flex_debt = FlexConfig(), FlexDebt()
         self._n_arrivals = 0  # a counter replaces a clock: urgency needs the order only
 
@@ -211,31 +245,43 @@ class VocoderEngine:
         """Drop a job. Idempotent: an interruption may race with the last chunk."""
         self._jobs.pop(job_id, None)
 
-    def has_ready(self) -> bool:
-        return any(job.ready_since is not None for job in self._jobs.values())
-
     def step(self) -> list[VocoderChunk]:
         """Decode one batch around the most urgent chunk. Empty if no chunk is ready.
 
         If the decoder raises, no job has changed.
         """
         batch = self.begin()
-        return self.end(batch, batch.decode()) if batch is not None else []
+        if batch is None:
+            return []
+        try:
+            pcm = batch.launch().pcm()
+        except BaseException:
+            self._decoding.remove(batch)
+            raise
+        return self.end(batch, pcm)
 
-    def begin(self) -> "VocoderBatch | None":
-        """Choose the next batch. Its `decode` may run in another thread; then call `end`.
+    def begin(self) -> VocoderBatch | None:
+        """Choose the next batch, which may be launched and awaited in other threads; then call
+        `end`. None: no chunk is ready, or as many batches are decoded as may be.
 
-        Meanwhile jobs may be opened, fed, finished and cancelled, but no second batch may begin.
+        Meanwhile jobs may be opened, fed, finished and cancelled, and batches of other shapes may
+        begin. Chunks of the same shape gather for the next one.
         """
+        if len(self._decoding) >= self._config.max_in_flight:
+            return None
         jobs = self._pick_batch()
         if not jobs:
             return None
-        _, n_frames = self._chunk_shape(jobs[0], self._is_contended)
+        shape = self._chunk_shape(jobs[0], self._is_contended)
+        n_frames = shape[1]
         codes = torch.stack([job.pending[:n_frames] for job in jobs]) if n_frames else None
-        return VocoderBatch(self._decoder, jobs, codes)
+        batch = VocoderBatch(self._decoder, jobs, codes, shape)
+        self._decoding.append(batch)
+        return batch
 
-    def end(self, batch: "VocoderBatch", pcm: list[bytes]) -> list[VocoderChunk]:
+    def end(self, batch: VocoderBatch, pcm: list[bytes]) -> list[VocoderChunk]:
         """Account for a decoded batch; chunks of jobs cancelled meanwhile are dropped."""
+        self._decoding.remove(batch)
         n_flex = batch.n_frames * sum(job.flex for job in batch.jobs)
         n_heard = batch.n_frames * len(batch.jobs) - n_flex
         waits = any(job.flex for job in self._ready())
@@ -300,6 +346,14 @@ class VocoderEngine:
     def _pick_batch(self) -> list[_Job]:
         """Return the most urgent job and those whose chunks have its shape, by urgency."""
         ready, contended = self._ready(), self._is_contended
+        if self._decoding:
+            busy = {job.job_id for batch in self._decoding for job in batch.jobs}
+            shapes = {batch.shape for batch in self._decoding}
+            ready = [
+                job
+                for job in ready
+                if job.job_id not in busy and self._chunk_shape(job, contended) not in shapes
+            ]
         ready.sort(key=lambda job: (self._rank(job), job.ready_since))
         if contended:
             n_due = self._flex_debt.n_due(self._config.chunk_frames)

@@ -15,6 +15,8 @@ class VocoderConfig:
         chunk_frames: frames of every later chunk; more, because each decode has a fixed cost.
         flex_chunk_frames: frames of every chunk of a flex job, at most max_buffered_frames.
         max_batch: chunks per decode.
+        max_in_flight: decodes of different shapes that are launched before their results arrive. On
+            a device that other stages use a decode waits for their work; several wait at once.
         max_buffered_frames: frames of one job that may wait; 750 are a minute of speech.
         disable_cuda_graph: decode without graphs on a GPU, too.
     """
@@ -25,6 +27,7 @@ class VocoderConfig:
     chunk_frames: int = 4
     flex_chunk_frames: int = 48
     max_batch: int = 16
+    max_in_flight: int = 3
     max_buffered_frames: int = 750
     disable_cuda_graph: bool = False
 

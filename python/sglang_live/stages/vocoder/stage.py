@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from sglang_live.aio import result_with, vital
+from sglang_live.bridge.modelled.clock import ModelledEvent
 from sglang_live.bridge.modelled.device import modelled_device
 from sglang_live.bridge.platform import cpu
 from sglang_live.errors import CapacityError
@@ -18,7 +19,7 @@ from sglang_live.models.codecs import END_CODE
 from sglang_live.models.family import family_at, part
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.transport.server import ServedJob
-from sglang_live.stages.vocoder.batcher import VocoderBatch, VocoderEngine
+from sglang_live.stages.vocoder.batcher import Decoding, VocoderBatch, VocoderEngine
 from sglang_live.stages.vocoder.config import VocoderConfig
 from sglang_live.telemetry.forward_log import ForwardLog
 
@@ -50,6 +51,8 @@ class VocoderStage:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vocoder", initializer=begin)
         self._log = ForwardLog.from_env("vocoder")
         self._device = modelled_device()
+        # Threads that wait for results on a device.
+        self._waiters = ThreadPoolExecutor(config.max_in_flight, thread_name_prefix="vocoder-wait")
         self._outputs: dict[str, asyncio.Queue] = {}
         self._fed, self._stepped = asyncio.Event(), asyncio.Condition()
 
@@ -117,29 +120,48 @@ class VocoderStage:
                 async with self._stepped:
                     await self._stepped.wait()
 
-    def _decode(self, batch: VocoderBatch) -> list[bytes]:
+    def _launch(self, batch: VocoderBatch) -> tuple[Decoding, ModelledEvent | None]:
         with self._log.span() if self._log else nullcontext():
             if self._device is None or batch.codes is None:
-                return batch.decode()
+                return batch.launch(), None
             cost_s = self._device.model.vocoder.decode_s(len(batch.jobs))
             began_s = time.monotonic()
             done = self._device.compute(cost_s, began_s)
-            pcm = batch.decode()
+            decoding = batch.launch()
             self._device.clock.count_computation(time.monotonic() - began_s)
-            done.synchronize()
-            return pcm
+            return decoding, done
 
     async def _step_forever(self) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            while not self._engine.has_ready():
-                self._fed.clear()
-                await self._fed.wait()
-            batch = self._engine.begin()
-            assert batch is not None
-            pcm = await loop.run_in_executor(self._worker, self._decode, batch)
-            for chunk in self._engine.end(batch, pcm):
-                if (outputs := self._outputs.get(chunk.job_id)) is not None:
-                    outputs.put_nowait(chunk)
-            async with self._stepped:
-                self._stepped.notify_all()
+        async with asyncio.TaskGroup() as results:
+            while True:
+                batch = self._engine.begin()
+                if batch is None:
+                    self._fed.clear()
+                    await self._fed.wait()
+                    continue
+                decoding, done = await loop.run_in_executor(self._worker, self._launch, batch)
+                if decoding.arrived is None and done is None:
+                    await self._end(batch, decoding.pcm())
+                else:
+                    results.create_task(self._end_when_done(batch, decoding, done))
+
+    async def _end_when_done(
+        self, batch: VocoderBatch, decoding: Decoding, done: ModelledEvent | None
+    ) -> None:
+        def wait() -> list[bytes]:
+            if done is not None:
+                done.synchronize()
+            return decoding.pcm()
+
+        await self._end(
+            batch, await asyncio.get_running_loop().run_in_executor(self._waiters, wait)
+        )
+        self._fed.set()
+
+    async def _end(self, batch: VocoderBatch, pcm: list[bytes]) -> None:
+        for chunk in self._engine.end(batch, pcm):
+            if (outputs := self._outputs.get(chunk.job_id)) is not None:
+                outputs.put_nowait(chunk)
+        async with self._stepped:
+            self._stepped.notify_all()

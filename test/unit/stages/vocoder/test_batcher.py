@@ -59,8 +59,8 @@ def frames(n_frames: int, seed: int = 0) -> torch.Tensor:
 
 def drain(engine: VocoderEngine) -> list[VocoderChunk]:
     chunks = []
-    while engine.has_ready():
-        chunks += engine.step()
+    while new := engine.step():
+        chunks += new
     return chunks
 
 
@@ -87,7 +87,7 @@ def test_the_first_chunks_are_small_the_next_are_large_and_the_rest_is_flushed(e
 def test_nothing_is_ready_before_a_chunk_is_full(engine):
     engine.open("a")
     engine.feed("a", frames(1))
-    assert not engine.has_ready()
+    assert engine.step() == []
     assert engine.step() == []
     engine.feed("a", frames(6))
     assert [chunk.n_frames for chunk in drain(engine)] == [2, 2]
@@ -145,7 +145,7 @@ def test_what_is_not_heard_comes_in_large_chunks_behind_the_others(decoder):
     engine = VocoderEngine(decoder, config)
     engine.open("file", flex=True)
     engine.feed("file", frames(19))
-    assert not engine.has_ready()
+    assert engine.step() == []
     engine.feed("file", frames(26, seed=1))
     engine.open("a")
     engine.feed("a", frames(2))
@@ -273,9 +273,46 @@ def test_cancel_drops_a_job_at_once_and_may_come_twice(engine):
     engine.cancel("a")
     engine.cancel("a")
     engine.cancel("never opened")
-    assert not engine.has_ready()
+    assert engine.step() == []
     with pytest.raises(UnknownJobError):
         engine.feed("a", frames(1))
+
+
+def test_batches_of_different_shapes_are_decoded_at_once(decoder):
+    engine = VocoderEngine(decoder, VocoderConfig(max_in_flight=2))
+    for job_id, n in (("first", 2), ("later", 8), ("last", 8)):
+        engine.open(job_id)
+        engine.feed(job_id, frames(n))
+    playing = [chunk.job_id for chunk in engine.step() + engine.step()]
+    assert playing == ["first", "later", "last", "later", "last"]
+    engine.feed("first", frames(2, seed=1))
+    begun = engine.begin()
+    assert begun is not None and [job.job_id for job in begun.jobs] == ["first"]
+    others = engine.begin()
+    assert others is not None and [job.job_id for job in others.jobs] == ["later", "last"]
+    engine.open("new")
+    engine.feed("new", frames(2, seed=2))
+    assert engine.begin() is None  # two are decoded
+    chunks = engine.end(others, others.launch().pcm())  # results may come in any order
+    assert [(chunk.job_id, chunk.n_frames) for chunk in chunks] == [("later", 4), ("last", 4)]
+    newest = engine.begin()
+    assert newest is not None and [job.job_id for job in newest.jobs] == ["new"]
+    for batch, n_frames in ((newest, 2), (begun, 2)):
+        assert [c.n_frames for c in engine.end(batch, batch.launch().pcm())] == [n_frames]
+
+
+def test_chunks_of_a_shape_that_is_decoded_gather_for_the_next_batch(decoder):
+    engine = VocoderEngine(decoder, VocoderConfig(max_in_flight=3))
+    engine.open("a")
+    engine.feed("a", frames(2))
+    batch = engine.begin()
+    for job_id in ("b", "c"):
+        engine.open(job_id)
+        engine.feed(job_id, frames(2))
+        assert engine.begin() is None
+    engine.cancel("a")
+    assert engine.end(batch, batch.launch().pcm()) == []
+    assert sorted(chunk.job_id for chunk in engine.step()) == ["b", "c"]
 
 
 def test_a_cancelled_id_starts_afresh(engine):
@@ -399,4 +436,4 @@ def test_every_common_shape_is_decoded_before_the_first_job(decoder):
     ends = [(1, 1), (1, 3)]
     # As a first chunk and as a later one, which differ in samples.
     assert sorted(decoder.batches) == sorted(2 * (full + ends))
-    assert not engine.has_ready()
+    assert engine.step() == []

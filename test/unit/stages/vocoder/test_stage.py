@@ -1,6 +1,9 @@
 """The vocoder stage over a decoder that needs no weights: a frame sounds as its first code."""
 
 import asyncio
+import queue
+import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -153,3 +156,42 @@ async def test_codes_outside_the_codebook_fail_their_job_alone(stage):
     good.put((8, 0), is_last=True)
     await running
     assert good.samples() == [7, 8]
+
+
+class FakeDevice:
+    """A device on which decodes end when the test says so."""
+
+    def __init__(self):
+        self.model = SimpleNamespace(vocoder=SimpleNamespace(decode_s=lambda n_chunks: 0.001))
+        self.clock = SimpleNamespace(count_computation=lambda seconds: None, report=dict)
+        self.launched: queue.Queue[threading.Event] = queue.Queue()
+
+    def compute(self, cost_s: float, launched_s: float):
+        ended = threading.Event()
+        self.launched.put(ended)
+        return SimpleNamespace(synchronize=lambda: ended.wait(10.0))
+
+
+async def test_a_decode_is_launched_while_one_of_another_shape_is_computed(stage):
+    device = stage._device = FakeDevice()
+
+    async def launched() -> threading.Event:
+        return await asyncio.to_thread(device.launched.get, timeout=10.0)
+
+    first, second = Job("first"), Job("second")
+    first.put((1, 0), (2, 0))
+    running = asyncio.create_task(stage.run(first))
+    (await launched()).set()
+    first.put((3, 0), (4, 0))  # a later chunk of its stream, and so another shape than a first one
+    of_first = await launched()
+    second.put((5, 0), (6, 0), is_last=True)
+    other = asyncio.create_task(stage.run(second))
+    of_second = await launched()
+    assert not of_first.is_set()
+    of_second.set()
+    await other
+    assert second.samples() == [5, 6] and first.samples() == [1, 2]
+    of_first.set()
+    first.put(is_last=True)
+    await running
+    assert first.samples() == [1, 2, 3, 4]
