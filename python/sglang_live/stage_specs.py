@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from sglang_live.config import ServerConfig
+from sglang_live.config import ServerConfig, StageConfig
+from sglang_live.devices import devices_of_ranks
 from sglang_live.models.family import CPU_WEIGHTS_ENV, INT8, ModelFacts
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import loopback_address
@@ -17,12 +18,15 @@ def stage_specs(
     config: ServerConfig, model: ModelFacts, run_dir: Path, native_key: str
 ) -> list[StageSpec]:
     """One spec per replica; only the first local thinker serves SGLang's own API."""
+    used = {stage: _devices(config.stages[stage]) for stage in model.stages}
     specs = []
     for stage in model.stages:
         settings = config.stages[stage]
         local = [loopback_address(run_dir, stage, i) for i in range(settings.replicas)]
         for replica, address in enumerate(settings.connect or local):
             remote = bool(settings.connect)
+            others = set().union(*(used[other] for other in model.stages if other != stage))
+            ranks = devices_of_ranks(settings.devices[replica], settings.args)
             serves_native = (stage, replica) == ("thinker", 0) and not remote
             specs.append(
                 StageSpec(
@@ -38,6 +42,7 @@ def stage_specs(
                     run_dir=str(run_dir),
                     served_name=config.served_model_name,
                     device=settings.devices[replica],
+                    shares_device=not remote and not others.isdisjoint(ranks),
                     native_key=native_key if serves_native else "",
                     engine_args=_engine_args(stage, settings.args, _at_once(config)),
                     policies=config.policies,
@@ -50,6 +55,13 @@ def stage_specs(
                 )
             )
     return specs
+
+
+def _devices(settings: StageConfig) -> set[str]:
+    """Devices of a stage's replicas on this host."""
+    if settings.connect:
+        return set()
+    return set().union(*(devices_of_ranks(one, settings.args) for one in settings.devices))
 
 
 def weights_environment(stage: str, cpu_weights: str, model: ModelFacts) -> dict[str, str]:

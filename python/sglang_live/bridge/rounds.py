@@ -111,11 +111,20 @@ class Rounds:
         self.now_s = 0.0
         self._peer_urgent = False
         self.totals: dict[str, float] = dict.fromkeys(
-            ("rounds", "decide_s", "pauses", "resumes", "unknown", "prefill_put_off"), 0.0
+            (
+                "rounds",
+                "decide_s",
+                "pauses",
+                "resumes",
+                "unknown",
+                "prefill_put_off",
+                "decode_held",
+            ),
+            0.0,
         )
         self._residence_s = np.zeros(4)  # by class, unknown first
         self._n_launched = self._launched_prefill = 0
-        self.last_prefill_s = self._decided_s = 0.0
+        self.last_prefill_s = self._decided_s = self._decoded_s = 0.0
         self._last: Round | None = None
         self._managed = np.zeros(0, bool)  # of the latest decision
         self._buffered_s = np.zeros(0)
@@ -141,6 +150,7 @@ class Rounds:
         """Record the launch of a decode round. reqs: the batch's own list."""
         self.table.step(reqs)
         self._n_launched += 1
+        self._decoded_s = self.now_s
         return BatchWork(self._n_launched, n_streams=len(reqs))
 
     def launch_prefill(self, n_tokens: int, audio_s: float, n_pairs: int) -> BatchWork:
@@ -255,11 +265,29 @@ class Rounds:
     def prefill_budget(self) -> int | None:
         return self._last.prefill_budget if self._last is not None else None
 
-    def wait_limit_s(self) -> float:
-        """Seconds until the decision changes with time alone."""
+    def holds_decode(self) -> bool:
+        """Whether the next decode round has to wait for the interval after the latest one."""
+        held = self.now_s < self._due_s()
+        self.totals["decode_held"] += held
+        return held
+
+    def _due_s(self) -> float:
+        """Earliest time of the next decode round."""
+        interval_s = self._last.interval_s if self._last is not None else 0.0
+        return self._decoded_s + interval_s if interval_s else -math.inf
+
+    def wait_limit_s(self, *, decodes: bool = False) -> float:
+        """Seconds until the decision changes with time alone.
+
+        Args:
+            decodes: there are requests to decode, which a held round keeps waiting.
+        """
         if self._last is None:
             return float("inf")
-        return max(0.0, self._last.next_change_s - self.now_s)
+        change_s = self._last.next_change_s
+        if decodes:
+            change_s = min(change_s, max(self._due_s(), self.now_s))
+        return max(0.0, change_s - self.now_s)
 
     @property
     def config(self) -> PolicyConfig:

@@ -20,6 +20,8 @@ OUTBOX_ENV = "SGLANG_LIVE_OUTBOX"
 POLICIES_ENV = "SGLANG_LIVE_POLICIES"
 # "<seconds of speech of a decode step>:<steps of which the next stage makes one chunk of audio>".
 STEPS_ENV = "SGLANG_LIVE_STEPS"
+# "1": another stage uses a device of this engine.
+SHARED_DEVICE_ENV = "SGLANG_LIVE_SHARED_DEVICE"
 # "<bytes>:<directory>"; empty or absent: session KV has no storage tier.
 STORAGE_ENV = "SGLANG_LIVE_SESSION_STORAGE"
 # High-water mark of each end, a bound of memory: a stage or engine that falls behind so far has
@@ -112,7 +114,10 @@ def steps_text(step_s: float, chunk_steps: int) -> str:
     return f"{step_s!r}:{chunk_steps}"
 
 
-def with_steps_from_env(config: PolicyConfig) -> PolicyConfig:
+def policy_config_from_env(config: PolicyConfig) -> PolicyConfig:
+    """The constants of this stage, with the steps of its model and the rounds of its device."""
+    if os.environ.get(SHARED_DEVICE_ENV) != "1":
+        config = replace(config, interval_steps=0.0)
     step_s, _, chunk_steps = os.environ.get(STEPS_ENV, "").partition(":")
     if not step_s:
         return config

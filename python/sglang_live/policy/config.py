@@ -46,6 +46,10 @@ class PolicyConfig:
         max_yield_s: as max_pause_s, for streams that pause for urgent ones.
         yield_rounds: rounds for which a stream typically stays urgent: the first two chunks.
 
+    Decode rounds of stages that share a device:
+        interval_steps: least time between two of them, in steps of speech. Streams then advance at
+            2.7 times the speed of speech at most, which is enough to get ahead of the listener.
+
     Prefill beside decode:
         chunk_tokens: the engine's own prefill chunk; a larger budget has no effect.
         min_chunk_tokens: below it the fixed cost of a prefill round outweighs its work.
@@ -99,10 +103,11 @@ class PolicyConfig:
     max_pause_s: float = 10.0
     max_yield_s: float = 2.0
     yield_rounds: float = 16.0
+    interval_steps: float = 0.375
     chunk_tokens: int = 2048
     min_chunk_tokens: int = 64
     max_defer_s: float = 0.25
-    defer_costs: float = 2.0
+    defer_costs: float = 1.0
     short_rounds: float = 1.5
     min_prefill_share: float = 0.2
     may_pause_prefill: bool = False
@@ -118,7 +123,10 @@ class PolicyConfig:
     max_startup_s: float = 5.0
 
     def __post_init__(self) -> None:
-        may_be_zero = ("pipeline_s", "beta", "jitter_rounds", "jitter_s", "flip_s", "yield_rounds")
+        may_be_zero = (
+            *("pipeline_s", "beta", "jitter_rounds", "jitter_s", "flip_s", "yield_rounds"),
+            "interval_steps",
+        )
         if not isinstance(self.may_pause_prefill, bool):
             raise ValueError("policy config: may_pause_prefill must be true or false")
         for name in (f.name for f in fields(self) if f.name != "may_pause_prefill"):

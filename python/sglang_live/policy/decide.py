@@ -12,6 +12,7 @@ import numpy as np
 from sglang_live.policy import deadline, fcfs, retraction, urgency
 from sglang_live.policy.admission import fitting
 from sglang_live.policy.config import PolicyConfig
+from sglang_live.policy.interval import decode_interval_s
 from sglang_live.policy.pacing import (
     Marks,
     choose_paused,
@@ -85,6 +86,7 @@ class RoundPolicy:
             urgency=classes,
             urgent=len(urgent) > 0,
             n_unknown=n_unknown,
+            interval_s=decode_interval_s(view, has_kv, self.config) if self.pacing else 0.0,
             next_change_s=next_change_s,
         )
 

@@ -86,8 +86,8 @@ def _short_tokens(view: StageView, admitted: Ints, config: PolicyConfig) -> int:
 
 
 def _may_wait_s(view: StageView, admitted: Ints, config: PolicyConfig) -> float:
-    """Returns how long a prefill may be deferred: what it takes once or twice decides little for
-    the decodes, whatever the wait."""
+    """Returns how long a prefill may be deferred: what it takes by itself decides little for the
+    decodes, however long it waits."""
     if view.prefill_running or not len(admitted):
         return config.max_defer_s
     n_tokens = min(int(view.prefill_tokens[admitted[0]]), config.chunk_tokens)

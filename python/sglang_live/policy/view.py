@@ -119,6 +119,7 @@ class Round:
         urgent: a stream of U0 or U1 can step in this round, or begin.
         n_unknown: managed streams without telemetry, which are served in stock order and never
             paused.
+        interval_s: least time from the latest decode round to the next one.
         next_change_s: time at which the first paused stream could resume if the consumers play
             one second per second; inf: no stream is paused. Between rounds without a step the
             engine may sleep until then, or until an event.
@@ -130,4 +131,5 @@ class Round:
     urgency: Classes
     urgent: bool = False
     n_unknown: int = 0
+    interval_s: float = 0.0
     next_change_s: float = field(default=float("inf"))

@@ -41,6 +41,11 @@ class Placement:
         used = {device for ranks in self.thinker_ranks for device in ranks}
         return len(used | {*self.talkers, *self.vocoders})
 
+    def is_shared(self, device: int) -> bool:
+        """Whether several stages use a device."""
+        ranks = [one for ranks in self.thinker_ranks for one in ranks]
+        return sum(device in used for used in (ranks, self.talkers, self.vocoders)) > 1
+
     def shared_with_talker(self, device: int) -> bool:
         return device in self.talkers
 

@@ -26,7 +26,7 @@ from sglang_live.bridge.scheduler.progress_lock import forgo_progress_lock
 from sglang_live.bridge.seams import STAGE_ENV
 from sglang_live.device_model.model import DEVICE_MODEL_ENV
 from sglang_live.devices import devices_of_ranks
-from sglang_live.engine_channel.inbox import POLICIES_ENV, STORAGE_ENV
+from sglang_live.engine_channel.inbox import POLICIES_ENV, SHARED_DEVICE_ENV, STORAGE_ENV
 from sglang_live.errors import SeamError
 from sglang_live.messages import Ready, SessionHint
 from sglang_live.models.family import family_at
@@ -190,6 +190,7 @@ def main() -> None:
     model_device(spec)
     own_cores = cpu.is_active() and not spec.device_model
     used = ("cpu",) if own_cores else devices_of_ranks(spec.device, spec.engine_args)
+    os.environ[SHARED_DEVICE_ENV] = str(int(spec.shares_device))
     os.environ[DEVICE_PEERS_ENV] = device_peers_env(spec.run_dir, used, spec.stage, spec.replica)
     set_up_logs(spec)
     logging.getLogger("sglang").setLevel(logging.WARNING)

@@ -24,6 +24,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: directory for sockets, and for what stages of one server share.
     engine_args: SGLang's server arguments (thinker, talker), or fields of VocoderConfig.
     environment: added to the process's own.
+    shares_device: whether another stage of the server uses one of its devices.
     policies: those that are on.
     session_storage: "<bytes>:<directory>" for KV that exceeds a thinker's host memory. "": none.
     remote: whether it is started on another host; the server only connects to it.
@@ -45,6 +46,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str
     served_name: str
     device: str = "cpu"
+    shares_device: bool = False
     native_key: str = ""
     key_file: str = ""
     engine_args: dict[str, Any] = {}

@@ -158,3 +158,26 @@ def test_unknown_requests_all_stay_in_the_queue():
     queue = [SimpleNamespace(rid=rid) for rid in ("x", "y", "z")]
     tried, later = engine.rounds.admission_order(queue)
     assert [req.rid for req in tried + later] == ["x", "y", "z"]
+
+
+def test_a_decode_round_is_held_until_its_interval_has_passed():
+    engine = Engine("pacing", config=PolicyConfig(interval_steps=0.5, step_s=0.08))
+    engine.add("speak-a")
+    rounds = engine.rounds
+    engine.run(1, heard_s=0.0)
+    assert rounds.holds_decode()
+    assert rounds.wait_limit_s(decodes=True) == pytest.approx(0.04)
+    rounds.stamp(RoundStamp(engine.now_s + 0.039))
+    assert rounds.holds_decode()
+    rounds.stamp(RoundStamp(engine.now_s + 0.041))
+    assert not rounds.holds_decode()
+    assert rounds.wait_limit_s(decodes=True) == 0.0
+    assert rounds.wait_limit_s() > 1.0  # no stream is paused
+
+
+def test_no_round_is_held_where_a_request_has_no_listener():
+    engine = Engine("pacing", config=PolicyConfig(interval_steps=0.5))
+    engine.add("speak-a")
+    engine.add("own", managed=False)
+    engine.run(3, heard_s=0.0)
+    assert not engine.rounds.holds_decode()

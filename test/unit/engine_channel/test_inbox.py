@@ -12,13 +12,14 @@ from sglang_live.bridge.scheduler.talker_input import PromptStates
 from sglang_live.engine_channel import inbox as inbox_module
 from sglang_live.engine_channel.inbox import (
     INBOX_ENV,
+    SHARED_DEVICE_ENV,
     STEPS_ENV,
     Inbox,
     Outbox,
     RowsOutbox,
     address_from_env,
+    policy_config_from_env,
     steps_text,
-    with_steps_from_env,
 )
 from sglang_live.engine_channel.messages import (
     ForgetStates,
@@ -38,9 +39,19 @@ from sglang_live.stages.endings import EXIT_STUCK
 
 def test_a_models_steps_reach_its_scheduler(monkeypatch):
     monkeypatch.delenv(STEPS_ENV, raising=False)
-    assert with_steps_from_env(TALKER) == TALKER
+    monkeypatch.setenv(SHARED_DEVICE_ENV, "1")
+    assert policy_config_from_env(TALKER) == TALKER
     monkeypatch.setenv(STEPS_ENV, steps_text(0.0122, 28))
-    assert with_steps_from_env(TALKER) == replace(TALKER, step_s=0.0122, chunk_steps=28)
+    assert policy_config_from_env(TALKER) == replace(TALKER, step_s=0.0122, chunk_steps=28)
+
+
+def test_decode_rounds_have_an_interval_only_on_a_shared_device(monkeypatch):
+    assert TALKER.interval_steps > 0
+    for value in ("0", ""):
+        monkeypatch.setenv(SHARED_DEVICE_ENV, value)
+        assert policy_config_from_env(TALKER).interval_steps == 0
+    monkeypatch.delenv(SHARED_DEVICE_ENV)
+    assert policy_config_from_env(TALKER).interval_steps == 0
 
 
 @pytest.fixture

@@ -85,15 +85,15 @@ def test_a_paused_stream_is_protected_as_well():
 
 def test_a_small_budget_defers_the_prefill_for_a_limited_time():
     nearly_dry = playing(0.1)
-    late = waiting(for_s=CONFIG.max_defer_s + 0.01, managed=False)
+    late = waiting(400, for_s=CONFIG.max_defer_s + 0.01, managed=False)
     assert budget(nearly_dry, waiting()) == 0
-    assert budget(nearly_dry, waiting(for_s=CONFIG.max_defer_s - 0.01)) == 0
+    assert budget(nearly_dry, waiting(400, for_s=CONFIG.max_defer_s - 0.01)) == 0
     assert budget(nearly_dry, late) == CONFIG.min_chunk_tokens
     fast = StageRates(round_s=0.02, prefill_s_per_token=1e-4)
     assert budget(nearly_dry, late, rates=fast) == 500  # a fifth of a quarter of a second
 
 
-def test_a_prefill_is_deferred_for_twice_what_it_takes_at_most():
+def test_a_prefill_is_deferred_for_as_long_as_it_takes_at_most():
     nearly_dry, tokens = playing(0.1), 10
     limit_s = CONFIG.defer_costs * (RATES.prefill_s_fixed + tokens * RATES.prefill_s_per_token)
     assert limit_s < CONFIG.max_defer_s

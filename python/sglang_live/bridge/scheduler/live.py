@@ -141,18 +141,20 @@ class LiveScheduler(MemoryScheduler):
             self.outbox.send(events)
         if self._round_log is not None:
             self._round_log.write(plan)
-        if plan.batch_to_run is None and last_batch is None and self._awaits_input():
-            self._wait_for_input()
+        if plan.batch_to_run is None and last_batch is None:
+            held = self.rounds is not None and not plan.running_batch.is_empty()
+            if held or self._awaits_input():
+                self._wait_for_input(held)
         return plan
 
     def _awaits_input(self) -> bool:
         """Whether requests can go on after a message at the earliest, if no batch can run now."""
         return bool(self.paused)
 
-    def _wait_for_input(self) -> None:
+    def _wait_for_input(self, decodes: bool) -> None:
         limit_s = IDLE_WAIT_MS / 1000
         if self.rounds is not None:
-            limit_s = min(limit_s, self.rounds.wait_limit_s())
+            limit_s = min(limit_s, self.rounds.wait_limit_s(decodes=decodes))
         self._poll(max(1, round(1000 * limit_s)))
 
     def _poll(self, limit_ms: int) -> None:
@@ -238,6 +240,8 @@ class LiveScheduler(MemoryScheduler):
         if batch.is_empty():
             batch.batch_is_full = False
             return batch
+        if self.rounds is not None and self.rounds.holds_decode():
+            return None
         if self.retention is not None:
             self.retention.compact_running_requests(batch)
         if self.paused or self.partial_prefills() or self.rounds is not None:
@@ -367,7 +371,7 @@ class LiveScheduler(MemoryScheduler):
                 self.rounds.table.keep_only(set())
             # The loop may sleep now, which would delay the report of the last events.
             self.report(at_once=True)
-        if self._loads_ahead:
+        if self._loads_ahead and self.running_batch.is_empty():
             self._poll(LOADING_WAIT_MS)  # SGLang's own sleep takes up to a second
             return None
         return super().on_idle()

@@ -31,7 +31,7 @@ from sglang_live.engine_channel.inbox import (
     Outbox,
     address_from_env,
     policies_from_env,
-    with_steps_from_env,
+    policy_config_from_env,
 )
 from sglang_live.engine_channel.messages import (
     Interrupt,
@@ -99,7 +99,7 @@ class ReportingScheduler(Scheduler):
         self._reports = bool(policies)
         self.rounds = rounds_of(
             policies,
-            with_steps_from_env(self.policy_config),
+            policy_config_from_env(self.policy_config),
             self.server_args.chunked_prefill_size,
         )
         is_bounded = self.server_args.radix_cache_backend == RADIX_BACKEND

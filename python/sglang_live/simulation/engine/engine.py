@@ -161,10 +161,10 @@ class Engine:
         self._sleeps = True
         if self._inbox:
             self.post(lambda: None)
-        elif self.paused or self.waiting:
+        elif self.paused or self.waiting or self.running:
             limit_s = _IDLE_WAIT_S
             if self.rounds is not None:
-                limit_s = min(limit_s, self.rounds.wait_limit_s())
+                limit_s = min(limit_s, self.rounds.wait_limit_s(decodes=bool(self.running)))
             self._wake_number += 1
             number = self._wake_number
             self._events.at(now_s + max(_LEAST_WAIT_S, limit_s), lambda: self._wake(number))
@@ -282,6 +282,8 @@ class Engine:
         reqs = self.running
         if not reqs:
             self._prefill.is_full = False
+            return None
+        if self.rounds is not None and self.rounds.holds_decode():
             return None
         self.pool.take(len(reqs))
         work = self.rounds.launch_decode(reqs) if self.rounds is not None else None
