@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sglang_live import launch_server
+from sglang_live import devices, launch_server
 from sglang_live.arguments import parse
 from sglang_live.capacity.control import CapacityControl
 from sglang_live.clock import SimClock
@@ -200,6 +200,31 @@ def test_a_spec_reaches_its_process_unchanged(model, monkeypatch):
         monkeypatch.setenv(SPEC_ENV, spec.to_env())
         assert StageSpec.from_env() == spec
         assert spec.stage in STAGES
+
+
+@pytest.mark.parametrize(
+    ("argv", "shared"),
+    [
+        ([], ["thinker/0", "talker/0", "vocoder/0"]),
+        (["--talker.device", "cuda:1"], ["thinker/0", "vocoder/0"]),
+        (["--talker.device", "cuda:1", "--vocoder.device", "cuda:1"], ["talker/0", "vocoder/0"]),
+        (["--thinker.device", "cuda:1", "--thinker.tp-size", "2"], ["talker/0", "vocoder/0"]),
+        (
+            ["--thinker.device", "cuda:1", "--thinker.tp-size", "2", "--talker.device", "cuda:2"],
+            ["thinker/0", "talker/0"],
+        ),
+        (["--talker.device", "cuda:0,cuda:1"], ["thinker/0", "talker/0", "vocoder/0"]),
+        (
+            ["--thinker.connect", "tcp://far:1", "--vocoder.device", "cuda:3"]
+            + ["--allow-keyless-stages"],
+            [],
+        ),
+    ],
+)
+def test_a_replica_knows_whether_another_stage_uses_its_device(model, monkeypatch, argv, shared):
+    monkeypatch.setattr(devices, "_n_cuda_devices", lambda: 8)
+    found = specs(model, *argv)
+    assert [name for name, spec in found.items() if spec.shares_device] == shared
 
 
 def test_stages_on_other_hosts_are_reached_by_tcp_without_shared_memory(model):
