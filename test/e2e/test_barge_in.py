@@ -180,6 +180,8 @@ async def test_a_cancelled_response_without_truncation_counts_up_to_its_last_sen
         shown = await retrieve(socket, item_id)
     assert CUT not in {event["type"] for event in socket.events}
     assert shown["transcript"]
+    if said(socket, item_id) == shown["transcript"]:
+        raise UnsuitableResponse  # no text was made ahead of the sound
     assert said(socket, item_id).startswith(shown["transcript"])
     assert sound_ms(shown) == received_ms(socket, item_id)
     assert cached_tokens(after) >= session_tokens(first)

@@ -124,6 +124,7 @@ async def running_stages(
     names: tuple[str, ...] = STAGES,
     family: str = FAMILY,
     voices: str = "",
+    shares_device: bool = False,
 ) -> AsyncIterator[Stages]:
     """Start stages.
 
@@ -132,6 +133,7 @@ async def running_stages(
     thinker_args: further arguments of the thinker.
     session_storage: the thinker's, "<bytes>:<directory>".
     voices: the talker's, see StageSpec.
+    shares_device: see StageSpec.
     device_model: a file of test/data/device_models, without its suffix. "": none.
     """
     run_dir = RunDir.make()
@@ -149,6 +151,7 @@ async def running_stages(
             same_host=True,
             run_dir=str(run_dir.path),
             served_name="demo",
+            shares_device=shares_device,
             policies=Policies.parse(policies),
             native_key="test key" if stage == "thinker" and policies else "",
             engine_args=args[stage],

@@ -57,6 +57,7 @@ async def stages_of_ranks(checkpoint: Path, folder: Path, n_ranks: int) -> Async
         session_storage=f"{STORAGE_BYTES}:{folder}",
         # Ranks queue on one link: a transfer takes some rounds, and ends at another time on each.
         device_model="slow_link",
+        shares_device=True,
         names=("thinker", "talker"),
     )
     async with running as stages:

@@ -111,7 +111,14 @@ async def live_stages(request, endless_checkpoint, tmp_path_factory):
     # With overlap off, the talker also retracts a running response every few rounds.
     retract = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
     environment = retract if request.param else None
-    stages = running_stages(endless_checkpoint, cache, args, environment, policies=POLICIES)
+    stages = running_stages(
+        endless_checkpoint,
+        cache,
+        args,
+        environment,
+        policies=POLICIES,
+        shares_device=True,  # rounds have an interval
+    )
     async with stages as running:
         yield running
 

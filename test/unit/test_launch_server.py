@@ -215,8 +215,10 @@ def test_a_spec_reaches_its_process_unchanged(model, monkeypatch):
         ),
         (["--talker.device", "cuda:0,cuda:1"], ["thinker/0", "talker/0", "vocoder/0"]),
         (
-            ["--thinker.connect", "tcp://far:1", "--vocoder.device", "cuda:3"]
-            + ["--allow-keyless-stages"],
+            [
+                "--allow-keyless-stages",
+                *("--thinker.connect", "tcp://far:1", "--vocoder.device", "cuda:3"),
+            ],
             [],
         ),
     ],

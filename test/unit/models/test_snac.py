@@ -160,8 +160,8 @@ def test_the_vocoder_loses_nothing(module, decoder):
     ended = set()
 
     def run() -> None:
-        while engine.has_ready():
-            for chunk in engine.step():
+        while chunks := engine.step():
+            for chunk in chunks:
                 pcm[chunk.job_id] += chunk.pcm
                 if chunk.is_last:
                     ended.add(chunk.job_id)

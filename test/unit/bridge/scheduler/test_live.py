@@ -34,5 +34,5 @@ def test_the_rank_that_receives_input_alone_waits_for_it(inbox, n_waits):
     waits: list[int] = []
     rank = LiveScheduler.__new__(LiveScheduler)
     rank.inbox, rank.rounds, rank._poller = inbox, None, SimpleNamespace(poll=waits.append)
-    rank._wait_for_input()
+    rank._wait_for_input(decodes=False)
     assert len(waits) == n_waits
