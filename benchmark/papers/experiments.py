@@ -1,20 +1,19 @@
 """Experiments on the simulated server: loads, arms and numbers of users, and their points.
 
-In: Experiments. Out: a document with the points of each. Everything is simulated by
-benchmark.simulate, with the server's own policies.
+In: Experiments. Out: the points of each. Everything is simulated by benchmark.simulate, with the
+server's own policies.
 """
 
-import json
-import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from benchmark.load.provenance import ROOT
+import numpy as np
+
 from benchmark.simulate.__main__ import Loads
 from benchmark.simulate.config import SimulateConfig
 from sglang_live.simulation.load.stats import PointStats
+from sglang_live.simulation.run import Simulated, World, point_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +25,7 @@ class Experiment:
         users: numbers of concurrent users.
         barge_in: shares of interrupted responses.
         settings: fields of SimulateConfig that differ from its defaults.
+        n_servers: side by side; each user gets one of them by chance.
     """
 
     name: str
@@ -34,9 +34,10 @@ class Experiment:
     users: tuple[int, ...]
     barge_in: tuple[float, ...] = (0.0,)
     settings: dict[str, Any]
+    n_servers: int = 1
 
-    def loads(self, repeats: int, seed: int) -> dict[float, Loads]:
-        config = SimulateConfig(
+    def config(self, repeats: int, seed: int) -> SimulateConfig:
+        return SimulateConfig(
             policies=self.arms,
             sessions=self.users,
             barge_in=self.barge_in,
@@ -44,12 +45,14 @@ class Experiment:
             seed=seed,
             **self.settings,
         )
-        return {barge_in: Loads(config, barge_in) for barge_in in self.barge_in}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What is kept of a point. Times from the detected end of the turn, in ms; shares from 0."""
+    """What is kept of a point. Times from the detected end of the turn, in ms; shares from 0.
+
+    kv_tokens: most that the thinker held; None: of several servers.
+    """
 
     arm: str
     users: int
@@ -66,10 +69,10 @@ class Row:
     useful_turns_per_s: float
     completed: int
     failed: int
-    kv_tokens: int
+    kv_tokens: int | None
 
     @classmethod
-    def of(cls, point: PointStats, barge_in: float, kv_tokens: int) -> "Row":
+    def of(cls, point: PointStats, barge_in: float, kv_tokens: int | None) -> "Row":
         wait, rtf = point.ttfp_after_detection_ms, point.rtf
         found = cls(
             arm=point.policies,
@@ -93,13 +96,46 @@ class Row:
         return replace(found, **rounded)
 
 
+class Servers:
+    """Servers side by side, each with users of its own, whose number is drawn."""
+
+    def __init__(self, n_servers: int, config: SimulateConfig, barge_in: float):
+        self._world = World(config.workload(barge_in), config.server, config.users)
+        self._n_servers, self._config = n_servers, config
+
+    def point(self, arm: str, n_users: int) -> PointStats:
+        runs: list[Simulated] = []
+        for repeat in range(self._config.repeats):
+            rng = np.random.default_rng((self._config.seed, repeat, n_users))
+            for server, n in enumerate(np.bincount(rng.integers(0, self._n_servers, n_users))):
+                if n:
+                    # A repeat of its own: the users of every server are other ones.
+                    number = repeat * self._n_servers + server
+                    runs.append(self._world.simulate(arm, int(n), number))
+        point = point_of(arm, n_users, runs)
+        # The point is of runs one after the other, but those of a repeat are side by side.
+        beside = len(runs) / self._config.repeats
+        return replace(
+            point,
+            turns_per_s=point.turns_per_s * beside,
+            useful_turns_per_s=point.useful_turns_per_s * beside,
+        )
+
+
 def rows_of(experiment: Experiment, repeats: int, seed: int) -> list[Row]:
-    return [
-        Row.of(loads.point(arm, n), barge_in, loads.kv[f"{arm} {n}"]["thinker"])
-        for barge_in, loads in experiment.loads(repeats, seed).items()
-        for n in experiment.users
-        for arm in experiment.arms
-    ]
+    config = experiment.config(repeats, seed)
+    rows = []
+    for barge_in in experiment.barge_in:
+        loads = Loads(config, barge_in)
+        servers = Servers(experiment.n_servers, config, barge_in)
+        for n in experiment.users:
+            for arm in experiment.arms:
+                if experiment.n_servers > 1:
+                    rows.append(Row.of(servers.point(arm, n), barge_in, None))
+                else:
+                    point = loads.point(arm, n)
+                    rows.append(Row.of(point, barge_in, loads.kv[f"{arm} {n}"]["thinker"]))
+    return rows
 
 
 def show(experiment: Experiment, rows: Iterable[Row]) -> None:
@@ -114,34 +150,8 @@ def show(experiment: Experiment, rows: Iterable[Row]) -> None:
         )
 
 
-def write(
-    name: str,
-    known: dict[str, Any],
-    config: SimulateConfig,
-    found: list[dict[str, Any]],
-    path: Path,
-) -> None:
-    """known: the facts of provenance, as of the beginning."""
-    device = f"simulated: {config.server.model.name}"
-    settings = {"repeats": config.repeats, "seed": config.seed}
-    document = {
-        "benchmark": name,
-        **known,
-        "device": device,
-        "config": settings,
-        "experiments": found,
-    }
-    text = json.dumps(document, indent=1, default=_plain)
-    path.write_text(text + "\n")
-    print(f"wrote {path}", file=sys.stderr)
-
-
 def to_json(experiment: Experiment, rows: list[Row]) -> dict[str, Any]:
     return {**asdict(experiment), "rows": [asdict(row) for row in rows]}
-
-
-def _plain(value: Any) -> str:
-    return str(value).removeprefix(f"{ROOT}/")
 
 
 def _ms(value: float | None) -> str:

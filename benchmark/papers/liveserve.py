@@ -6,13 +6,9 @@ Loads are a closed loop of users, as in the paper; the device is the modelled H1
 stages share, or one for each stage.
 """
 
-import argparse
-from pathlib import Path
-
-from benchmark.load.provenance import facts
-from benchmark.papers.experiments import Experiment, Row, rows_of, show, to_json, write
-from benchmark.papers.picture import Panel, draw
-from benchmark.simulate.config import SimulateConfig
+from benchmark.papers.command import Paper
+from benchmark.papers.experiments import Experiment, Row
+from benchmark.papers.picture import Panel
 
 SERVED = ("off", "fcfs", "deadline", "all")
 ALONE = ("urgency", "pacing", "truncate", "startup-delay")
@@ -124,25 +120,9 @@ def panels(found: dict[str, list[Row]]) -> list[Panel]:
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3, help="seeds (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write the document")
-    parser.add_argument("--picture", type=Path, help="draw the curves, SVG or PNG")
-    options = parser.parse_args()
-    config = SimulateConfig(repeats=options.repeats, seed=options.seed)
-    known = facts(config.device_model)
-    found: dict[str, list[Row]] = {}
-    for experiment in EXPERIMENTS:
-        found[experiment.name] = rows_of(experiment, options.repeats, options.seed)
-        show(experiment, found[experiment.name])
-    if options.json is not None:
-        rows = [to_json(one, found[one.name]) for one in EXPERIMENTS]
-        write("papers_liveserve", known, config, rows, options.json)
-    if options.picture is not None:
-        draw("LiveServe's figures, simulated on the modelled H100", panels(found), options.picture)
-
+PAPER = Paper(
+    "papers_liveserve", "LiveServe's figures, simulated on the modelled H100", EXPERIMENTS, panels
+)
 
 if __name__ == "__main__":
-    main()
+    PAPER.main(__doc__)

@@ -1,10 +1,12 @@
 """Claims about the papers' experiments on the simulated server, and about their pictures."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from benchmark.papers import liveserve, metronome, voxserve
+from benchmark.papers.command import Paper
 from benchmark.papers.experiments import Experiment, rows_of, to_json
 from benchmark.papers.picture import Panel, draw
 from benchmark.simulate.config import SimulateConfig
@@ -17,8 +19,7 @@ SMALL = Experiment(name="small", figure="", arms=("off", "all"), users=(2,), set
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
 def test_every_experiment_has_known_arms_and_settings(one):
     assert [policies_of(arm) for arm in one.arms]
-    loads = one.loads(repeats=1, seed=1)
-    assert list(loads) == list(one.barge_in)
+    assert one.config(repeats=1, seed=1).sessions == one.users
 
 
 def test_an_experiment_has_a_row_for_each_arm_and_load():
@@ -37,9 +38,26 @@ def test_one_request_at_a_time_delays_the_users_behind_it():
     assert p50_ms(voxserve.ONE_AT_A_TIME) > 2 * p50_ms({})
 
 
-def test_every_copy_of_a_server_gets_its_own_users():
-    alone, copies = (voxserve.Copies(n, repeats=1, seed=1) for n in (1, 4))
-    assert alone.point("off", 8).completed == copies.point("off", 8).completed == 8 * 4
+def test_servers_side_by_side_share_the_users():
+    one, four = (replace(SMALL, users=(8,), n_servers=n) for n in (1, 4))
+    alone, beside = (rows_of(e, repeats=1, seed=1) for e in (one, four))
+    assert [row.completed for row in alone] == [row.completed for row in beside] == [16, 16]
+    assert beside[0].first_audio_p50_ms < alone[0].first_audio_p50_ms
+
+
+def test_a_document_is_continued(tmp_path, monkeypatch):
+    path = tmp_path / "out.json"
+    other = replace(SMALL, name="other")
+    paper = Paper("papers_test", "title", (SMALL, other), lambda found: [])
+    for only in ("small", "other"):
+        argv = ["test", "--repeats", "1", "--only", only, "--json", str(path)]
+        monkeypatch.setattr("sys.argv", argv)
+        paper.main("A test.")
+    document = json.loads(path.read_text())
+    assert list(document["experiments"]) == ["small", "other"]
+    monkeypatch.setattr("sys.argv", ["test", "--repeats", "2", "--json", str(path)])
+    with pytest.raises(SystemExit, match="another configuration"):
+        paper.main("A test.")
 
 
 def test_curves_are_drawn(tmp_path):
