@@ -10,7 +10,7 @@ from benchmark.papers.command import Paper
 from benchmark.papers.experiments import Experiment, Row
 from benchmark.papers.picture import Panel
 
-SERVED = ("off", "fcfs", "deadline", "all")
+SERVED = ("off", "deadline", "all")
 ALONE = ("urgency", "pacing", "truncate", "startup-delay")
 TOGETHER = ("urgency+pacing", "urgency+pacing+truncate", "urgency+pacing+truncate+startup-delay")
 BY_URGENCY = "urgency+pacing+truncate+startup-delay"
@@ -29,8 +29,7 @@ EXPERIMENTS = (
         name="load, a device for each stage",
         figure="Fig. 10, 11",
         arms=("off", "all"),
-        users=(64, 96, 128, 160, 192),
-        barge_in=(0.0, 0.5),
+        users=(64, 96, 128, 160),
         settings={"turns": 4, "devices": 3},
     ),
     Experiment(
@@ -76,7 +75,7 @@ EXPERIMENTS = (
 
 def panels(found: dict[str, list[Row]]) -> list[Panel]:
     load = found["load"]
-    apart = [row for row in found["load, a device for each stage"] if not row.barge_in]
+    apart = found["load, a device for each stage"]
     share = found["interruptions"]
     first_audio = "first audio after the end of the turn, P90, ms"
     return [
