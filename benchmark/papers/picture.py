@@ -43,19 +43,23 @@ def draw(title: str, panels: Sequence[Panel], path: Path) -> None:
 
 
 def _curves(axis: Any, panel: Panel) -> None:
-    for arm, color, marker in zip(
-        dict.fromkeys(row.arm for row in panel.rows), look.ARMS, look.MARKERS, strict=False
-    ):
+    # Over policies there is a line for each load, over loads one for each arm.
+    line = "barge_in" if panel.x == "arm" else "arm"
+    names = dict.fromkeys(getattr(row, line) for row in panel.rows)
+    for name, color, marker in zip(names, look.ARMS, look.MARKERS, strict=False):
         points = [
             (getattr(row, panel.x), panel.scale * getattr(row, panel.y))
             for row in panel.rows
-            if row.arm == arm and getattr(row, panel.y) is not None
+            if getattr(row, line) == name and getattr(row, panel.y) is not None
         ]
+        label = name if line == "arm" else f"interruptions {name:g}"
         if points:
-            axis.plot(*zip(*points, strict=True), color=color, marker=marker, ms=4, label=arm)
+            axis.plot(*zip(*points, strict=True), color=color, marker=marker, ms=4, label=label)
     axis.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     if panel.log:
         axis.set_yscale("log")
     else:
         axis.set_ylim(bottom=0)
+    if panel.x == "arm":
+        axis.tick_params(axis="x", labelrotation=60, labelsize=7)
     axis.legend(fontsize=8)
