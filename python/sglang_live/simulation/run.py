@@ -13,6 +13,9 @@ from sglang_live.simulation.spec import ServerSpec
 from sglang_live.simulation.users import User, UserSettings
 from sglang_live.simulation.workload import Workload
 
+# The arm of every policy.
+ADMITTED = "all+admission"
+
 Prepare = Callable[[Server], None]
 
 
@@ -48,7 +51,9 @@ class Simulated:
 
 
 def policies_of(arm: str) -> Policies:
-    """As voice_load: `all` is every policy except admission."""
+    """As voice_load: `all` is every policy except admission, with which it is ADMITTED."""
+    if arm == ADMITTED:
+        return Policies.parse(POLICIES)
     if arm == "all":
         return Policies.parse(name for name in POLICIES if name != "admission")
     return Policies.from_flag(arm.replace("+", ","))
@@ -59,7 +64,7 @@ class World:
 
     def __init__(self, workload: Workload, server: ServerSpec, settings: UserSettings):
         self.workload = workload.with_longer_responses(settings.reply_scale)
-        self._server, self._settings = server, settings
+        self.server, self.settings = server, settings
 
     def simulate(
         self, arm: str, n_users: int, repeat: int = 0, prepare: Prepare = lambda server: None
@@ -71,10 +76,10 @@ class World:
             PoolFullError: a KV pool is too small for the load.
         """
         events = Events()
-        spec = replace(self._server, max_sessions=max(self._server.max_sessions, n_users))
+        spec = replace(self.server, max_sessions=max(self.server.max_sessions, n_users))
         server = Server(spec, policies_of(arm), events)
         prepare(server)
-        clips, settings = self.workload.clips, self._settings
+        clips, settings = self.workload.clips, self.settings
         plans = self.workload.plans(n_users, repeat)
         users = [User(plan, clips, server, settings) for plan in plans]
         events.run()

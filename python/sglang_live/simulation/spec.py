@@ -41,6 +41,7 @@ class ServerSpec:
     host_tokens: of a thinker's KV in host memory, with the policy next-use.
     chunk_tokens: of a prefill of either engine.
     overlap: of scheduler and device, in both engines.
+    first_audio_s: budget that admission gives a first audio (--admission-first-audio-ms).
     max_running_requests: in each engine at once, as SGLang's flag; 0: as many as sessions.
     thinker_policy, talker_policy: constants of the policies, for experiments.
     """
@@ -55,6 +56,7 @@ class ServerSpec:
     overlap: bool = True
     max_running_requests: int = 0
     max_sessions: int = 64
+    first_audio_s: float = 1.0
     vocoder: VocoderConfig = field(default_factory=VocoderConfig)
     host: HostTimes = field(default_factory=HostTimes)
     thinker_policy: PolicyConfig = THINKER

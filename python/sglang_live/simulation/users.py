@@ -30,6 +30,7 @@ class UserSettings:
     frames_per_token: codec frames for each token of the thinker.
     reply_scale: factor of the drawn durations of responses.
     timeout_s: time that a turn may take beyond the user's speech.
+    returns: whether a user who was refused tries again, with the next turn.
     longest: history of a session at its end. Users begin in the middle of theirs: at parts of it
         that are spread evenly.
     """
@@ -38,6 +39,7 @@ class UserSettings:
     frames_per_token: float = 1.0
     reply_scale: float = 1.0
     timeout_s: float = 60.0
+    returns: bool = True
     longest: History = NEW
 
     def history_of(self, user: int) -> History:
@@ -120,7 +122,9 @@ class User:
                 )
             except LiveError:
                 turn.status = "refused"
-                self._over(turn, planned.response_gap_s)
+                turn.end_s = turn.start_s
+                if self._settings.returns:
+                    self._over(turn, planned.response_gap_s)
                 return
         if interrupted is not None:
             onset_s = turn.start_s + turn.clip.onset_s

@@ -42,7 +42,11 @@ class Server:
         self.sessions: dict[str, tuple[Session, Places]] = {}
         self._startup = StartupDelays(events) if policies.startup_delay else None
         self.capacity = CapacityControl(
-            CapacityConfig(max_sessions=spec.max_sessions, adapts=policies.admission),
+            CapacityConfig(
+                max_sessions=spec.max_sessions,
+                adapts=policies.admission,
+                first_packet_s=spec.first_audio_s,
+            ),
             events,
             self._pool_shares,
         )

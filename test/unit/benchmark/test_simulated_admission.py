@@ -1,0 +1,59 @@
+"""Admission beside brute force on a simulated server: few users, so that it takes seconds."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from benchmark.simulate import admission
+from sglang_live.simulation.load.arrivals import PlannedTurn, UserPlan
+from sglang_live.simulation.load.interruptions import PlannedInterruption
+from sglang_live.simulation.run import ADMITTED, policies_of
+
+
+@pytest.fixture(scope="module")
+def experiment() -> admission.Experiment:
+    argv = ["--seconds", "60", "--seeds", "1", "--turns", "3"]
+    return admission.Experiment(admission.parse_args(argv))
+
+
+def test_the_admitted_arm_has_every_policy():
+    assert policies_of(ADMITTED).admission and not policies_of("all").admission
+    assert replace(policies_of(ADMITTED), admission=False) == policies_of("all")
+
+
+def test_a_session_ends_after_its_turns_and_its_last_is_not_interrupted():
+    cut = PlannedInterruption("barge_in", 1.0)
+    plan = UserPlan(0, 5.0, tuple(PlannedTurn("clip", 0.3, cut, 10) for _ in range(4)))
+    begun = admission._begun(plan, 2.0, 3)
+    assert begun.start_s == 2.0
+    assert [turn.interruption for turn in begun.turns] == [cut, cut, None]
+
+
+def test_admission_holds_the_sessions_below_what_arrives(experiment):
+    found = experiment.steady(ADMITTED, 30)
+    free = experiment.steady("all", 30)
+    # It begins with a limit of 16 and has risen since; twice 30 arrive.
+    assert 16 < found.users_most < free.users_most
+    assert found.users <= found.limit < 1024 and found.refused > 0.05 > free.refused == 0
+
+
+def test_a_storm_is_refused_in_part(experiment):
+    found = experiment.storms(ADMITTED, 30)
+    assert found.users_most <= 60 and found.continuous > 0.9
+
+
+def test_the_document_has_every_arm(tmp_path, capsys):
+    path = tmp_path / "found.json"
+    argv = ["--seconds", "95", "--seeds", "1", "--turns", "2", "--served", "6", "--json", str(path)]
+    assert admission.main(argv) == 0
+    assert "| storms | `off` |" in capsys.readouterr().out
+    document = json.loads(path.read_text())
+    assert document["brute_force"] == 6
+    assert [one["arm"] for one in document["storms"]] == ["off", "all", ADMITTED]
+
+
+@pytest.mark.parametrize("argv", [["--seconds", "0"], ["--seeds", "0"], ["--storm", "-1"]])
+def test_flags_are_checked(argv):
+    with pytest.raises(SystemExit):
+        admission.parse_args(argv)
