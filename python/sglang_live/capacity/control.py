@@ -134,7 +134,7 @@ class CapacityControl:
 
     def flowed(self, session_id: str, gap_s: float) -> None:
         """Count the flow of a response. gap_s: its listener's longest wait for the server."""
-        self._deadlines.count(session_id, gap_s / AUDIBLE_GAP_S)
+        self._deadlines.count(session_id, gap_s / AUDIBLE_GAP_S, is_flow=True)
         self._update()
 
     # --- capacity ---

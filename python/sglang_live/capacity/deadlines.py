@@ -2,7 +2,9 @@
 
 A turn's first packet has one, its flow without gaps another, and in frame mode each frame. An
 overdue deadline counts by its age: an engine that stalls is late in all sessions, although nothing
-arrives that could be timed. An empty one failed, and counts as infinitely late.
+arrives that could be timed. An empty one failed, and counts as infinitely late. Flows are judged
+apart: nearly all of them are in time while first packets are not, and among both a tenth would be
+a fifth of the first packets.
 """
 
 import itertools
@@ -13,9 +15,9 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlineConfig:
     """
-    quantile: quantile of a window's shares that is its verdict.
+    quantile: quantile of a window's shares that is its verdict, of each kind.
     window_s: duration of a window.
-    least: number of deadlines that a verdict needs; a window with fewer is extended.
+    least: number of deadlines of a kind that a verdict needs; a window with fewer is extended.
     patience_s: longest duration of a window.
     """
 
@@ -54,6 +56,7 @@ class Deadlines:
         self._numbers = itertools.count()
         self._due: dict[int, _Due] = {}
         self._shares: list[tuple[float, str]] = []
+        self._flows: list[tuple[float, str]] = []
         self._began_s: float | None = None
 
     def begin(
@@ -80,8 +83,9 @@ class Deadlines:
         """Drop a deadline that has become void."""
         self._due.pop(number, None)
 
-    def count(self, session_id: str, share: float) -> None:
-        self._shares.append((share, session_id))
+    def count(self, session_id: str, share: float, *, is_flow: bool = False) -> None:
+        """Count a deadline that is over. is_flow: of a response's longest gap."""
+        (self._flows if is_flow else self._shares).append((share, session_id))
 
     def verdict(self, now_s: float) -> Verdict | None:
         """Returns the verdict of the window and begins the next one; None: it is not over."""
@@ -90,12 +94,17 @@ class Deadlines:
         lasted_s = now_s - self._began_s
         if lasted_s < self._config.window_s:
             return None
-        shares = sorted(self._shares + self._overdue(now_s))
-        if 0 < len(shares) < self._config.least and lasted_s < self._config.patience_s:
+        kinds = [self._shares + self._overdue(now_s), self._flows]
+        n_most = max(map(len, kinds))
+        if 0 < n_most < self._config.least and lasted_s < self._config.patience_s:
             return None
-        self._began_s, self._shares = now_s, []
-        if not shares:
-            return Verdict(None)
+        self._began_s, self._shares, self._flows = now_s, [], []
+        found = [self._verdict(shares) for shares in kinds if shares]
+        return max(found, key=lambda one: one.share or 0.0, default=Verdict(None))
+
+    def _verdict(self, shares: list[tuple[float, str]]) -> Verdict:
+        """Of deadlines of one kind, at least one."""
+        shares = sorted(shares)
         share, _ = shares[math.ceil(self._config.quantile * len(shares)) - 1]
         return Verdict(share, len({session_id for s, session_id in shares if s >= share}))
 

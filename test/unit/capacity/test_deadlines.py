@@ -37,6 +37,23 @@ def test_the_verdict_counts_the_sessions_that_were_that_slow(deadlines):
     assert deadlines.verdict(5.0) == Verdict(2.0, 2)
 
 
+def test_flows_in_time_do_not_hide_first_packets_that_are_late(deadlines):
+    for n in range(10):
+        deadlines.count(f"s{n}", 2.0 if n < 2 else 0.5)
+        deadlines.count(f"s{n}", 0.0, is_flow=True)
+    assert deadlines.verdict(5.0) == Verdict(2.0, 2)
+
+
+def test_first_packets_in_time_do_not_hide_flows_that_are_late(deadlines):
+    for n in range(10):
+        deadlines.count(f"s{n}", 0.5)
+        deadlines.count(f"s{n}", 3.0 if n < 2 else 0.0, is_flow=True)
+    assert deadlines.verdict(5.0) == Verdict(3.0, 2)
+    for n in range(10):
+        deadlines.count(f"s{n}", 0.0, is_flow=True)
+    assert deadlines.verdict(10.0) == Verdict(0.0, 10)
+
+
 def test_a_deadline_is_timed_from_its_beginning(deadlines):
     numbers = [deadlines.begin("a", 1.0, budget_s=0.5) for _ in range(4)]
     for number, now_s in zip(numbers, (1.1, 1.2, 1.3, 1.4), strict=True):

@@ -102,9 +102,9 @@ class Admission:
         deadlines = orchestrator.capacity._deadlines
         count = deadlines.count
 
-        def counted(session_id: str, share: float) -> None:
+        def counted(session_id: str, share: float, *, is_flow: bool = False) -> None:
             self.shares.append(share)
-            count(session_id, share)
+            count(session_id, share, is_flow=is_flow)
 
         deadlines.count = counted
 
