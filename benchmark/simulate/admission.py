@@ -92,7 +92,7 @@ class Open:
 
 class Experiment:
     def __init__(self, config: AdmissionConfig):
-        plan, layout = config.plan, layouts(6)[config.layout]
+        plan, layout = config.plan, layouts(24)[config.layout]
         memory = memory_of(layout.placement, plan.gpu.free_gib, plan.sizes, plan.model)
         self._config, self.plan = config, plan
         world = world_of(plan, layout, memory)
@@ -251,7 +251,7 @@ def parse_args(argv: list[str] | None = None) -> AdmissionConfig:
     prog = "python -m benchmark.simulate.admission"
     parser = argparse.ArgumentParser(prog=prog, allow_abbrev=False)
     add = parser.add_argument
-    add("--layout", type=int, default=0, choices=range(4), help="as sglang_live.plan lists them")
+    add("--layout", type=int, default=0, choices=range(5), help="as sglang_live.plan lists them")
     add("--seconds", type=float, default=900.0, metavar="S")
     add("--turns", type=int, default=10, metavar="N", help="of a session")
     add("--storm", type=float, default=1.0, metavar="X", help="of the capacity, at once")

@@ -65,7 +65,7 @@ class FleetConfig:
 
     @property
     def server(self) -> Layout:
-        return layouts(6)[self.layout]
+        return layouts(24)[self.layout]
 
 
 def quality_of(world: World, config: FleetConfig) -> Quality:
@@ -247,7 +247,7 @@ def parse_args(argv: list[str] | None = None) -> FleetConfig:
     add("--users", type=_numbers, default=(100, 300, 1000, 3000), metavar="N,N")
     add("--points", type=_numbers, default=(8, 16, 24, 32, 40, 48, 56), metavar="N,N")
     add("--most", type=int, default=40, metavar="N", help="sessions that a server admits")
-    add("--layout", type=int, default=0, choices=range(4), help="as sglang_live.plan lists them")
+    add("--layout", type=int, default=0, choices=range(5), help="as sglang_live.plan lists them")
     add("--restart-s", type=float, default=67.0, metavar="S")
     add("--days-between-failures", type=float, default=30.0, metavar="D", help="of one stage")
     add("--repeats", type=int, default=1, help="seeds of the simulated turns")

@@ -39,6 +39,7 @@ class ModelSizes:
     """Weights by part. Of Qwen3-Omni-30B-A3B: its technical report, table 1.
 
     thinker_fp8_gib: encoders, vocabulary and head stay in bf16.
+    encoders_gib: of thinker_gib; whole on each GPU of a divided thinker.
     talker_gib: with code predictor, the table of the vocabulary, and the rows of its requests.
     process_gib: activations, CUDA graphs and libraries of one stage's process: an estimate.
     """
@@ -46,6 +47,7 @@ class ModelSizes:
     name: str
     thinker_gib: float
     thinker_fp8_gib: float
+    encoders_gib: float
     talker_gib: float
     vocoder_gib: float
     process_gib: float
@@ -55,6 +57,7 @@ QWEN3_OMNI = ModelSizes(
     name="Qwen3-Omni-30B-A3B",
     thinker_gib=59.0,
     thinker_fp8_gib=31.0,
+    encoders_gib=2.2,
     talker_gib=6.3,
     vocoder_gib=0.8,
     process_gib=5.0,

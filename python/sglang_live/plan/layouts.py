@@ -34,6 +34,10 @@ def layouts(n_gpus: int) -> list[Layout]:
         ),
         Layout(name="the talker on a GPU of its own", placement=Placement(talkers=(1,))),
         Layout(name="two talkers, each on a GPU of its own", placement=Placement(talkers=(1, 2))),
+        Layout(
+            name="a thinker on four GPUs, two talkers and two vocoders",
+            placement=Placement(thinker_tp=4, talkers=(4, 5), vocoders=(6, 7)),
+        ),
     ]
     return [layout for layout in every if n_gpus % layout.n_gpus == 0]
 
@@ -53,6 +57,8 @@ def command(
         "max-total-tokens": memory.thinker_tokens,
         "hicache-size": HICACHE_GB,
     }
+    if placement.thinker_tp > 1:
+        thinker["tp-size"] = placement.thinker_tp
     if memory.fp8:
         thinker["quantization"] = "fp8"
     talker = {

@@ -50,6 +50,7 @@ class Memory:
     """
     fp8: whether the thinker must be in FP8 to fit.
     thinker_tokens, talker_tokens: KV pool of each replica.
+    gpus: of a divided thinker the first one, as which the others are.
     """
 
     fp8: bool
@@ -65,7 +66,8 @@ def memory_of(
     Raises:
         BadInputError: a stage does not fit on its GPU.
     """
-    least_gib = 10 * _ROUND_TOKENS * model.thinker.kv_token_bytes / GIB
+    token_gib = model.thinker.kv_token_bytes / placement.thinker_tp / GIB
+    least_gib = 10 * _ROUND_TOKENS * token_gib
     for fp8 in (False, True):
         try:
             return _memory(placement, free_gib, sizes, model, fp8, least_gib)
@@ -85,7 +87,7 @@ def _memory(
     thinker, talker = placement.thinkers[0], placement.talkers[0]
     beside = talker in placement.thinkers
     talker_token_gib = model.talker.kv_token_bytes / GIB
-    thinker_token_gib = model.thinker.kv_token_bytes / GIB
+    thinker_token_gib = model.thinker.kv_token_bytes / placement.thinker_tp / GIB
     fixed = {number: _fixed(placement, number, sizes, fp8) for number in _devices(placement)}
     room_gib = {number: _room_gib(parts, free_gib) for number, parts in fixed.items()}
     talker_tokens = _TALKER_TOKENS_BESIDE
@@ -144,8 +146,12 @@ def _fixed(placement: Placement, number: int, sizes: ModelSizes, fp8: bool) -> l
     """Weights and processes on one device."""
     parts, n_processes = [], 0
     if number in placement.thinkers:
-        gib = sizes.thinker_fp8_gib if fp8 else sizes.thinker_gib
-        parts.append(Part(name=f"thinker in {'FP8' if fp8 else 'bf16'}", gib=gib))
+        whole_gib = sizes.thinker_fp8_gib if fp8 else sizes.thinker_gib
+        divided_gib = (whole_gib - sizes.encoders_gib) / placement.thinker_tp
+        name = f"thinker in {'FP8' if fp8 else 'bf16'}"
+        if placement.thinker_tp > 1:
+            name += f", divided by {placement.thinker_tp}"
+        parts.append(Part(name=name, gib=divided_gib + sizes.encoders_gib))
         n_processes += 1
     if number in placement.talkers:
         parts.append(Part(name="talker", gib=sizes.talker_gib))

@@ -12,6 +12,9 @@ from prometheus_client import CollectorRegistry
 from sglang_live.arguments import parse
 from sglang_live.config import ServerConfig
 from sglang_live.devices import devices_of_ranks
+from sglang_live.plan.config import parse_args as parse_plan
+from sglang_live.plan.memory import memory_of
+from sglang_live.simulation.placement import Placement
 from sglang_live.telemetry.metrics import GatewayMetrics
 from test.unit.commands_in_docs import Command, blocks_of, commands_of
 
@@ -123,6 +126,19 @@ def test_memory_of_one_gpu_adds_up(column):
     assert gib < number(table[names[left]])
     sessions = number(table["sessions with all their KV on the GPU: tokens / 2,500"])
     assert sessions == n_tokens / _SESSION_TOKENS
+
+
+@pytest.mark.parametrize(("column", "gpu"), [(1, "h200"), (2, "h100")])
+def test_memory_of_one_gpu_is_what_the_plan_says(column, gpu):
+    table = {row[0]: row[column] for row in rows(section("Memory")) if len(row) == 3}
+    config = parse_plan(["--gpu", gpu])
+    memory = memory_of(Placement(), config.gpu.free_gib, config.sizes, config.model)
+    assert number(table["free at first"]) == config.gpu.free_gib
+    assert number(table["`--thinker.max-total-tokens`"]) == memory.thinker_tokens
+    assert memory.talker_tokens == 100_000
+    left = number(table["left for KV of the thinker"])
+    thinker = memory.gpus[0].parts[-1].gib
+    assert left == pytest.approx(thinker + memory.gpus[0].spare_gib, abs=0.6)
 
 
 def test_commands_for_one_gpu_have_the_sizes_of_the_table(tmp_path, monkeypatch):

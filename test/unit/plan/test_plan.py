@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sglang_live.arguments import parse
+from sglang_live.devices import devices_of_ranks
 from sglang_live.errors import BadInputError
 from sglang_live.plan import __main__ as command
 from sglang_live.plan import report, search
@@ -38,14 +39,18 @@ def planned(*argv: str, users: int = 40) -> Plan:
     return Plan(config=config, best=served[0], served=served)
 
 
+def ranks_of(device: str, args: dict) -> list[int]:
+    return [int(name.removeprefix("cuda:")) for name in devices_of_ranks(device, args)]
+
+
 @pytest.mark.parametrize("gpu", ["h100", "h200"])
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_the_flags_of_every_layout_are_accepted_by_the_server(gpu, number):
-    found = planned("--gpu", gpu, "--gpus", "6")
+    found = planned("--gpu", gpu, "--gpus", "24")
     found = replace(found, best=found.served[number])
     layout, memory = found.best.layout, found.best.memory
     commands = report.commands(found)
-    assert len(commands) == 6 // layout.n_gpus
+    assert len(commands) == 24 // layout.n_gpus
     used: list[str] = []
     for argv in commands:
         config = parse(argv)
@@ -57,18 +62,23 @@ def test_the_flags_of_every_layout_are_accepted_by_the_server(gpu, number):
             ("vocoder", placement.vocoders),
         ):
             assert stages[stage].replicas == len(places)
-        used += {device for stage in stages.values() for device in stage.devices}
+        used += {
+            f"cuda:{rank}"
+            for stage in stages.values()
+            for device in stage.devices
+            for rank in ranks_of(device, stage.args)
+        }
         assert stages["thinker"].args["max_total_tokens"] == memory.thinker_tokens
         assert stages["talker"].args["max_total_tokens"] == memory.talker_tokens
         assert ("quantization" in stages["thinker"].args) == memory.fp8
         assert config.max_sessions == 50
-    assert sorted(used) == [f"cuda:{n}" for n in range(6)]
+    assert sorted(used) == sorted(f"cuda:{n}" for n in range(24))
     assert len({parse(argv).port for argv in commands}) == len(commands)
 
 
 @pytest.mark.parametrize("gpu", ["h100", "h200"])
 def test_what_is_on_a_gpu_fits_with_room_for_what_is_an_estimate(gpu):
-    for one in planned("--gpu", gpu, "--gpus", "6").served:
+    for one in planned("--gpu", gpu, "--gpus", "24").served:
         for memory in one.memory.gpus:
             assert 4 < memory.spare_gib < memory.free_gib
             assert all(part.gib > 0 for part in memory.parts)
