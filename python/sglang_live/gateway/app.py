@@ -130,7 +130,7 @@ def build_app(
     _add_speech(app, keys, services)
     _add_models(app, keys, orchestrator)
     _add_capacity(app, keys, orchestrator)
-    _add_description(app, keys, config)
+    _add_description(app, keys, config, has_batches=batches is not None)
     _add_operations(app, keys, health, metrics, drain)
     if config.has_language_model:
         _add_generating(app, keys, services, proxy, secrets)
@@ -256,8 +256,8 @@ def _add_capacity(app: FastAPI, keys: Keys, orchestrator: Orchestrator) -> None:
     app.add_route("/v1/capacity", _guarded(keys, capacity), methods=["GET"])
 
 
-def _add_description(app: FastAPI, keys: Keys, config: GatewayConfig) -> None:
-    description = openapi.document(config.has_language_model)
+def _add_description(app: FastAPI, keys: Keys, config: GatewayConfig, *, has_batches: bool) -> None:
+    description = openapi.document(config.has_language_model, has_batches)
 
     async def describe(_request: Request) -> Response:
         return JSONResponse(description)

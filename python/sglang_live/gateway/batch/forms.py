@@ -8,7 +8,7 @@ from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.json_forms import Strict
 
 # OpenAI's bounds.
-_LEAST_S, _MOST_S = 3600, 2_592_000
+LEAST_S, MOST_S = 3600, 2_592_000
 _MAX_PAIRS = 16
 WINDOW = "24h"
 
@@ -47,8 +47,6 @@ def kept_s(anchor: object, seconds: object, param: str) -> int | None:
     if anchor != "created_at":
         raise ClientEventError("anchor must be 'created_at'.", param=f"{param}.anchor")
     is_number = isinstance(seconds, str) and seconds.isascii() and seconds.isdigit()
-    if not is_number or not _LEAST_S <= int(str(seconds)[:9]) <= _MOST_S:
-        raise ClientEventError(
-            f"seconds must be {_LEAST_S} to {_MOST_S}.", param=f"{param}.seconds"
-        )
+    if not is_number or not LEAST_S <= int(str(seconds)[:9]) <= MOST_S:
+        raise ClientEventError(f"seconds must be {LEAST_S} to {MOST_S}.", param=f"{param}.seconds")
     return int(str(seconds))

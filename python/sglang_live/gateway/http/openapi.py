@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 
 from sglang_live.gateway.audio.files import FORMATS
+from sglang_live.gateway.batch.forms import LEAST_S, MOST_S, BatchForm
 from sglang_live.gateway.http.chat_schema import ChatForm
 from sglang_live.gateway.http.speech import SpeechForm
 from sglang_live.gateway.http.transcription import FORMATS as TEXT_FORMATS
 from sglang_live.gateway.realtime.client_secrets import ClientSecretForm
 
 _REFERENCE = "#/components/schemas/{name}"
-_FORMS = (SpeechForm, ChatForm, ClientSecretForm)
+_FORMS = (SpeechForm, ChatForm, ClientSecretForm, BatchForm)
 # Routes that a server without a language model refuses.
 OF_LANGUAGE_MODEL = (
     "/v1/audio/transcriptions",
@@ -43,6 +44,7 @@ _REFUSALS = {
     401: "The key is missing or unknown.",
     403: "The request comes from a foreign page, or its Host is not this machine.",
     404: "There is no such model.",
+    409: "A file is in use, or a batch has ended.",
     408: "The body of the request did not arrive in time.",
     413: "The request is too large.",
     429: "This key has used up its responses of this minute.",
@@ -65,12 +67,27 @@ _UPLOAD = {
         "stream": {"type": "boolean"},
     },
 }
+_INPUT_FILE = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"enum": ["batch"]},
+        "expires_after[anchor]": {"enum": ["created_at"]},
+        "expires_after[seconds]": {"type": "integer", "minimum": LEAST_S, "maximum": MOST_S},
+    },
+}
 
 
-def document(has_language_model: bool = True) -> dict[str, Any]:
-    """The OpenAPI 3.1 document. has_language_model: see GatewayConfig."""
+def document(has_language_model: bool = True, has_batches: bool = False) -> dict[str, Any]:
+    """The OpenAPI 3.1 document.
+
+    Args:
+        has_language_model: see GatewayConfig.
+        has_batches: whether the server has a Batch API.
+    """
     forms, components = msgspec.json.schema_components(_FORMS, ref_template=_REFERENCE)
-    speech, chat, secret = ({_JSON: {"schema": form}} for form in forms)
+    speech, chat, secret, batch = ({_JSON: {"schema": form}} for form in forms)
     sounds = [media_type for media_type, _ in FORMATS.values()]
     upload = {"multipart/form-data": {"schema": _UPLOAD}}
     paths = {
@@ -88,6 +105,8 @@ def document(has_language_model: bool = True) -> dict[str, Any]:
         "/health": _get("Whether every stage serves.", _JSON, _DOWN),
         "/metrics": _get("Prometheus metrics.", "text/plain", _refusals(401)),
     }
+    if has_batches:
+        paths |= _batch_paths(batch)
     refused = () if has_language_model else OF_LANGUAGE_MODEL
     return {
         "openapi": "3.1.0",
@@ -98,6 +117,27 @@ def document(has_language_model: bool = True) -> dict[str, Any]:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}, {}],
+    }
+
+
+def _batch_paths(batch: dict[str, Any]) -> dict[str, Any]:
+    """batch: content of a request for a batch."""
+    upload = {"multipart/form-data": {"schema": _INPUT_FILE}}
+    path_id = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+    of_one, refused = {"parameters": [path_id]}, _refusals(400, 401, 404, 409, 503)
+
+    def get(summary: str, media_type: str = _JSON) -> dict[str, Any]:
+        return _get(summary, media_type, refused)
+
+    cancelling = {"summary": "Cancels a batch.", "responses": {**_done(_JSON), **refused}}
+    deleting = {"summary": "Deletes a file.", "responses": {**_done(_JSON), **refused}}
+    return {
+        "/v1/files": _post("Uploads requests.", upload, _JSON) | get("The files of the key."),
+        "/v1/files/{id}": of_one | get("A file.") | {"delete": deleting},
+        "/v1/files/{id}/content": of_one | get("What is in a file.", "application/octet-stream"),
+        "/v1/batches": _post("Makes a batch.", batch, _JSON) | get("The batches of the key."),
+        "/v1/batches/{id}": of_one | get("A batch."),
+        "/v1/batches/{id}/cancel": of_one | {"post": cancelling},
     }
 
 

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import tempfile
+from bisect import bisect_left
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -36,9 +37,9 @@ TRACED = ("batch_store.py", "file_store.py", "database.py")
 FAST = "/dev/shm" if os.path.isdir("/dev/shm") else None
 N_LINES = 5
 # What a script may do; numbers are of lines.
-SCRIPT = (("upload", 0), ("create", 0), ("begin", 0), ("claim", 3), ("record", 2), ("claim", 2))
-TO_THE_END = (*SCRIPT, ("record", 3), ("finish", 0))
-CANCELS = (*SCRIPT, ("cancel", 0), ("record", 3), ("finish", 0))
+BEGINNING = (("upload", 0), ("create", 0), ("begin", 0), ("claim", 3), ("record", 2), ("claim", 2))
+COMPLETES = (("record", 3), ("finish", 0))
+CANCELS = (("cancel", 0), ("record", 3), ("finish", 0))
 
 
 class Play:
@@ -181,16 +182,36 @@ def results_of(store: Store, batch_id: str) -> list[int]:
     return [n for file_id in ids if file_id for n in results_in(store, file_id)]
 
 
-@pytest.mark.parametrize("script", [TO_THE_END, CANCELS], ids=["completes", "cancelled"])
-def test_a_kill_at_any_line_loses_no_result(script):
+# One quarter of all lines each; three of them are for the night.
+QUARTERS = [1, *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 3, 4))]
+
+
+@pytest.mark.parametrize("quarter", QUARTERS)
+@pytest.mark.parametrize("ending", [COMPLETES, CANCELS], ids=["completes", "cancelled"])
+def test_a_kill_at_any_line_loses_no_result(ending, quarter):
+    script, n_killed = (*BEGINNING, *ending), 0
+    # The beginning, which both endings have, is tested with one of them.
+    at = quarter if ending is COMPLETES else n_steps(BEGINNING) + quarter
     with tempfile.TemporaryDirectory(dir=FAST) as name:
-        for step in count(1):
+        for step in count(at, 4):
             folder = Path(name) / str(step)
             survived, told = killed_at(step, folder, script)
             check_and_go_on(folder, told)
             if survived:
                 break
-    assert told["ended"] in (COMPLETED, CANCELLED) and step > 100
+            n_killed += 1
+    assert told["ended"] == (COMPLETED if ending is COMPLETES else CANCELLED)
+    assert n_killed > 50
+
+
+def n_steps(script) -> int:
+    """Number of lines of the store that a script runs."""
+
+    def survives(step: int) -> bool:
+        with tempfile.TemporaryDirectory(dir=FAST) as name:
+            return killed_at(step, Path(name), script)[0]
+
+    return bisect_left(range(1, 2000), True, key=survives)
 
 
 ACTION = st.tuples(st.sampled_from(["claim", "record", "finish", "cancel"]), st.integers(1, 3))
