@@ -156,7 +156,9 @@ def running_server(
 @pytest.fixture(scope="session")
 def server(tmp_path_factory) -> Iterator[Server]:
     """A server of the demo model with random weights: responses of any length to any input."""
-    with running_server("demo-random", tmp_path_factory.mktemp("server")) as running:
+    batches = str(tmp_path_factory.mktemp("batches"))
+    logs = tmp_path_factory.mktemp("server")
+    with running_server("demo-random", logs, "--batch-dir", batches) as running:
         yield running
 
 
