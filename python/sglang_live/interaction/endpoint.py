@@ -5,13 +5,13 @@ Owner: one SmartTurnModel per process, stateless, shared by all sessions.
 """
 
 import importlib.util
-from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from sglang_live.core import INPUT_RATE_HZ
+from sglang_live.sound.mel import slaney_filters
 
 # Input of the model: the last eight seconds, with silence before shorter audio.
 MODEL_SAMPLES = 8 * INPUT_RATE_HZ
@@ -88,32 +88,6 @@ def log_mel(pcm: np.ndarray) -> np.ndarray:
     window = np.hanning(_FFT + 1)[:-1].astype(np.float32)
     spectrum = np.fft.rfft(frames * window)  # complex64, as the samples are float32
     power = spectrum.real**2 + spectrum.imag**2
-    mel = np.log10(np.maximum(_mel_filters() @ power.T, _FLOOR))
+    mel = np.log10(np.maximum(slaney_filters(_N_MELS, _FFT, INPUT_RATE_HZ) @ power.T, _FLOOR))
     features: np.ndarray = (np.maximum(mel, mel.max() - _RANGE) + 4) / 4
     return features
-
-
-@cache
-def _mel_filters() -> np.ndarray:
-    """[80, 201] float32: Slaney's triangles of equal area, 0 to 8 kHz."""
-    edges = _slaney_hz(np.linspace(0, _slaney_mel(INPUT_RATE_HZ / 2), _N_MELS + 2))
-    hz = np.linspace(0, INPUT_RATE_HZ / 2, _FFT // 2 + 1)
-    below, centre, above = edges[:-2, None], edges[1:-1, None], edges[2:, None]
-    slopes = np.minimum((hz - below) / (centre - below), (above - hz) / (above - centre))
-    filters: np.ndarray = (np.maximum(slopes, 0) * 2 / (above - below)).astype(np.float32)
-    return filters
-
-
-# Slaney's scale: linear up to 1 kHz, logarithmic above.
-_LINEAR_HZ, _KNEE_HZ, _KNEE_MEL, _STEP = 200 / 3, 1000.0, 15.0, float(np.log(6.4)) / 27
-
-
-def _slaney_mel(hz: float) -> float:
-    if hz < _KNEE_HZ:
-        return hz / _LINEAR_HZ
-    return _KNEE_MEL + float(np.log(hz / _KNEE_HZ)) / _STEP
-
-
-def _slaney_hz(mel: np.ndarray) -> np.ndarray:
-    above = _KNEE_HZ * np.exp(_STEP * (mel - _KNEE_MEL))
-    return np.where(mel < _KNEE_MEL, mel * _LINEAR_HZ, above)

@@ -8,20 +8,19 @@ one product, and the recurrent layer does one step of all users at a time. That 
 (`python -m benchmark.speech_scoring`).
 """
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
+
+from sglang_live.models.onnx_graph import Graph, ints
 
 # The short-time Fourier transform that the network begins with.
 _FFT, _HOP = 256, 128
 _N_BINS = _FFT // 2 + 1
 _STRIDES = (1, 2, 2, 1)  # of the four convolutions over its frames
 _WIDTH = 128
-_OPSET, _IR_VERSION = 17, 8  # old enough for every onnxruntime
 
 
 def for_many_users(path: Path, window_samples: int, context_samples: int) -> bytes:
@@ -33,10 +32,10 @@ def for_many_users(path: Path, window_samples: int, context_samples: int) -> byt
     Outputs: `speech` [steps, users], `hn` and `cn` as h and c.
     """
     weights = _weights(path)
-    graph = _Graph()
+    graph = Graph()
     n_frames = window_samples // _HOP
-    x = graph.add("Pad", "windows", _ints([0, 0, 0, context_samples]), mode="reflect")
-    x = graph.add("Reshape", x, _ints([-1, n_frames + 1, _HOP]))
+    x = graph.add("Pad", "windows", ints([0, 0, 0, context_samples]), mode="reflect")
+    x = graph.add("Reshape", x, ints([-1, n_frames + 1, _HOP]))
     x = graph.add("Concat", *_shifted(graph, x, n_frames, _FFT // _HOP), axis=2)
     x = graph.add("MatMul", x, weights["stft.forward_basis_buffer"][:, 0].T)
     x = graph.add("Mul", x, x)
@@ -44,19 +43,20 @@ def for_many_users(path: Path, window_samples: int, context_samples: int) -> byt
     x = graph.add("Sqrt", graph.add("Add", *parts))
     for i, stride in enumerate(_STRIDES):
         weight, bias = weights[f"encoder.{i}.weight"], weights[f"encoder.{i}.bias"]
-        x = graph.add("Pad", x, _ints([0, 1, 0, 0, 1, 0]))
+        x = graph.add("Pad", x, ints([0, 1, 0, 0, 1, 0]))
         x = graph.add("Concat", *_shifted(graph, x, n_frames, weight.shape[2], stride), axis=2)
         x = graph.add("MatMul", x, weight.transpose(2, 1, 0).reshape(-1, len(bias)))
         x = graph.add("Relu", graph.add("Add", x, bias))
         n_frames = -(-n_frames // stride)
-    x = graph.add("Gather", graph.add("Reshape", x, _ints([-1, _WIDTH])), "at")
+    x = graph.add("Gather", graph.add("Reshape", x, ints([-1, _WIDTH])), "at")
     lstm = [weights[f"lstm.{name}"] for name in "wrb"]
     x = graph.add("LSTM", x, *lstm, "lengths", "h", "c", more=("hn", "cn"), hidden_size=_WIDTH)
-    x = graph.add("Relu", graph.add("Squeeze", x, _ints([1])))
+    x = graph.add("Relu", graph.add("Squeeze", x, ints([1])))
     x = graph.add("MatMul", x, weights["output.weight"][0])
     x = graph.add("Sigmoid", graph.add("Add", x, weights["output.bias"]))
-    graph.add("Squeeze", x, _ints([2]), name="speech")
+    graph.add("Squeeze", x, ints([2]), name="speech")
     return graph.model(
+        "silero",
         inputs={
             "windows": (TensorProto.FLOAT, ("n", context_samples + window_samples)),
             "at": (TensorProto.INT64, ("steps", "users")),
@@ -72,65 +72,7 @@ def for_many_users(path: Path, window_samples: int, context_samples: int) -> byt
     )
 
 
-# Element type and shape of an input or output; a named dimension is variable.
-_Form = tuple[int, tuple[int | str, ...]]
-
-
-def _ints(values: list[int]) -> np.ndarray:
-    return np.array(values, np.int64)
-
-
-class _Graph:
-    """Nodes in order, each with the constants it needs."""
-
-    def __init__(self) -> None:
-        self._nodes: list[onnx.NodeProto] = []
-        self._constants: list[TensorProto] = []
-
-    def add(
-        self,
-        op: str,
-        *inputs: str | np.ndarray,
-        name: str = "",
-        more: Sequence[str] = (),
-        **attributes: Any,
-    ) -> str:
-        """Add a node.
-
-        Args:
-            inputs: names of outputs, or constants.
-            name: of the first output; "": chosen here. more: names of its other outputs.
-        Returns:
-            The name of the first output.
-        """
-        name = name or f"{op}_{len(self._nodes)}"
-        named = [self._named(each) for each in inputs]
-        self._nodes.append(helper.make_node(op, named, [name, *more], **attributes))
-        return name
-
-    def part(self, x: str, *, axis: int, begin: int, end: int, step: int = 1) -> str:
-        return self.add("Slice", x, *(_ints([n]) for n in (begin, end, axis, step)))
-
-    def model(self, inputs: dict[str, _Form], outputs: dict[str, _Form]) -> bytes:
-        infos = [
-            [helper.make_tensor_value_info(name, *form) for name, form in forms.items()]
-            for forms in (inputs, outputs)
-        ]
-        graph = helper.make_graph(self._nodes, "silero", *infos, self._constants)
-        opset = [helper.make_opsetid("", _OPSET)]
-        model = helper.make_model(graph, opset_imports=opset, ir_version=_IR_VERSION)
-        serialized: bytes = model.SerializeToString()
-        return serialized
-
-    def _named(self, each: str | np.ndarray) -> str:
-        if isinstance(each, str):
-            return each
-        name = f"constant_{len(self._constants)}"
-        self._constants.append(numpy_helper.from_array(np.ascontiguousarray(each), name))
-        return name
-
-
-def _shifted(graph: _Graph, x: str, n: int, times: int, step: int = 1) -> list[str]:
+def _shifted(graph: Graph, x: str, n: int, times: int, step: int = 1) -> list[str]:
     """Slices of every step-th of n frames; slice i starts at frame i."""
     return [graph.part(x, axis=1, begin=i, end=i + n, step=step) for i in range(times)]
 

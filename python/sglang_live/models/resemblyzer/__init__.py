@@ -1,0 +1,1 @@
+"""Resemblyzer's speaker encoder: embeddings of voices."""
