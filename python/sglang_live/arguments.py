@@ -16,6 +16,7 @@ from typing import Any
 
 from sglang_live.config import (
     LOG_FORMATS,
+    SPEAKER_MODELS,
     ServerConfig,
     SessionStorage,
     StageConfig,
@@ -51,6 +52,7 @@ def parse(argv: list[str]) -> ServerConfig:
         served_model_name=own.served_model_name or Path(own.model_path).resolve().name,
         host=own.host,
         port=own.port,
+        speaker_model=own.speaker_model,
         policies=policies,
         retention=retention if policies.retention else None,
         session_storage=parse_storage(own, policies, stages["thinker"].args),
@@ -170,6 +172,11 @@ def _parser() -> argparse.ArgumentParser:
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_model_arguments(parser)
+    add(
+        "--speaker-model",
+        choices=SPEAKER_MODELS,
+        help="tell the user's voice from others over a response (docs/turn_taking.md)",
+    )
     add("--served-model-name", help="name for clients (default: last part of the path)")
     add("--host", default=_DEFAULTS["host"])
     add("--port", type=int, default=_DEFAULTS["port"])

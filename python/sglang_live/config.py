@@ -17,6 +17,7 @@ from sglang_live.policy.policies import OFF, Policies
 from sglang_live.stages.spec import STUCK_AFTER_S
 
 LOG_FORMATS = ("text", "json")
+SPEAKER_MODELS = ("resemblyzer",)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # One response every two seconds; the turns of a conversation take at least five.
 _RESPONSES_PER_MINUTE_OF_A_SESSION = 30
@@ -71,6 +72,7 @@ class SessionStorage:
 class ServerConfig:
     """Settings of one server.
 
+    speaker_model: that tells users' voices from others; None: none does.
     policies: the policies that are on; OFF: SGLang's own scheduling.
     retention: bounds of what sessions keep of long conversations; None: sessions keep everything.
     session_storage: disk space of each thinker; None: KV stays in host memory.
@@ -103,6 +105,7 @@ class ServerConfig:
     served_model_name: str
     host: str = "127.0.0.1"
     port: int = 30000
+    speaker_model: str | None = None
     policies: Policies = OFF
     retention: RetentionConfig | None = None
     session_storage: SessionStorage | None = None

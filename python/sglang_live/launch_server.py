@@ -32,7 +32,10 @@ from sglang_live.gateway.http.health import SERVING, Health
 from sglang_live.gateway.listen_socket import ListenSocket
 from sglang_live.gateway.native.limits import NativeLimits, template_takes_images
 from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path
+from sglang_live.models.composition import fetched
 from sglang_live.models.family import ModelFacts, family_at
+from sglang_live.models.packages.pins import RESEMBLYZER
+from sglang_live.models.resemblyzer.encoder import SpeakerEncoder
 from sglang_live.open_files import raise_open_files
 from sglang_live.orchestrator.sessions import LiveOrchestrator
 from sglang_live.orchestrator.suspects import Suspects
@@ -91,6 +94,7 @@ def _main(argv: list[str], drops: LogDrops) -> int:
         if name in model.stages and not stage.connect:
             n_ranks = stage.args.get("tp_size", 1)
             family_at(model.family).check_ranks(model.path, name, f"--{name}.tp-size", n_ranks)
+    _speaker_model(config)  # a download that fails does so before the stages start
     return uvloop.run(_serve(config, model, drops))
 
 
@@ -103,6 +107,7 @@ def check_flags(config: ServerConfig, model: ModelFacts) -> None:
         "--cpu-weights": config.cpu_weights,
         "--session-storage": config.session_storage,
         "--speculate-ms": config.speculate_ms,
+        "--speaker-model": config.speaker_model,
     }
     for flag, value in of_thinker.items():
         if value and not model.has_thinker:
@@ -240,6 +245,7 @@ def _application(
         health=lambda: _health(supervisor),
         metrics=metrics,
         endpoint_model=_endpoint_model() if model.has_thinker else None,
+        speaker_model=_speaker_model(config),
         suspects=orchestrator.suspects,
         drain=drain,
         native_limits=NativeLimits(
@@ -278,6 +284,7 @@ def _gateway_config(
         about=config.model.introduction.about,
         suggestions=config.model.introduction.suggestions,
         recognises=recognises,
+        knows_voices=config.speaker_model is not None,
         prefills_at_pauses=turn_prefill and recognises,
         preheat=config.policies.preheat,
     )
@@ -312,6 +319,17 @@ def _endpoint_model() -> SmartTurnModel | None:
         print("no endpoint model: with semantic_vad only silence ends turns", flush=True)
         return None
     return SmartTurnModel(path)
+
+
+def _speaker_model(config: ServerConfig) -> SpeakerEncoder | None:
+    """Fetched at first use."""
+    if config.speaker_model is None:
+        return None
+
+    def report(line: str) -> None:
+        print(line, flush=True)
+
+    return SpeakerEncoder.load(fetched(RESEMBLYZER, config.cache_dir, report))
 
 
 def _capacity(config: ServerConfig) -> CapacityConfig:

@@ -34,8 +34,8 @@ class _VoiceSuspected(BaseModel, extra="forbid"):
 class _VoiceIgnored(BaseModel, extra="forbid"):
     type: Literal["input_audio_buffer.voice_ignored"]
     event_id: str
-    decision: Literal["backchannel", "noise", "undecided"]
-    reason: Literal["short", "limit", "withdrawn"]
+    decision: Literal["backchannel", "noise", "other_voice", "undecided"]
+    reason: Literal["short", "far", "limit", "withdrawn"]
     audio_start_ms: int
     audio_end_ms: int
 

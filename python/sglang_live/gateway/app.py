@@ -44,6 +44,7 @@ from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.same_machine import SameMachine
 from sglang_live.interaction.endpoint import EndpointModel
 from sglang_live.interaction.silero import SileroModel, SpeechModel
+from sglang_live.interaction.voiceprint import SpeakerModel
 from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.orchestrator.suspects import Suspects
 from sglang_live.telemetry.batch_metrics import BatchMetrics
@@ -61,6 +62,7 @@ def build_app(
     metrics: GatewayMetrics | None = None,
     speech_model: SpeechModel | None = None,
     endpoint_model: EndpointModel | None = None,
+    speaker_model: SpeakerModel | None = None,
     clock: Clock | None = None,
     suspects: Suspects | None = None,
     drain: Drain | None = None,
@@ -75,6 +77,7 @@ def build_app(
         metrics: counters behind /metrics; None: a new registry.
         speech_model: shared by all sessions; None: Silero, loaded now.
         endpoint_model: judges turns for semantic_vad; None: silence alone ends turns.
+        speaker_model: for sessions that ignore other voices; None: none can.
         suspects: requests that were running when an engine died.
         drain: set when the process is about to stop; None: never.
         native_limits: limits on bodies for SGLang's own API.
@@ -90,6 +93,7 @@ def build_app(
         config=config,
         speech_model=speech_model or SileroModel(),
         endpoint_model=endpoint_model,
+        speaker_model=speaker_model,
         clock=clock or MonotonicClock(),
         metrics=metrics,
     )

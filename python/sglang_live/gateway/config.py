@@ -38,6 +38,7 @@ class GatewayConfig:
     default_instructions: system prompt of a session without instructions.
     about: what the page says of the model. suggestions: questions that it offers.
     recognises: the model has a recogniser of its own.
+    knows_voices: there is a speaker model, so that sessions ignore other voices by default.
     prefills_at_pauses: turn prefill of what a recogniser heard up to each pause of the user.
     turn_prefill_s: seconds of speech in each piece of a turn prefill; 0: no turn prefill.
     preheat: whether a conversation whose KV is lost is prefilled when its user begins to speak.
@@ -76,6 +77,7 @@ class GatewayConfig:
     about: str = ""
     suggestions: tuple[str, ...] = ()
     recognises: bool = False
+    knows_voices: bool = False
     prefills_at_pauses: bool = False
     turn_prefill_s: float = 0.0
     preheat: bool = False

@@ -105,7 +105,7 @@ class SessionMonitor:
         self._metrics.turn_ends.labels(reason).inc()
         self._note("speech_stopped", reason=reason)
 
-    def other_sound(self, what: Literal["echo", "side_talk"]) -> None:
+    def other_sound(self, what: Literal["echo", "side_talk", "other_voice"]) -> None:
         """The first of it after a while without."""
         self._note(what)
 

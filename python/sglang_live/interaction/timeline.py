@@ -10,9 +10,10 @@ Every event is {"t_s": seconds since the session began, "event": name} with more
 
     speech_suspected, speech_started   onset_t_s: onset of the voice, on the same axis
     speech_stopped                     reason: silence, verdict, client, no_audio, too_long, words
-    echo, side_talk                    the microphone hears the agent, or another person, after a
+    echo, side_talk, other_voice       the microphone hears the agent, or another person, after a
                                        while without
-    speech_dismissed                   decision: backchannel, noise; reason: short
+    speech_dismissed                   decision: backchannel, noise; reason: short; or
+                                       other_voice: far
     turn_committed
     response_created                   response
     first_audio                        response

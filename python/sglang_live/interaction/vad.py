@@ -227,6 +227,15 @@ class SpeechDetector:
         last_ms = self._speech_end // SAMPLES_PER_MS
         return self._speaking and self._paused and last_ms == pause.speech_end_ms
 
+    def dismiss(self) -> SpeechDismissed | None:
+        """The voice is no turn, however long it lasts. Returns it if it was suspected."""
+        if self._speaking:
+            return None
+        suspected = self._suspected
+        dismissed = self._dismiss() if suspected else None
+        self._leave_speech()
+        return dismissed
+
     def recall(self, dismissed: SpeechDismissed) -> tuple[SpeechStarted, SpeechStopped] | None:
         """The dismissed voice was a turn after all.
 

@@ -10,6 +10,7 @@ _PREFIX = "sglang_live_gateway_"
 # Finer around half a second, the time of a good response.
 _TTFP_BUCKETS_S = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 # An interruption should take effect within 0.2 s of the onset of speech.
+_COMPARISON_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15)
 _STOP_BUCKETS_S = (0.05, 0.1, 0.125, 0.15, 0.175, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.7, 1.0, 2.0)
 
 
@@ -138,6 +139,18 @@ class GatewayMetrics:
         )
         self.voice_words = self._counter(
             "voice_words", "Words of short voices over a response, by outcome.", "outcome"
+        )
+        self.voice_comparisons = self._counter(
+            "voice_comparisons", "Voices compared with the user's, by outcome.", "outcome"
+        )
+        self.voice_comparison_s = self._histogram(
+            "voice_comparison_seconds", "Duration of one, with waiting.", _COMPARISON_BUCKETS_S
+        )
+        self.voices_learnt = self._counter(
+            "voices_learnt", "Turns that the user's voice was learnt from, by outcome.", "outcome"
+        )
+        self.other_turns = self._counter(
+            "other_turns", "Turns without a response because another person spoke."
         )
         self.stop_latency_s = self._histogram(
             "stop_latency_seconds",

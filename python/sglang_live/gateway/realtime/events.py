@@ -48,6 +48,8 @@ class TurnDetectionForm(Strict):
     ignore_echo: bool | UnsetType | None = UNSET
     ignore_backchannels: bool | UnsetType | None = UNSET
     ignore_side_talk: bool | UnsetType | None = UNSET
+    ignore_other_voices: bool | UnsetType | None = UNSET
+    ignore_other_turns: bool | UnsetType | None = UNSET
     frame_ms: Annotated[int, Meta(ge=80, le=2_000, multiple_of=80)] | UnsetType | None = UNSET
     max_tokens: Annotated[int, Meta(ge=1, le=64)] | UnsetType | None = UNSET
     model_version: Ignored = None

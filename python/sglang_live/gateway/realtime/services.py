@@ -10,10 +10,12 @@ from sglang_live.gateway.rate_limits import OutOfBandSlots, RateLimits
 from sglang_live.gateway.realtime.context_limit import ContextLimit
 from sglang_live.gateway.realtime.item_budget import ItemBudget
 from sglang_live.gateway.realtime.turns.endpointing import Endpointing
+from sglang_live.gateway.realtime.turns.other_voices import OtherVoices, SpeakerThread
 from sglang_live.interaction.endpoint import EndpointModel
 from sglang_live.interaction.scoring import SpeechScorer
 from sglang_live.interaction.silero import SpeechModel
 from sglang_live.interaction.user_stats import UserPrior
+from sglang_live.interaction.voiceprint import SpeakerModel
 from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.telemetry.metrics import GatewayMetrics
 
@@ -22,6 +24,7 @@ from sglang_live.telemetry.metrics import GatewayMetrics
 class RealtimeServices:
     """
     endpoint_model: judges turns for semantic_vad; None: silence alone ends turns.
+    speaker_model: tells the user's voice from others; None: all voices are the user's.
     echo_thread: where microphones are compared with what was played.
     """
 
@@ -29,6 +32,7 @@ class RealtimeServices:
     config: GatewayConfig
     speech_model: SpeechModel
     endpoint_model: EndpointModel | None = None
+    speaker_model: SpeakerModel | None = None
     clock: Clock
     metrics: GatewayMetrics
     drain: Drain = field(default_factory=Drain)
@@ -39,6 +43,7 @@ class RealtimeServices:
     context_limit: ContextLimit = field(init=False)
     scorer: SpeechScorer = field(init=False)
     endpointing: Endpointing | None = field(init=False)
+    speaker_thread: SpeakerThread | None = field(init=False)
     echo_thread: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="echo")
     )
@@ -51,9 +56,18 @@ class RealtimeServices:
         self.scorer = SpeechScorer(self.speech_model)
         model = self.endpoint_model
         self.endpointing = Endpointing(model, self.clock, self.metrics) if model else None
+        speaker = self.speaker_model
+        self.speaker_thread = SpeakerThread(speaker) if speaker else None
+
+    def other_voices(self) -> OtherVoices | None:
+        """For one session; None without a speaker model."""
+        thread = self.speaker_thread
+        return OtherVoices(thread, self.clock, self.metrics) if thread else None
 
     def close(self) -> None:
         self.scorer.close()
         self.echo_thread.shutdown(wait=False, cancel_futures=True)
         if self.endpointing:
             self.endpointing.close()
+        if self.speaker_thread:
+            self.speaker_thread.close()

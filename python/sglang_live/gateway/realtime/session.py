@@ -150,6 +150,7 @@ class RealtimeSession:
             emit=self._emit,
             scorer=services.scorer,
             endpointing=services.endpointing,
+            others=services.other_voices(),
             clock=services.clock,
             metrics=services.metrics,
         )

@@ -124,7 +124,7 @@ def initial_config(model: str, default_voice: str, gateway: GatewayConfig) -> Se
         voice=default_voice,
         instructions=gateway.default_instructions,
         truncation=Truncation(retention=gateway.retention),
-        turn_detection=TurnDetection(vad=gateway.vad),
+        turn_detection=TurnDetection(vad=gateway.vad, ignore_other_voices=gateway.knows_voices),
     )
 
 
@@ -237,7 +237,7 @@ def _input_changes(
             None
             if frames
             else merge_turn_detection(
-                form.turn_detection, current.turn_detection, defaults.turn_detection.vad
+                form.turn_detection, current.turn_detection, defaults.turn_detection
             )
         )
     return changes

@@ -23,7 +23,8 @@ _SILENCE_MS_BY_EAGERNESS = {"low": 1200, "medium": 700, "auto": 700, "high": 400
 _FLAGS = ("create_response", "interrupt_response")
 _SERVER_VAD_NUMBERS = ("threshold", "prefix_padding_ms", "silence_duration_ms")
 # Not in the protocol.
-_IGNORED = ("ignore_echo", "ignore_backchannels", "ignore_side_talk")
+_OF_SPEAKER = ("ignore_other_voices", "ignore_other_turns")
+_IGNORED = ("ignore_echo", "ignore_backchannels", "ignore_side_talk", *_OF_SPEAKER)
 _EXTENSIONS = ("confirm_ms", *_IGNORED)
 _OF_BOTH = (*_FLAGS, *_EXTENSIONS, "model_version")
 _KEYS_OF = {
@@ -42,6 +43,10 @@ class TurnDetection:
     ignore_echo: the agent's own sound in the user's audio is no voice.
     ignore_backchannels: a listener's short sound does not interrupt.
     ignore_side_talk: over a response, a voice far softer and duller than the user's is no voice.
+    ignore_other_voices: over a response, a voice unlike the user's is no voice. The default says
+        whether the server has the speaker model that it takes.
+    ignore_other_turns: a turn in a voice unlike the user's has no response, and is not in the
+        model's history.
     shown: extensions of the protocol that the client has set, and which its echo has therefore.
     """
 
@@ -54,12 +59,24 @@ class TurnDetection:
     ignore_echo: bool = True
     ignore_backchannels: bool = True
     ignore_side_talk: bool = True
+    ignore_other_voices: bool = False
+    ignore_other_turns: bool = False
     shown: tuple[str, ...] = ()
 
     @property
     def takes_noise(self) -> bool:
         """Whether noise may count as speech: the threshold is below the default."""
         return self.vad.threshold < VadSettings().threshold
+
+    @property
+    def judges_turns(self) -> bool:
+        """Whether a turn may turn out to be none."""
+        return self.takes_noise or self.ignore_other_turns
+
+    @property
+    def knows_user(self) -> bool:
+        """Whether the user's voice is learnt."""
+        return self.ignore_other_voices or self.ignore_other_turns
 
     @property
     def tells_voices(self) -> bool:
@@ -90,16 +107,23 @@ def check_keys(form: TurnDetectionForm, current: TurnDetection | FrameSettings |
 
 
 def merge_turn_detection(
-    form: TurnDetectionForm | None, current: TurnDetection | None, defaults: VadSettings
+    form: TurnDetectionForm | None, current: TurnDetection | None, defaults: TurnDetection
 ) -> TurnDetection | None:
     """Apply a form: absent keys keep their value, null ones return to the default.
 
     Raises:
-        ClientEventError: unknown type or eagerness.
+        ClientEventError: unknown type or eagerness, or a setting that takes a speaker model.
     """
     if form is None:
         return None
-    default = TurnDetection(kind=_kind(form, current), vad=defaults)
+    for name in _OF_SPEAKER:
+        if getattr(form, name) is True and not defaults.ignore_other_voices:
+            raise ClientEventError(
+                f"This server has no speaker model, which {name} takes.",
+                code="no_speaker_model",
+                param=f"{_PATH}.{name}",
+            )
+    default = replace(defaults, kind=_kind(form, current))
     # Settings of one kind have no meaning for the other.
     base = current if current and current.kind == default.kind else default
     changes = {

@@ -3,7 +3,7 @@
 import pytest
 
 from sglang_live.gateway.realtime.events import TurnDetectionForm
-from sglang_live.gateway.realtime.turn_detection import merge_turn_detection
+from sglang_live.gateway.realtime.turn_detection import TurnDetection, merge_turn_detection
 from sglang_live.interaction.vad import VadSettings
 from test.unit.gateway.fakes import MODEL, FakeOrchestrator, connected, tone
 
@@ -254,7 +254,9 @@ async def test_a_new_input_format_holds_from_the_next_append():
 
 def test_idle_timeout_ms_has_an_effect_with_server_vad_only():
     merged = merge_turn_detection(
-        TurnDetectionForm(type="semantic_vad", idle_timeout_ms=5000), None, VadSettings()
+        TurnDetectionForm(type="semantic_vad", idle_timeout_ms=5000),
+        None,
+        TurnDetection(vad=VadSettings()),
     )
     assert merged.idle_timeout_ms is None
     assert "idle_timeout_ms" not in merged.to_json()

@@ -20,6 +20,7 @@ from sglang_live.gateway.realtime.outbox import Emit
 from sglang_live.gateway.realtime.responses.playout import Playout
 from sglang_live.gateway.realtime.session_config import SessionConfig
 from sglang_live.gateway.realtime.turn_detection import TurnDetection
+from sglang_live.gateway.realtime.turns.other_voices import OtherVoices
 from sglang_live.gateway.realtime.turns.voice_words import VoiceWords
 from sglang_live.interaction.backchannel import OUTLAST_MS, begins_at, has_hiss
 from sglang_live.interaction.barge_in import BargeIn
@@ -54,7 +55,8 @@ class OverResponse:
     interrupt: ends all responses; what was heard of them stays.
     buffer: with the microphone's audio.
     recognises: the model has a recogniser; without one, words are known if the client transcribes.
-    on_words: called with a dismissed voice whose words take the turn.
+    others: whose voice it is; None: any voice may be the user's.
+    on_words: called with a dismissed voice that is a turn after all.
     """
 
     playout: Playout
@@ -66,6 +68,7 @@ class OverResponse:
     metrics: GatewayMetrics
     words: VoiceWords
     recognises: bool
+    others: OtherVoices | None
     on_words: Callable[[SpeechDismissed], None]
 
     def __post_init__(self) -> None:
@@ -78,7 +81,8 @@ class OverResponse:
             lambda: self._tell_ignored("undecided", "limit"),
         )
         self._user = UserVoice()
-        self._by_words = False  # the turn that starts was dismissed before
+        self._recalled: str | None = None  # why the turn that starts, dismissed before, is one
+        self._would_start = False  # the voice would be a turn if its speaker did not matter
         self._told_ms: int | None = None  # onset of a voice whose decision the client awaits
 
     def prepare(self, detector: SpeechDetector, detection: TurnDetection) -> None:
@@ -95,16 +99,23 @@ class OverResponse:
         detector.outlast_ms = 0
         if not detector.confirming or detector.speaking:
             self._user.forget()
+            if self.others:
+                self.others.forget()
+            self._would_start = False
             return scores
-        if detection.ignore_side_talk and self._user.is_known:
-            scores = self._without_side_talk(scores, threshold, end)
-        if detection.ignore_backchannels and (scores >= threshold).any():
-            detector.outlast_ms = self._outlast_ms(scores, detector, detection)
+        scores = await self._of_the_user(scores, detector, detection)
+        if (scores >= threshold).any():
+            if detection.ignore_backchannels:
+                detector.outlast_ms = self._outlast_ms(scores, detector, detection)
+            self._wait_for_speaker(detector, detection)
         return scores
 
-    def learn(self, pcm: npt.NDArray[np.int16], silence_ms: int) -> None:
+    def learn(self, pcm: npt.NDArray[np.int16], silence_ms: int, detection: TurnDetection) -> None:
         """A turn of the user, [n] int16 at 16 kHz, which ends with this silence."""
-        self._user.learn(pcm[: max(len(pcm) - silence_ms * SAMPLES_PER_MS, 0)])
+        pcm = pcm[: max(len(pcm) - silence_ms * SAMPLES_PER_MS, 0)]
+        self._user.learn(pcm)
+        if self.others and detection.knows_user:
+            self.others.learn(pcm, of_user_only=detection.ignore_other_turns)
 
     def heard(self, event: SpeechSuspected | SpeechDismissed, config: SessionConfig) -> None:
         assert config.turn_detection is not None
@@ -120,8 +131,7 @@ class OverResponse:
             self._barge_in.withdraw()
             return
         if self.playout.audible:
-            reason = "lasting" if detector.outlast_ms else "voice"
-            reason = "words" if self._by_words else reason
+            reason = self._recalled or ("lasting" if detector.outlast_ms else "voice")
             self.metrics.voice_over_response.labels("turn", reason).inc()
         self._barge_in.interrupt(onset_s)
 
@@ -132,6 +142,8 @@ class OverResponse:
 
     async def close(self) -> None:
         self.withdraw()
+        if self.others:
+            self.others.close()
         await self.words.close()
 
     def _suspected(self, onset_ms: int, detection: TurnDetection) -> None:
@@ -145,6 +157,9 @@ class OverResponse:
 
     def _dismissed(self, event: SpeechDismissed, config: SessionConfig) -> None:
         """The voice ended too early to be a turn."""
+        if self._would_start:
+            self._recall(event, "undecided")  # it was only too short to know its speaker
+            return
         start, end = event.onset_ms * SAMPLES_PER_MS, event.speech_end_ms * SAMPLES_PER_MS
         decision = "noise" if has_hiss(self.buffer.peek(begins_at(start), end)) else "backchannel"
         self._barge_in.dismiss(decision, "short")
@@ -157,17 +172,54 @@ class OverResponse:
         if self.recognises or transcription is not None:
             voice = self.buffer.peek(start - _AROUND_WORDS, end + _AROUND_WORDS)
             language = transcription.get("language") if transcription else None
-            self.words.judge(voice, language, lambda: self._takes_turn(event))
+            self.words.judge(voice, language, lambda: self._recall(event, "words"))
 
-    def _takes_turn(self, event: SpeechDismissed) -> None:
-        self._by_words = True
+    def _recall(self, event: SpeechDismissed, why: str) -> None:
+        self._recalled, self._would_start = why, False
         self.on_words(event)
-        self._by_words = False
+        self._recalled = None
 
-    def _without_side_talk(self, scores: Scores, threshold: float, end: int) -> Scores:
+    async def _of_the_user(
+        self, scores: Scores, detector: SpeechDetector, detection: TurnDetection
+    ) -> Scores:
+        """0 for the voices of other people, as far as they can be told."""
+        threshold, end = detector.settings.threshold, detector.due_end
         pcm = self.buffer.peek(end - len(scores) * WINDOW_SAMPLES, end)
         if len(pcm) < len(scores) * WINDOW_SAMPLES:
             return scores  # it has left the buffer
+        is_certain = False
+        if self.others and detection.ignore_other_voices and detection.vad.confirm_ms:
+            before = self.others.state
+            if await self.others.hear(pcm, scores >= threshold) == "far":
+                if before != "far":
+                    self._is_another_voice(detector)
+                return np.where(scores >= threshold, np.float32(0), scores)
+            is_certain = self.others.is_certain
+        # A user who has moved away is as soft and dull as another person.
+        if detection.ignore_side_talk and self._user.is_known and not is_certain:
+            scores = self._without_side_talk(scores, threshold, pcm)
+        return scores
+
+    def _is_another_voice(self, detector: SpeechDetector) -> None:
+        self.metrics.voice_over_response.labels("other_voice", "far").inc()
+        self.monitor.other_sound("other_voice")
+        self._would_start = False
+        if dismissed := detector.dismiss():
+            self._barge_in.dismiss("other_voice", "far")
+            self._tell_ignored("other_voice", "far", dismissed.speech_end_ms)
+
+    def _wait_for_speaker(self, detector: SpeechDetector, detection: TurnDetection) -> None:
+        """A voice whose speaker is not known yet must last until they are."""
+        if not (self.others and detection.ignore_other_voices and detection.vad.confirm_ms):
+            return
+        needed_ms = max(detection.vad.confirm_ms, detector.outlast_ms)
+        waits_ms = self.others.outlast_ms
+        self._would_start = waits_ms > needed_ms and self.others.voiced_ms >= needed_ms
+        detector.outlast_ms = max(detector.outlast_ms, waits_ms)
+
+    def _without_side_talk(
+        self, scores: Scores, threshold: float, pcm: npt.NDArray[np.int16]
+    ) -> Scores:
         n_before = self._user.n_far
         scores = self._user.without_others(scores, threshold, sound_of(pcm))
         if self._user.n_far and not n_before:

@@ -32,6 +32,7 @@ from sglang_live.gateway.realtime.turns.endpointing import Endpointing, JudgedPa
 from sglang_live.gateway.realtime.turns.frame_mode import FrameMode, NoTurnsError
 from sglang_live.gateway.realtime.turns.input_transcription import InputTranscription
 from sglang_live.gateway.realtime.turns.missing_audio import MissingAudio
+from sglang_live.gateway.realtime.turns.other_voices import OtherVoices
 from sglang_live.gateway.realtime.turns.over_response import OverResponse
 from sglang_live.gateway.realtime.turns.pauses import speculates, vad_settings
 from sglang_live.gateway.realtime.turns.turn_prefill import TurnPrefill
@@ -79,6 +80,7 @@ class TurnTaking:
     emit: Emit
     scorer: SpeechScorer
     endpointing: Endpointing | None
+    others: OtherVoices | None
     clock: Clock
     metrics: GatewayMetrics
 
@@ -107,6 +109,7 @@ class TurnTaking:
             metrics=self.metrics,
             words=VoiceWords(self.transcripts.session, self.clock, self.metrics),
             recognises=self.gateway.recognises,
+            others=self.others,
             on_words=self._on_words,
         )
         self.responses.on_done = self._on_response_done
@@ -242,8 +245,7 @@ class TurnTaking:
             return
         if detector.speaking:
             self._turn_prefill.grow(self._buffer, self._turn_start_ms * SAMPLES_PER_MS)
-            noise = detection is not None and detection.takes_noise
-            clips = () if noise else self._turn_prefill.final_clips
+            clips = () if detection and detection.judges_turns else self._turn_prefill.final_clips
             self.transcripts.grow(self._item_id, clips, self.config.transcription)
         if self._buffer.excess_samples:
             self._drop_excess()
@@ -315,21 +317,23 @@ class TurnTaking:
         self.endpointing.judge(judged, detection.eagerness)
 
     def _on_stopped(self, event: SpeechStopped) -> None:
-        assert self.config.turn_detection is not None
+        detection = self.config.turn_detection
+        assert detection is not None
         self._emit_stopped(event)
         start, end = self._turn_start_ms * SAMPLES_PER_MS, event.at_ms * SAMPLES_PER_MS
         audio, is_speech = self._buffer.take(start, end), None
-        self._over_response.learn(audio.pcm, event.at_ms - event.speech_end_ms)
-        if self.config.turn_detection.takes_noise:
+        if detection.takes_noise:
             is_speech = partial(has_speech, audio.pcm, self.scorer.model)
+        if detection.ignore_other_turns and self.others:
+            is_speech = partial(self.others.is_turn, audio.pcm, self.others.known, is_speech)
+        self._over_response.learn(audio.pcm, event.at_ms - event.speech_end_ms, detection)
         utterance = None
         if self._pause_ms is not None:
             # As a speculative turn hears it, whether or not there is one.
             heard = audio.pcm[: (self._pause_ms - self._turn_start_ms) * SAMPLES_PER_MS]
-            so_far = self._turn_prefill.so_far(AudioPart(heard))
-            utterance = self.turn_runner.speculated or so_far
+            utterance = self.turn_runner.speculated or self._turn_prefill.so_far(AudioPart(heard))
         self._commit(audio, is_speech, utterance)
-        if self.config.turn_detection.create_response:
+        if detection.create_response:
             self._respond(event.speech_end_ms)
 
     def _emit_stopped(self, event: SpeechStopped) -> None:
