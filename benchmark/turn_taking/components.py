@@ -225,9 +225,9 @@ def hear_interruptions(hearing: Hearing, confirm_ms: int, ignores: bool) -> list
             [(scores, state)] = hearing.scores.score([due])
             if ignores and not detector.speaking:
                 scores = _own_voice(hearing, user, detector, scores)
-                detector.outlast_ms = _outlast_ms(hearing, detector, scores)
+                detector.outlast_ms = outlast_ms(hearing, detector, scores)
             found = detector.scored(scores, state)
-            decisions += [each for event in found if (each := _of(event, at_ms))]
+            decisions += [each for event in found if (each := decision_of(event, at_ms))]
     return decisions
 
 
@@ -235,15 +235,29 @@ def _own_voice(
     hearing: Hearing, user: UserVoice, detector: SpeechDetector, scores: np.ndarray
 ) -> np.ndarray:
     """As EchoFilter and OverResponse filter scores."""
-    scores, end, threshold = scores.copy(), detector.due_end, detector.settings.threshold
-    if hearing.playing is not None and (scores >= threshold).any():
-        is_voice = hearing.shares(end)[-len(scores) :] >= LEAST_SHARE
+    scores = without_echo(hearing, detector, scores)
+    if not user.is_known:
+        return scores
+    pcm = due_windows(hearing, detector, scores)
+    return user.without_others(scores, detector.settings.threshold, sound_of(pcm))
+
+
+def without_echo(hearing: Hearing, detector: SpeechDetector, scores: np.ndarray) -> np.ndarray:
+    """As EchoFilter filters scores."""
+    scores = scores.copy()
+    if hearing.playing is not None and (scores >= detector.settings.threshold).any():
+        is_voice = hearing.shares(detector.due_end)[-len(scores) :] >= LEAST_SHARE
         scores[-len(is_voice) :] = np.where(is_voice, scores[-len(is_voice) :], 0)
-    pcm = hearing.pcm[end - len(scores) * WINDOW_SAMPLES : end]
-    return user.without_others(scores, threshold, sound_of(pcm)) if user.is_known else scores
+    return scores
 
 
-def _outlast_ms(hearing: Hearing, detector: SpeechDetector, scores: np.ndarray) -> int:
+def due_windows(hearing: Hearing, detector: SpeechDetector, scores: np.ndarray) -> np.ndarray:
+    """Audio of the windows that are being scored."""
+    end = detector.due_end
+    return hearing.pcm[end - len(scores) * WINDOW_SAMPLES : end]
+
+
+def outlast_ms(hearing: Hearing, detector: SpeechDetector, scores: np.ndarray) -> int:
     voiced = scores >= detector.settings.threshold
     if not voiced.any():
         return 0
@@ -254,7 +268,7 @@ def _outlast_ms(hearing: Hearing, detector: SpeechDetector, scores: np.ndarray) 
     return 0 if has_hiss(heard) else OUTLAST_MS
 
 
-def _of(event: SpeechEvent, at_ms: float) -> Decision | None:
+def decision_of(event: SpeechEvent, at_ms: float) -> Decision | None:
     match event:
         case SpeechSuspected():
             return Decision("held", at_ms)

@@ -1,10 +1,11 @@
-"""Write the tables and the chart of docs/turn_taking.md from the newest document of a run.
+"""Write the tables and the chart of docs/turn_taking.md from the newest documents of its runs.
 
 python -m benchmark.turn_taking.page
 """
 
 from benchmark.summary import BEGIN, END, RESULTS, ROOT, newest
 from benchmark.turn_taking.chart import draw
+from benchmark.turn_taking.other_voices import tables as other_voices_tables
 from benchmark.turn_taking.report import (
     INTERRUPTION_HEAD,
     SHARE_HEAD,
@@ -15,6 +16,7 @@ from benchmark.turn_taking.report import (
 from sglang_live.interaction.vad import VadSettings
 
 PAGE = ROOT / "docs" / "turn_taking.md"
+OTHER_VOICES = "<!-- other_voices:begin -->", "<!-- other_voices:end -->"
 CHART = ROOT / "docs" / "img" / "turn_taking.svg"
 
 
@@ -40,12 +42,30 @@ def measured(document: dict) -> str:
     return "\n".join(lines)
 
 
+def other_voices(document: dict) -> str:
+    """The text between the markers of the section on other voices."""
+    lines = [
+        f"{document['device']}, commit {document['git_commit'][:9]}, split "
+        f"`{document['config']['split']}`, error rates over both splits.",
+        "",
+        *other_voices_tables(document),
+    ]
+    return "\n".join(lines)
+
+
+def _replaced(page: str, markers: tuple[str, str], text: str) -> str:
+    begin, end = markers
+    before, rest = page.split(f"{begin}\n")
+    return f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}"
+
+
 def main() -> None:
     document = newest(RESULTS, "turn_taking")
     assert document is not None, "no document: run python -m benchmark.turn_taking --json first"
-    before, rest = PAGE.read_text().split(f"{BEGIN}\n")
-    after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n{measured(document)}\n{END}{after}")
+    page = _replaced(PAGE.read_text(), (BEGIN, END), measured(document))
+    voices = newest(RESULTS, "other_voices")
+    assert voices is not None, "no document: run python -m benchmark.turn_taking.other_voices first"
+    PAGE.write_text(_replaced(page, OTHER_VOICES, other_voices(voices)))
     draw(document["ends"], CHART)
 
 

@@ -11,6 +11,7 @@ from benchmark.turn_taking import sounds
 from benchmark.turn_taking.clips import Clip, split_of
 from benchmark.turn_taking.cutting import backchannels_of, beginnings_of
 from benchmark.turn_taking.timeline import Span, Stimulus
+from sglang_live.core import INPUT_RATE_HZ
 
 INTERRUPTION, BACKCHANNEL, SIDE_TALK = "interruption", "backchannel", "side_talk"
 OVER_ECHO = "interruption_over_echo"
@@ -22,6 +23,7 @@ SOFT_BACKCHANNEL = "backchannel_at_its_level"
 IN_MEETING = "interruption_in_a_meeting"
 # A sound from the beginning of a turn to a soft moment: about a word, as "stop" is.
 WORD = "interruption_of_a_word"
+TELEVISION, SECOND_SPEAKER = "television", "second_speaker"
 ECHO_DB = (-10, -20, -30)
 ECHO_DELAYS_MS = (20, 100, 200, 400)
 _OVER_ECHO = -20.0, 100.0
@@ -40,6 +42,10 @@ _SIDE_DB, _SIDE_TAPS = -15.0, 8
 # A loudspeaker across the room: all frequencies, more of the room than of the loudspeaker.
 _TELEVISION_DB, _TELEVISION_DIRECT_DB = -10.0, -3.0
 _WORD_MS = 250.0, 500.0
+# A user who has gone some metres away; one who also speaks to the wall.
+_SOFTER_DB, _ACROSS_DB, _ACROSS_DIRECT_DB, _AWAY_DB, _AWAY_TAPS = -12.0, -6.0, 3.0, -8.0, 4
+_TELEPHONE_HZ = 300.0, 3400.0
+_LOWER = 1.05
 
 _SYNTHETIC: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "keyboard_synthetic": sounds.keyboard,
@@ -51,10 +57,10 @@ _SYNTHETIC: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 def stimuli(clips: Sequence[Clip], split: str) -> list[Stimulus]:
     """All stimuli of the groups of a split."""
     own = [clip for clip in clips if split_of(clip.group) == split]
-    long = _long(own)
+    long = long_clips(own)
     return [
         *voices(clips, split),
-        *_over_echo(long),
+        *over_echo(long),
         *(_noise(clip) for clip in own if clip.kind in ("noise", "music", "music+vocals")),
         *_synthetic(split),
         *_echoes(long),
@@ -64,17 +70,17 @@ def stimuli(clips: Sequence[Clip], split: str) -> list[Stimulus]:
 def voices(clips: Sequence[Clip], split: str) -> list[Stimulus]:
     """Those of people, without the agent's sound."""
     own = [clip for clip in clips if split_of(clip.group) == split]
-    long = _long(own)
+    long = long_clips(own)
     return [
         *map(_interruption, long),
         *map(_word, long),
         *(found for clip in own for found in _from_meeting(clip)),
         *_others(long, SIDE_TALK, _side_talk),
-        *_others(long, "television", _television),
+        *_others(long, TELEVISION, _television),
     ]
 
 
-def _long(clips: Sequence[Clip]) -> list[Clip]:
+def long_clips(clips: Sequence[Clip]) -> list[Clip]:
     least = sounds.samples(_LEAST_MS)
     return [clip for clip in clips if clip.kind == "speech" and len(clip.pcm) >= least]
 
@@ -121,7 +127,7 @@ def _word(clip: Clip) -> Stimulus:
     return Stimulus(clip.name, clip.group, WORD, pcm, _ONSET_MS, earlier=_earlier(clip))
 
 
-def _over_echo(clips: Sequence[Clip]) -> Iterable[Stimulus]:
+def over_echo(clips: Sequence[Clip]) -> Iterable[Stimulus]:
     """Each voice interrupts an agent that speaks with the voice of the next group."""
     for number, clip in enumerate(clips):
         others = [c for c in (*clips[number:], *clips[:number]) if c.group != clip.group]
@@ -184,6 +190,69 @@ def _others(
         earlier = _earlier(users[0]) if users else None
         pcm = _heard(make(clip), sounds.soft_noise(clip.name))
         yield Stimulus(clip.name, clip.group, kind, pcm, _ONSET_MS, earlier=earlier)
+
+
+def of_other_people(clips: Sequence[Clip], split: str) -> list[Stimulus]:
+    """A television and a second speaker beside the microphone, in a session of each other user."""
+    long = long_clips([clip for clip in clips if split_of(clip.group) == split])
+    found = []
+    for kind, make in ((TELEVISION, _television), (SECOND_SPEAKER, _voice)):
+        for clip in long:
+            users = {c.group: c for c in long if c.group != clip.group}
+            for group, user in users.items():
+                pcm = _heard(make(clip), sounds.soft_noise(clip.name))
+                name, earlier = f"{clip.name} for {group}", _earlier(user)
+                found.append(Stimulus(name, clip.group, kind, pcm, _ONSET_MS, earlier=earlier))
+    return found
+
+
+def of_changed_users(clips: Sequence[Clip], split: str) -> list[Stimulus]:
+    """Interruptions by a user who sounds otherwise than in the turn before."""
+    long = long_clips([clip for clip in clips if split_of(clip.group) == split])
+    return [
+        Stimulus(
+            clip.name,
+            clip.group,
+            f"{INTERRUPTION}_{how}",
+            _heard(change(_voice(clip), clip.name), _tone(clip)),
+            _ONSET_MS,
+            earlier=_earlier(clip),
+        )
+        for how, change in CHANGES.items()
+        for clip in long
+    ]
+
+
+def _across_the_room(voice: np.ndarray, name: str) -> np.ndarray:
+    return sounds.louder(sounds.in_room(voice, _ACROSS_DIRECT_DB, name), _ACROSS_DB)
+
+
+def _turned_away(voice: np.ndarray, name: str) -> np.ndarray:
+    dull = np.convolve(voice, np.ones(_AWAY_TAPS) / _AWAY_TAPS, mode="same").astype(np.int16)
+    return sounds.louder(sounds.in_room(dull, _ACROSS_DIRECT_DB, name), _AWAY_DB)
+
+
+def _telephone(voice: np.ndarray, _name: str) -> np.ndarray:
+    spectrum = np.fft.rfft(voice / 1.0)
+    hz = np.fft.rfftfreq(len(voice), 1 / INPUT_RATE_HZ)
+    spectrum[(hz < _TELEPHONE_HZ[0]) | (hz > _TELEPHONE_HZ[1])] = 0
+    return np.fft.irfft(spectrum, len(voice)).clip(-32768, 32767).astype(np.int16)
+
+
+def _hoarse(voice: np.ndarray, _name: str) -> np.ndarray:
+    """Pitch and formants 5 % lower, as by a swollen throat."""
+    at = np.arange(0, len(voice) - 1, 1 / _LOWER)
+    return np.interp(at, np.arange(len(voice)), voice).astype(np.int16)
+
+
+# How a user's voice may differ from the turn before.
+CHANGES: dict[str, Callable[[np.ndarray, str], np.ndarray]] = {
+    "softer": lambda voice, _name: sounds.louder(voice, _SOFTER_DB),
+    "across_the_room": _across_the_room,
+    "turned_away": _turned_away,
+    "by_telephone": _telephone,
+    "with_a_lower_voice": _hoarse,
+}
 
 
 def _side_talk(clip: Clip) -> np.ndarray:
