@@ -20,7 +20,10 @@ from benchmark.turn_taking.scoring import interruption_figures
 from benchmark.turn_taking.speaker_cost import cost, served
 from benchmark.turn_taking.speakers import Listening, RememberedEmbeddings
 from benchmark.turn_taking.stimuli import (
+    INTERRUPTION,
+    SECOND_SPEAKER,
     TELEVISION,
+    by_telephone,
     long_clips,
     of_changed_users,
     of_other_people,
@@ -57,6 +60,8 @@ def main() -> None:
         *of_changed_users(clips, args.split),
         *of_other_people(clips, args.split),
     ]
+    narrow = (s for s in stimuli if s.kind in (INTERRUPTION, TELEVISION, SECOND_SPEAKER))
+    stimuli += by_telephone(list(narrow))
     document = {
         "benchmark": "other_voices",
         **facts(),
@@ -142,7 +147,11 @@ def voice_table(rows: Sequence[dict]) -> list[str]:
 def strictness_table(rows: Sequence[dict]) -> list[str]:
     """What each strictness costs and gains."""
     kinds = ("television", "second_speaker", "interruption", "interruption_of_a_word")
-    changed = sorted({r["kind"] for r in rows if r["kind"].startswith("interruption_")} - {*kinds})
+    changed = [
+        kind
+        for kind in dict.fromkeys(row["kind"] for row in rows)
+        if kind.startswith("interruption_") and kind not in kinds
+    ]
     lines = [
         f"| bounds | {' | '.join(kinds)} | reaction of an interruption, P50 / P95 "
         "| other interruptions |",

@@ -4,6 +4,7 @@ Voices are recordings. A noise whose name ends in `_synthetic` is computed from 
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -204,6 +205,19 @@ def of_other_people(clips: Sequence[Clip], split: str) -> list[Stimulus]:
                 name, earlier = f"{clip.name} for {group}", _earlier(user)
                 found.append(Stimulus(name, clip.group, kind, pcm, _ONSET_MS, earlier=earlier))
     return found
+
+
+def by_telephone(stimuli: Iterable[Stimulus]) -> list[Stimulus]:
+    """The same in a session by telephone, with the turn before."""
+    return [
+        replace(
+            each,
+            kind=f"{each.kind}_all_by_telephone",
+            pcm=_telephone(each.pcm, each.name),
+            earlier=None if each.earlier is None else _telephone(each.earlier, each.name),
+        )
+        for each in stimuli
+    ]
 
 
 def of_changed_users(clips: Sequence[Clip], split: str) -> list[Stimulus]:

@@ -49,6 +49,9 @@ _FORGOTTEN, _FAR_FORGOTTEN = 7, 47
 _RANGE_DB = 20.0
 _LEAST_LEARNT, _MOST_LEARNT = 30, 125
 _LEARNT_EVERY = 8
+# A turn is learnt a second time as by telephone, so that a user may change the microphone.
+_NARROW_HZ = 300.0, 3400.0
+_VARIANTS = 2
 # The user is heard in two of these turns, so that one by another person changes nothing.
 _TURNS = 5
 
@@ -87,7 +90,7 @@ class Voiceprint:
     def is_of_user(self, embeddings: Floats) -> bool:
         """Whether a turn is the user's, as far as that is known; the same embeddings."""
         n = len(embeddings)
-        similarity = self.similarity(LENGTHS[n - 1], _directions(embeddings)[-1]) if n else None
+        similarity = self.similarity(LENGTHS[n - 1], _directions(embeddings)[-1, 0]) if n else None
         return similarity is None or similarity >= _LEAST_OF_TURN
 
     @property
@@ -104,34 +107,44 @@ class Voiceprint:
             None if no turn was as long.
         """
         turns = [turn[n_windows] for turn in self._turns if n_windows in turn]
-        similar = sorted((float(each @ embedding) for each in turns), reverse=True)
+        similar = sorted((float((each @ embedding).max()) for each in turns), reverse=True)
         return similar[1 if len(similar) > 2 else 0] if similar else None
 
 
 def _directions(embeddings: Floats) -> Floats:
-    """[n_lengths, width] of [n_lengths, n_parts, width]."""
-    means = embeddings.mean(axis=1)
-    directions: Floats = means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-9)
+    """[n_lengths, _VARIANTS, width] of [n_lengths, n_parts, width]."""
+    n_lengths, _, width = embeddings.shape
+    means = embeddings.reshape(n_lengths, _VARIANTS, -1, width).mean(axis=2)
+    directions: Floats = means / np.maximum(np.linalg.norm(means, axis=2, keepdims=True), 1e-9)
     return directions
+
+
+def _narrow(voice: Pcm) -> Pcm:
+    """The voice as a telephone transmits it."""
+    spectrum = np.fft.rfft(voice.astype(np.float32))
+    hz = np.fft.rfftfreq(len(voice), 1 / INPUT_RATE_HZ)
+    spectrum[(hz < _NARROW_HZ[0]) | (hz > _NARROW_HZ[1])] = 0
+    return np.fft.irfft(spectrum, len(voice)).clip(-32_768, 32_767).astype(np.int16)
 
 
 def parts_of(turn: Pcm) -> tuple[list[Pcm], list[int]]:
     """What is to be embedded of a turn, and the lengths in samples at which it is.
 
     Returns:
-        Parts of one length; none if there is too little voice.
+        Parts of one length, then the same as by telephone; none if there is too little voice.
     """
     n = len(turn) // WINDOW_SAMPLES
     windows = turn[: n * WINDOW_SAMPLES].reshape(n, WINDOW_SAMPLES)
     power = (windows.astype(np.float32) ** 2).mean(axis=1)
     loud = power >= max(power.max(initial=0.0) * 10 ** (-_RANGE_DB / 10), 1.0)
-    voice = windows[loud][-_MOST_LEARNT:]
-    if len(voice) < _LEAST_LEARNT:
+    voice = windows[loud][-_MOST_LEARNT:].reshape(-1)
+    n = len(voice) // WINDOW_SAMPLES
+    if n < _LEAST_LEARNT:
         return [], []
-    longest = max(length for length in LENGTHS if length <= len(voice))
-    starts = range(0, len(voice) - longest + 1, _LEARNT_EVERY)
-    parts = [voice[at : at + longest].reshape(-1) for at in starts]
-    return parts, [length * WINDOW_SAMPLES for length in LENGTHS if length <= longest]
+    lengths = [length * WINDOW_SAMPLES for length in LENGTHS if length <= n]
+    starts = range(0, len(voice) - lengths[-1] + 1, _LEARNT_EVERY * WINDOW_SAMPLES)
+    variants = voice, _narrow(voice)
+    return [each[at : at + lengths[-1]] for each in variants for at in starts], lengths
 
 
 class HeardVoice:

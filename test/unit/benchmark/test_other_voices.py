@@ -12,7 +12,7 @@ from benchmark.turn_taking.stimuli import CHANGES
 from test.unit.gateway.fakes import LoudnessModel
 
 RATE = 16_000
-NOISE = np.random.default_rng(3).normal(0, 4000, 2 * RATE).astype(np.int16)
+NOISE = np.random.default_rng(3).normal(0, 8000, 2 * RATE).clip(-32768, 32767).astype(np.int16)
 SILENCE = np.zeros(RATE, np.int16)
 
 
@@ -24,7 +24,7 @@ class FakeSpeakerModel:
 
     def embed(self, sounds, lengths=()):
         self.n_calls += 1
-        loud = np.array([np.abs(pcm).mean() > 2500 for pcm in sounds])
+        loud = np.array([np.abs(pcm).mean() > 3200 for pcm in sounds])
         found = np.where(loud[:, None], [1.0, 0.0], [0.0, 1.0]).astype(np.float32)
         return np.tile(found, (max(1, len(lengths)), 1, 1))
 
@@ -37,14 +37,14 @@ def decisions(voice: np.ndarray, earlier: np.ndarray | None) -> list[str]:
 
 
 def test_the_users_voice_stops_the_agent_and_another_one_only_holds_it():
-    soft = (NOISE * 0.7).astype(np.int16)
+    soft = (NOISE * 0.4).astype(np.int16)
     assert decisions(NOISE, NOISE) == ["held", "stopped"]
     assert decisions(soft, NOISE)[:2] == ["held", "released"]
     assert "stopped" not in decisions(soft, NOISE)
 
 
 def test_without_an_earlier_turn_any_voice_stops_it():
-    assert decisions((NOISE * 0.7).astype(np.int16), None) == ["held", "stopped"]
+    assert decisions((NOISE * 0.4).astype(np.int16), None) == ["held", "stopped"]
 
 
 def test_an_embedding_is_computed_once():

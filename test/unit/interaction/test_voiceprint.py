@@ -12,8 +12,8 @@ LONGEST = LENGTHS[-1]
 
 
 def embeddings(angle: float, n_lengths: int = len(LENGTHS)) -> np.ndarray:
-    """Of one part of a turn: [n_lengths, 1, 2], all in a direction."""
-    return np.tile(np.float32([np.cos(angle), np.sin(angle)]), (n_lengths, 1, 1))
+    """Of one part of a turn, and of the same by telephone: [n_lengths, 2, 2]."""
+    return np.tile(np.float32([np.cos(angle), np.sin(angle)]), (n_lengths, 2, 1))
 
 
 def knows(*angles: float) -> Voiceprint:
@@ -91,8 +91,25 @@ def test_of_a_turn_its_last_voice_is_learnt_without_its_pauses():
     parts, lengths = parts_of(np.concatenate((turn_of(3.0), pause, turn_of(3.0))))
     assert lengths == [n * WINDOW_SAMPLES for n in LENGTHS]
     assert {len(part) for part in parts} == {LONGEST * WINDOW_SAMPLES}
-    assert len(parts) == 10
+    assert len(parts) == 20
     assert min(np.abs(part[:-WINDOW_SAMPLES]).mean() for part in parts) > 1000
+
+
+def test_a_turn_is_learnt_as_by_telephone_too():
+    parts, _ = parts_of(turn_of(3.0))
+    as_heard, narrow = parts[: len(parts) // 2], parts[len(parts) // 2 :]
+    for wide, small in zip(as_heard, narrow, strict=True):
+        power = np.abs(np.fft.rfft(small.astype(float))) ** 2
+        hz = np.fft.rfftfreq(len(small), 1 / INPUT_RATE_HZ)
+        assert power[(hz > 250) & (hz < 3500)].sum() > 0.95 * power.sum()
+        assert wide.astype(float).std() > 1.4 * small.astype(float).std()
+
+
+def test_a_user_by_telephone_is_as_similar_as_in_the_turn_as_by_telephone():
+    user = Voiceprint()
+    heard, narrow = embeddings(0.0)[:, :1], embeddings(1.5)[:, :1]
+    user.learn(np.concatenate((heard, narrow), axis=1))
+    assert like(user, 0.0) == like(user, 1.5) == pytest.approx(1)
 
 
 def test_a_shorter_turn_has_shorter_parts():

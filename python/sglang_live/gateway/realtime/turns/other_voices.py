@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 _PATIENCE_S = 0.1
 # The user's next voice over a response comes later than this.
 _LEARNING_S = 2.0
+# Parts of a turn that are embedded at once, 20 ms, for which comparisons of others wait.
+_BATCH = 5
 
 
 @dataclass(eq=False)
@@ -158,7 +160,13 @@ class OtherVoices:
             return
         outcome = "learnt"
         try:
-            embeddings = await self._thread.embed(parts, lengths, _LEARNING_S)
+            embeddings = np.concatenate(
+                [
+                    await self._thread.embed(parts[at : at + _BATCH], lengths, _LEARNING_S)
+                    for at in range(0, len(parts), _BATCH)
+                ],
+                axis=1,
+            )
             if not of_user_only or self._voiceprint.is_of_user(embeddings):
                 self._voiceprint.learn(embeddings)
             else:
