@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
+from benchmark.summary import RESULTS, newest
 from benchmark.turn_taking.clips import Clip
 from benchmark.turn_taking.components import Hearing, RememberedScores
 from benchmark.turn_taking.cutting import Unit
 from benchmark.turn_taking.equal_errors import by_speaker, equal_error, voice_of
+from benchmark.turn_taking.page import OTHER_VOICES, PAGE, other_voices
 from benchmark.turn_taking.speakers import Listening, RememberedEmbeddings
 from benchmark.turn_taking.stimuli import CHANGES
 from test.unit.gateway.fakes import LoudnessModel
@@ -80,3 +82,8 @@ def test_a_changed_voice_is_other_audio_of_about_the_same_length(change):
     assert changed.dtype == np.int16
     assert 0.9 < len(changed) / len(NOISE) < 1.1
     assert not np.array_equal(changed[:RATE], NOISE[:RATE])
+
+
+def test_the_page_holds_the_newest_document():
+    begin, end = OTHER_VOICES
+    assert f"{begin}\n{other_voices(newest(RESULTS, 'other_voices'))}\n{end}" in PAGE.read_text()
