@@ -145,6 +145,11 @@ def test_a_stage_that_does_not_start_is_reported_and_removed(tmp_path, monkeypat
         ("thinker", ["--cpu-weights", "int8"], "--cpu-weights: this model only speaks"),
         ("thinker", ["--speculate-ms", "200"], "--speculate-ms: this model only speaks"),
         (
+            "thinker",
+            ["--speaker-model", "resemblyzer"],
+            "--speaker-model: this model only speaks",
+        ),
+        (
             "talker",
             ["--talker.connect", "tcp://h:1", "--allow-keyless-stages"],
             "--talker.connect: this model has no talker",

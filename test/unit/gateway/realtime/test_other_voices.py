@@ -24,6 +24,8 @@ from .test_over_response import (
     pcm16,
 )
 
+# On a busy machine the thread may begin late.
+PATIENCE_S = 10.0
 SELF, ANOTHER = np.float32([1, 0]), np.float32([0.3, 0.954])
 
 
@@ -54,7 +56,7 @@ def model():
 def world(model):
     made = World(long_response(), spoken("Yes?"), knows_voices=True)
     made.shared.scorer = SpeechScorer(SileroModel())
-    made.shared.speaker_thread = SpeakerThread(model)
+    made.shared.speaker_thread = SpeakerThread(model, PATIENCE_S)
     yield made
     made.shared.close()
 
@@ -160,6 +162,7 @@ async def test_without_a_comparison_a_voice_counts_as_before(world, model, outco
         if outcome == "failed":
             model.fails = True
         else:
+            world.shared.speaker_thread.patience_s = 0.05
             model.waits_for = threading.Event()
         client.append(pcm16(OTHER[:OUTPUT_RATE_HZ]))
         events = types(await client.until(STARTED))
@@ -193,7 +196,7 @@ async def turn(client, samples: np.ndarray) -> dict:
 def turns_world(model, n: int) -> World:
     made = World(*[spoken("Yes?")] * n, knows_voices=True)
     made.shared.scorer = SpeechScorer(SileroModel())
-    made.shared.speaker_thread = SpeakerThread(model)
+    made.shared.speaker_thread = SpeakerThread(model, PATIENCE_S)
     return made
 
 

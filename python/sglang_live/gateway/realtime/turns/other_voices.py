@@ -40,9 +40,13 @@ _BATCH = 5
 
 @dataclass(eq=False)
 class SpeakerThread:
-    """Embeddings, computed beside the event loop, one after another."""
+    """Embeddings, computed beside the event loop, one after another.
+
+    patience_s: a comparison that takes longer is no evidence.
+    """
 
     model: SpeakerModel
+    patience_s: float = _PATIENCE_S
     _thread: ThreadPoolExecutor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -142,7 +146,7 @@ class OtherVoices:
     async def _compare(self, due: Pcm) -> None:
         began_s, similarity, outcome = self._clock.now_s(), None, None
         try:
-            [[embedding]] = await self._thread.embed([due], (), _PATIENCE_S)
+            [[embedding]] = await self._thread.embed([due], (), self._thread.patience_s)
             similarity = self._voiceprint.similarity(len(due) // WINDOW_SAMPLES, embedding)
         except TimeoutError:
             outcome = "late"
