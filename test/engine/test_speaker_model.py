@@ -5,12 +5,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile as sf
+from scipy.signal import resample_poly
 
+from sglang_live.gateway.realtime.turns.other_voices import SpeakerThread
+from sglang_live.interaction.scoring import SpeechScorer
+from sglang_live.interaction.silero import SileroModel
 from sglang_live.interaction.voiceprint import Voiceprint, parts_of
 from sglang_live.models.packages.fetch import fetch
 from sglang_live.models.packages.pins import RESEMBLYZER
 from sglang_live.models.resemblyzer.encoder import SpeakerEncoder
+from test.unit.gateway.fakes import spoken
+from test.unit.gateway.realtime.playout_world import STARTED, World
+from test.unit.gateway.realtime.test_other_voices import learnt, over
+from test.unit.gateway.realtime.test_over_response import long_response, pcm16
 
+LIBRIVOX = "sp_librivox_0880.flac"
 DATA = Path(__file__).parents[1] / "data" / "audio"
 # By resemblyzer 0.1.4 with librosa 0.11.0, of JFK from 0.5 to 2 s at -25 dB: where it is not zero.
 GOLDEN = {
@@ -46,8 +55,26 @@ def test_an_embedding_is_that_of_the_package(encoder):
 
 
 def test_another_persons_voice_is_less_similar_than_the_users_own(encoder):
-    jfk, austen = recording("sp_jfk.flac"), recording("sp_librivox_0880.flac")
+    jfk, austen = recording("sp_jfk.flac"), recording(LIBRIVOX)
     user = Voiceprint()
     user.learn(encoder.embed(*parts_of(jfk[-64_000:])))
     own, other = (encoder.embed([pcm[8_000 : 8_000 + 15_360]])[0, 0] for pcm in (jfk, austen))
     assert user.similarity(30, own) > user.similarity(30, other) + 0.1
+
+
+async def test_over_a_response_only_the_users_voice_interrupts(encoder):
+    user, other = (resample_poly(recording(n), 3, 2) for n in ("sp_jfk.flac", LIBRIVOX))
+    world = World(long_response(), spoken("Yes?"), knows_voices=True)
+    world.shared.scorer = SpeechScorer(SileroModel())
+    world.shared.speaker_thread = SpeakerThread(encoder, patience_s=10.0)
+    try:
+        async with world.connect() as client:
+            client.append(pcm16(np.concatenate((user[:55_200], np.zeros(24_000)))))
+            await client.until("response.created")
+            await client.find("response.output_audio.delta")
+            await learnt(world)
+            assert STARTED not in await over(world, client, other, np.zeros(24_000))
+            assert STARTED in await over(world, client, user[105_600:160_000])
+    finally:
+        world.shared.close()
+    assert world.value("voice_over_response_total", decision="other_voice", reason="far") >= 1
