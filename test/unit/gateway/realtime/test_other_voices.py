@@ -69,9 +69,9 @@ async def heard(world, model, client, *sounds: np.ndarray, by=ANOTHER) -> list[s
     return await over(world, client, *sounds)
 
 
-async def learnt(world, n: int = 1) -> None:
-    async with asyncio.timeout(5):
-        while (world.value("voices_learnt_total", outcome="learnt") or 0) < n:
+async def learnt(world, n: int = 1, outcome: str = "learnt") -> None:
+    async with asyncio.timeout(30):
+        while (world.value("voices_learnt_total", outcome=outcome) or 0) < n:
             await asyncio.sleep(0.005)
 
 
@@ -216,6 +216,7 @@ async def test_a_turn_of_another_person_has_no_response_and_teaches_nothing(mode
         assert (await turn(client, USER))["output"]
         [first, second] = world.orchestrator.turns
         assert len(second.history) == len(first.history) + 2  # the response, and the user's turn
+        await learnt(world, outcome="other")
     assert world.value("other_turns_total") == 1
     assert world.value("voices_learnt_total", outcome="other") == 1
     world.shared.close()
