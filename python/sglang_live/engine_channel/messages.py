@@ -20,10 +20,19 @@ THINK_PREFIX = "think-"
 # Id prefix of turn prefill: the user still speaks, so no consumer waits for these requests yet.
 TURN_PREFILL_PREFIX = "prefill-"
 
+# Id prefix of best-effort requests (service tier `flex`, batches): they get what listeners do not
+# need. The gateway alone gives such ids, so a client cannot claim or avoid the class. With
+# `batch-byN-`, N is the time at which the request's batch expires, in seconds since 1970.
+BATCH_PREFIX = "batch-"
 # Request ids of other replies in writing begin so.
 TEXT_PREFIX = "text-"
 # Job ids of frame mode end so, and request ids hold it.
 FRAME_MARK = "-frame"
+
+
+def is_best_effort(rid: str) -> bool:
+    """Whether a request is best-effort work: its id tells, SGLang's `priority` is not read."""
+    return rid.startswith((BATCH_PREFIX, FLEX_PREFIX))
 
 
 def is_logged(rid: str) -> bool:
