@@ -21,7 +21,7 @@ WORDS = """
     give back, gives back, giving back, given back, gave back,
     give way, gives way, giving way, given way, gave way,
     put back, puts back, putting back, half way,
-    lend, lends, lending, lent, door, doors, neighbour, neighbours, stranger, strangers,
+    door, doors, neighbour, neighbours, stranger, strangers,
     habit, habits, beat, beats, guess, guesses, guessed, guessing, outlook, outlooks,
     side lane, side lanes, head start, head starts, headstart, nextuse, turnprefill, ahead s
 """
