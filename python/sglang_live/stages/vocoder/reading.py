@@ -9,6 +9,7 @@ that will have come by the time they are over.
 import asyncio
 import itertools
 import logging
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -37,9 +38,11 @@ _MESSAGE_S = 0.5
 # First words that may sound early, with the last one, which is read but not sent: fewer would be
 # over before the rest has come.
 _BEGINNING_WORDS = 5
-# Multiple of the time until the rest has come that the first words must last: other responses may
-# begin in between.
-_SAFETY = 2.5
+# Multiple of the time until the rest has come that the first words must last: the text may slow
+# down, and where users have spoken at the same time, other responses may begin in between.
+_SAFETY, _SAFETY_BESIDE_OTHERS = 1.5, 2.5
+# Two responses at once are a reason for caution for this long.
+_ALONE_S = 60.0
 
 
 @dataclass(order=True, slots=True)
@@ -66,10 +69,12 @@ class ReadingStage:
         self._flex = FlexConfig()
         self._orders: asyncio.PriorityQueue[_Order] = asyncio.PriorityQueue()
         self._numbers, self._jobs = itertools.count(), 0
+        self._beside_others_s = -math.inf  # latest time at which two responses were in progress
         # Heard responses that send a piece and then order the next one at once.
         self._coming: set[str] = set()
         self._changed = asyncio.Event()  # an order came, or is not coming
-        self._counts = dict.fromkeys(("pieces", "begun_early", "unspeakable", "failed"), 0.0)
+        counts = ("pieces", "begun_early", "not_begun", "unspeakable", "failed")
+        self._counts = dict.fromkeys(counts, 0.0)
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -83,12 +88,14 @@ class ReadingStage:
         if self._jobs >= self._max_streams:
             raise CapacityError(f"the vocoder reads {self._jobs} responses already")
         self._jobs += 1
+        self._note_company()
         begins_early = self._voice.times_words and not request.flex
         response = _Response(job, request, Pieces(self._voice.style), begins_early)
         cutting = asyncio.create_task(self._cut(response))
         try:
             await self._speak(response, cutting)
         finally:
+            self._note_company()
             self._jobs -= 1
             self._has_ordered(job)
             cutting.cancel()
@@ -135,10 +142,18 @@ class ReadingStage:
         sound, now_s = sound.without_last_word(), time.monotonic()
         complete_s = beginning.complete_s if response.pieces.empty() else now_s
         rest_takes_s = Limits().first_most / _BEGINNING_WORDS * (now_s - ordered_s)
-        if _SAFETY * (max(complete_s - now_s, 0.0) + rest_takes_s) <= sound.duration_s:
+        alone = now_s - self._beside_others_s > _ALONE_S
+        safety = _SAFETY if alone else _SAFETY_BESIDE_OTHERS
+        if safety * (max(complete_s - now_s, 0.0) + rest_takes_s) <= sound.duration_s:
             self._counts["begun_early"] += 1
             response.begun = sound
             await response.send(beginning.piece, sound)
+        else:
+            self._counts["not_begun"] += 1
+
+    def _note_company(self) -> None:
+        if self._jobs > 1:
+            self._beside_others_s = time.monotonic()
 
     async def _sound(self, response: "_Response", piece: Piece) -> PieceSound:
         speech = await self._synthesised(response, piece.spoken)

@@ -286,6 +286,17 @@ async def until_sound(job: FakeJob) -> None:
             await asyncio.sleep(0.01)
 
 
+def decided(stage: ReadingStage) -> float:
+    """The number of responses whose first words were read before their piece had come."""
+    return stage.load()["begun_early"] + stage.load()["not_begun"]
+
+
+async def until_decided(stage: ReadingStage, n: float) -> None:
+    async with asyncio.timeout(20):
+        while decided(stage) < n:
+            await asyncio.sleep(0.01)
+
+
 NEAR = round(0.012 * OUTPUT_RATE_HZ)  # two sounds are moved against each other
 LONG = "The main reason for that is that nothing else will ever be enough for all of us."
 
@@ -313,13 +324,39 @@ async def test_the_first_words_sound_before_their_piece_has_come(stage, clock):
 async def test_text_that_comes_slower_than_speech_does_not_begin_early(stage, clock):
     job = FakeJob("a")
     running = asyncio.create_task(stage.run(job))
-    # The first words are over after 0.38 s, and seven more take 0.21 s or longer.
-    await write(job, LONG, clock, word_s=0.03)
+    # The first words last 0.38 s, and the rest has come after 0.4 s.
+    await write(job, "The main reason for that is", clock, word_s=0.08)
+    await until_decided(stage, 1)
+    job.text("that nothing else will ever be enough for all of us.", 7)
     job.end()
     await running
     assert stage.load()["begun_early"] == 0
     pieces = [text for text, _ in VOICE.said if not text.endswith("for that")]
     assert len(job.samples) == SAMPLES_PER_CHARACTER * sum(map(len, pieces))
+
+
+async def test_two_responses_at_once_are_a_reason_for_caution_for_a_minute(stage, clock):
+    async def n_begun_early(job_id: str) -> float:
+        n_decided = decided(stage)
+        job = FakeJob(job_id)
+        running = asyncio.create_task(stage.run(job))
+        # The first words last 0.38 s, and the rest has come after 0.18 s.
+        await write(job, "The main reason for that is", clock, word_s=0.035)
+        await until_decided(stage, 1 + n_decided)
+        job.text("clear now. ", 8)
+        job.end()
+        await running
+        return stage.load()["begun_early"]
+
+    assert await n_begun_early("alone") == 1
+    both = [asyncio.create_task(stage.run(job)) for job in (FakeJob("a"), FakeJob("b"))]
+    await asyncio.sleep(0)
+    for task in both:
+        task.cancel()
+    await asyncio.gather(*both, return_exceptions=True)
+    assert await n_begun_early("soon after") == 1
+    clock.now_s += 61.0
+    assert await n_begun_early("a minute later") == 2
 
 
 async def test_a_voice_that_estimates_its_words_does_not_begin_early(stage, clock, monkeypatch):
