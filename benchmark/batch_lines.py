@@ -63,7 +63,7 @@ def input_of(n_lines: int) -> bytes:
     return "\n".join(map(json.dumps, lines)).encode()
 
 
-async def answer(_key: str, _path: str, _body: bytes) -> Outcome:
+async def answer(_key: str, _path: str, _body: bytes, _until_s: int) -> Outcome:
     return Outcome(200, {"audio": "A" * 1000, "format": "mp3"})
 
 

@@ -25,6 +25,7 @@ from sglang_live.device_model.model import load_device_model
 from sglang_live.devices import DEFAULT_DEVICE, devices_of_replicas
 from sglang_live.errors import BadInputError
 from sglang_live.gateway.batch.flags import add_batch_arguments, batch_config
+from sglang_live.gateway.flex.flags import add_flex_arguments, flex_config
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.model_source import ModelSource, add_model_arguments
 from sglang_live.models.family import INT8, OWN
@@ -56,7 +57,9 @@ def parse(argv: list[str]) -> ServerConfig:
         policies=policies,
         retention=retention if policies.retention else None,
         session_storage=parse_storage(own, policies, stages["thinker"].args),
-        api_keys=_api_keys(own),
+        api_keys=_keys(own.api_key, "SGLANG_LIVE_API_KEYS"),
+        batch_only_keys=_keys(own.batch_only_key, "SGLANG_LIVE_BATCH_ONLY_KEYS"),
+        flex=flex_config(own),
         ssl_certfile=_path(own.ssl_certfile),
         ssl_keyfile=_path(own.ssl_keyfile),
         operator_key=own.operator_key or os.environ.get("SGLANG_LIVE_OPERATOR_KEY") or None,
@@ -141,11 +144,10 @@ def _device_model(path: str | None, stages: dict[str, StageConfig]) -> Path | No
     return file
 
 
-def _api_keys(own: argparse.Namespace) -> tuple[str, ...]:
-    if own.api_key:
-        return tuple(own.api_key)
-    listed = os.environ.get("SGLANG_LIVE_API_KEYS", "")
-    return tuple(key.strip() for key in listed.split(",") if key.strip())
+def _keys(given: list[str] | None, variable: str) -> tuple[str, ...]:
+    if given:
+        return tuple(given)
+    return tuple(key.strip() for key in os.environ.get(variable, "").split(",") if key.strip())
 
 
 def _path(value: str | None) -> Path | None:
@@ -163,6 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     add_stuck_argument(parser)
     add_key_arguments(parser)
     _add_access_arguments(parser)
+    add_flex_arguments(parser)
     _add_limit_arguments(parser)
     _add_folder_arguments(parser)
     add_batch_arguments(parser)

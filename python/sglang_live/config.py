@@ -11,6 +11,7 @@ from typing import Any
 from sglang_live.devices import DEFAULT_DEVICE
 from sglang_live.errors import BadInputError
 from sglang_live.gateway.batch.config import BatchConfig
+from sglang_live.gateway.flex.gate import FlexConfig
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.model_source import ModelSource
 from sglang_live.policy.policies import OFF, Policies
@@ -77,6 +78,8 @@ class ServerConfig:
     retention: bounds of what sessions keep of long conversations; None: sessions keep everything.
     session_storage: disk space of each thinker; None: KV stays in host memory.
     api_keys: accepted keys; empty: no key is needed.
+    batch_only_keys: further ones, for flex requests and batches alone.
+    flex: bound on flex requests.
     ssl_keyfile: private key of the certificate; None: it is in ssl_certfile.
     operator_key: key for operations that affect all sessions; None: they are refused.
     first_audio_s: longest time to the first audio of a turn that `admission` accepts.
@@ -110,6 +113,8 @@ class ServerConfig:
     retention: RetentionConfig | None = None
     session_storage: SessionStorage | None = None
     api_keys: tuple[str, ...] = ()
+    batch_only_keys: tuple[str, ...] = ()
+    flex: FlexConfig = field(default_factory=FlexConfig)
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
     operator_key: str | None = None
@@ -204,13 +209,18 @@ class ServerConfig:
             raise BadInputError("idle-session-s must be seconds, at least 0")
 
     def _check_access(self) -> None:
-        if not all(key.strip() for key in self.api_keys):
+        keys = (*self.api_keys, *self.batch_only_keys)
+        if not all(key.strip() for key in keys):
             raise BadInputError("an API key is empty")
         # The message goes to the log, so it does not contain the key. HTTP headers lose spaces
         # around a key, subprotocols cannot contain any, and two keys without a comma between them
         # look like one.
-        if any(key.split() != [key] for key in self.api_keys):
+        if any(key.split() != [key] for key in keys):
             raise BadInputError("an API key has spaces in it; a comma separates keys")
+        if self.batch_only_keys and not self.api_keys:
+            raise BadInputError("--batch-only-key needs --api-key: without one any key is accepted")
+        if set(self.batch_only_keys) & set(self.api_keys):
+            raise BadInputError("a key is both an --api-key and a --batch-only-key")
         if self.host not in LOOPBACK and not self.api_keys and not self.allow_anonymous:
             raise BadInputError(
                 f"serving {self.host} without an API key: give --api-key, or --allow-anonymous"

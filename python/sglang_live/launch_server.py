@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import uvicorn
 import uvloop
@@ -252,6 +252,7 @@ def _application(
             vocab_size=model.vocab_size,
             context_tokens=_context(config, model),
             takes_images=template_takes_images(model.weights),
+            takes_priority=_takes_priority(config.stages["thinker"].args),
         ),
         batches=batches,
     )
@@ -265,7 +266,9 @@ def _gateway_config(
     recognises = family_at(model.family).recogniser is not None
     return GatewayConfig(
         has_language_model=model.has_thinker,
-        api_keys=config.api_keys,
+        api_keys=(*config.api_keys, *config.batch_only_keys),
+        batch_only_keys=config.batch_only_keys,
+        flex=config.flex,
         operator_key=config.operator_key,
         own_pages_only=not config.allow_anonymous,
         max_sessions_per_key=config.sessions_per_key,
@@ -345,13 +348,26 @@ def _context(config: ServerConfig, model: ModelFacts) -> int:
     return given if type(given) is int else model.context_tokens
 
 
+def _takes_priority(args: Mapping[str, object]) -> bool:
+    """Whether the thinker accepts priorities and does not order requests by them.
+
+    With SGLang's own priority scheduling a request without a priority comes after all others, so
+    that one of -1 would go before it.
+    """
+    names = ("enable_priority_scheduling", "abort_on_priority_when_disabled")
+    return not any(args.get(name) for name in names)
+
+
 def _pools(supervisor: Supervisor) -> dict[str, float]:
     """Used share of the KV pool by stage: that of its fullest replica."""
     pools: dict[str, float] = {}
     for replica in supervisor.replicas:
         load = replica.ready.load if replica.ready else {}
         if total := load.get("kv_tokens_total"):
-            share = load["kv_tokens_used"] / total
+            # Best-effort work makes room for a session as soon as one needs it. An engine without
+            # the policy does not report it, and its KV counts.
+            used = load["kv_tokens_used"] - load.get("policy_be_kv_tokens", 0.0)
+            share = max(0.0, used) / total
             pools[replica.spec.stage] = max(share, pools.get(replica.spec.stage, 0.0))
     return pools
 

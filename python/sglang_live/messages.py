@@ -15,9 +15,7 @@ from sglang_live.policy.view import FRAME_S
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """job_id: "" in messages about a session or the whole stage."""
-
-    job_id: str
+    job_id: str  # "" in messages about a session or the whole stage
 
 
 # --- any stage ---
@@ -132,7 +130,7 @@ class ThinkerRequest(Message, frozen=True, tag=True):
     functions, must_call: see Tools in core.py.
     prefill_only: the user still speaks: prefill the utterance so far, behind other requests; after
         an Interrupt before them, as a turn waits. preheat: the history only, if its KV is lost.
-    transcribes: see TurnRequest in core.py.
+    transcribes, flex: see TurnRequest in core.py.
     speculative: the next history may lack the items that are new in this one.
     timely: the response is heard, and goes before those that are only read.
     drops_oldest: a history that does not fit loses its oldest items; False: it is an error.
@@ -157,6 +155,7 @@ class ThinkerRequest(Message, frozen=True, tag=True):
     preheat: bool = False
     speculative: bool = False
     timely: bool = True
+    flex: bool = False
     drops_oldest: bool = False
     cache_salt: str = ""
 

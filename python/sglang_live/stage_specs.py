@@ -82,8 +82,9 @@ def _storage(stage: str, config: ServerConfig) -> str:
 
 
 def _at_once(config: ServerConfig) -> int:
-    """Sessions, and lines of batches, which take none."""
-    return config.max_sessions + (config.batch.at_once if config.batch_dir else 0)
+    """Sessions, and flex requests and lines of batches, which take none."""
+    lines = config.batch.at_once if config.batch_dir else 0
+    return config.max_sessions + config.flex.at_once + lines
 
 
 def _engine_args(stage: str, args: dict[str, Any], at_once: int) -> dict[str, Any]:

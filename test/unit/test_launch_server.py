@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -270,8 +271,35 @@ async def test_the_application_has_the_settings_of_the_server(model):
     assert "\nsglang_live_capacity_session_limit " in series.text
 
 
-def test_lines_of_batches_have_streams_beside_those_of_sessions(model):
-    alone = specs(model, "--max-sessions", "4")["vocoder/0"]
-    beside = specs(model, "--max-sessions", "4", "--batch-dir", "/b", "--batch-at-once", "5")
+def test_flex_requests_and_lines_have_streams_beside_those_of_sessions(model):
+    own = ("--max-sessions", "3", "--flex-at-once", "1")
+    alone = specs(model, *own)["vocoder/0"]
+    beside = specs(model, *own, "--batch-dir", "/b", "--batch-at-once", "5")
     assert alone.engine_args["max_streams"] == 36
     assert beside["vocoder/0"].engine_args["max_streams"] == 41
+
+
+def test_best_effort_kv_does_not_count_as_used():
+    def pool(**load: float) -> float:
+        ready = SimpleNamespace(load={"kv_tokens_total": 1000.0, **load})
+        spec = SimpleNamespace(stage="thinker")
+        replica = SimpleNamespace(ready=ready, spec=spec)
+        return launch_server._pools(SimpleNamespace(replicas=[replica]))["thinker"]
+
+    assert pool(kv_tokens_used=960.0) == 0.96, "an engine that does not report it"
+    assert pool(kv_tokens_used=960.0, policy_be_kv_tokens=460.0) == 0.5
+    assert pool(kv_tokens_used=10.0, policy_be_kv_tokens=20.0) == 0.0, (
+        "reports are not of one moment"
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "takes"),
+    [
+        ({}, True),
+        ({"enable_priority_scheduling": True}, False),
+        ({"abort_on_priority_when_disabled": True}, False),
+    ],
+)
+def test_sglang_gets_a_priority_only_where_it_has_no_other_meaning(args, takes):
+    assert launch_server._takes_priority(args) is takes

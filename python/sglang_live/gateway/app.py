@@ -25,6 +25,8 @@ from sglang_live.gateway.batch.store import Store
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.draining import Drain, DrainGate
 from sglang_live.gateway.errors import NoLanguageModelError, add_error_forms, error_response
+from sglang_live.gateway.flex.gate import FlexConfig, FlexGate
+from sglang_live.gateway.flex.tier import Tiers
 from sglang_live.gateway.http import openapi
 from sglang_live.gateway.http.capacity_body import capacity_body
 from sglang_live.gateway.http.chat import ChatRoute
@@ -98,6 +100,7 @@ def build_app(
         metrics=metrics,
     )
     keys = Keys(config.api_keys)
+    flex = _flex_gate(config, metrics)
     proxy = None
     if native_url:
         proxy = NativeProxy(
@@ -108,6 +111,7 @@ def build_app(
             suspects,
             services.rate_limits,
             native_limits,
+            flex,
         )
 
     batch = _batch_api(batches, keys, services, proxy) if batches else None
@@ -131,13 +135,13 @@ def build_app(
     add_error_forms(app)
     secrets = ClientSecrets()
     _add_realtime(app, keys, services, secrets)
-    _add_speech(app, keys, services)
+    _add_speech(app, keys, services, flex)
     _add_models(app, keys, orchestrator)
     _add_capacity(app, keys, orchestrator)
     _add_description(app, keys, config, has_batches=batches is not None)
     _add_operations(app, keys, health, metrics, drain)
     if config.has_language_model:
-        _add_generating(app, keys, services, proxy, secrets)
+        _add_generating(app, keys, services, proxy, secrets, flex)
         add_page(app, _introduction(config, orchestrator.model_name))
     else:
         _add_refusals(app, keys)
@@ -153,15 +157,24 @@ def build_app(
 def _batch_api(
     store: Store, keys: Keys, services: RealtimeServices, proxy: NativeProxy | None
 ) -> batch_api.BatchApi:
+    # The runner decides how many lines run; the gate makes them flex requests without sessions.
+    gate = FlexGate(FlexConfig(at_once=store.config.at_once, run_s=store.config.line_s))
     return batch_api.BatchApi(
         store,
-        endpoints=line_endpoints(services, keys, proxy),
+        endpoints=line_endpoints(services, keys, proxy, gate),
         orchestrator=services.orchestrator,
         keys=keys,
         names=services.config.api_keys,
         drain=services.drain,
         metrics=BatchMetrics(services.metrics.registry),
     )
+
+
+def _flex_gate(config: GatewayConfig, metrics: GatewayMetrics) -> FlexGate:
+    gate = FlexGate(config.flex, lambda outcome: metrics.flex_requests.labels(outcome).inc())
+    metrics.flex_running.set_function(lambda: gate.n_running)
+    metrics.flex_waiting.set_function(lambda: gate.n_waiting)
+    return gate
 
 
 def _introduction(config: GatewayConfig, name: str) -> dict[str, Any]:
@@ -178,9 +191,9 @@ def _add_realtime(
     app.router.routes.append(WebSocketRoute("/v1/realtime", realtime.__call__))
 
 
-def _add_speech(app: FastAPI, keys: Keys, services: RealtimeServices) -> None:
-    orchestrator = services.orchestrator
-    route = SpeechRoute(orchestrator, services.metrics)
+def _add_speech(app: FastAPI, keys: Keys, services: RealtimeServices, flex: FlexGate) -> None:
+    orchestrator, tiers = services.orchestrator, Tiers(services.config.batch_only_keys)
+    route = SpeechRoute(orchestrator, services.metrics, tiers, flex)
     speak = _limited(keys, services.rate_limits, route.__call__)
 
     async def voices(_request: Request) -> Response:
@@ -205,6 +218,7 @@ def _add_generating(
     services: RealtimeServices,
     proxy: NativeProxy | None,
     secrets: ClientSecrets,
+    flex: FlexGate,
 ) -> None:
     orchestrator, config, metrics = services.orchestrator, services.config, services.metrics
     chat = ChatRoute(
@@ -213,8 +227,9 @@ def _add_generating(
         metrics,
         text_only=proxy.pass_on if proxy else None,
         owner=keys.owner,
+        flex=flex,
     )
-    transcribe = TranscriptionRoute(orchestrator, config, services.speech_model)
+    transcribe = TranscriptionRoute(orchestrator, config, services.speech_model, flex)
     routes: dict[str, Endpoint] = {
         "/v1/audio/transcriptions": transcribe.__call__,
         "/v1/chat/completions": chat.__call__,

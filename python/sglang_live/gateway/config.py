@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sglang_live.gateway.flex.gate import FlexConfig
 from sglang_live.interaction.vad import VadSettings
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.sound.decoder import MAX_CLIP_S
@@ -20,6 +21,8 @@ class GatewayConfig:
 
     has_language_model: False: the server only speaks text, and refuses conversations.
     api_keys: accepted keys; empty: no key is needed.
+    batch_only_keys: those of them whose requests are all flex, and which open no session.
+    flex: bound on flex requests of clients.
     own_pages_only: without keys, accept only names of this machine and its own pages.
     max_sessions_per_key: open sessions of one key and the secrets made with it; None: no limit.
     max_sessions_per_secret: open sessions of one client secret.
@@ -59,6 +62,8 @@ class GatewayConfig:
 
     has_language_model: bool = True
     api_keys: tuple[str, ...] = ()
+    batch_only_keys: tuple[str, ...] = ()
+    flex: FlexConfig = field(default_factory=FlexConfig)
     own_pages_only: bool = False
     max_sessions_per_key: int | None = None
     max_sessions_per_secret: int = 4
@@ -97,6 +102,8 @@ class GatewayConfig:
     def __post_init__(self) -> None:
         if any(not key or key != key.strip() for key in self.api_keys):
             raise ValueError("api_keys must not be empty or have spaces around them")
+        if not set(self.batch_only_keys) <= set(self.api_keys):
+            raise ValueError("batch_only_keys are among api_keys")
         if self.max_sessions_per_key is not None and self.max_sessions_per_key < 1:
             raise ValueError("max_sessions_per_key must be positive")
         if self.max_responses_per_minute is not None and self.max_responses_per_minute < 1:

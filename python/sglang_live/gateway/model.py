@@ -1,10 +1,11 @@
 """The served model: its name, its voices, and sessions of a single turn."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 from sglang_live.errors import ModelNotFoundError
 from sglang_live.gateway.errors import ClientEventError, cut
+from sglang_live.gateway.flex.gate import FlexGate
 from sglang_live.orchestrator.session import Orchestrator, VoiceSession
 
 # Clients of OpenAI's servers send one of these unless they are told another.
@@ -47,15 +48,22 @@ def known_voice(voices: tuple[str, ...], name: str | None) -> str:
 
 
 @asynccontextmanager
-async def brief_session(orchestrator: Orchestrator, session_id: str) -> AsyncIterator[VoiceSession]:
+async def brief_session(
+    orchestrator: Orchestrator, session_id: str, flex: FlexGate | None = None
+) -> AsyncIterator[VoiceSession]:
     """A session that lasts as long as the context.
 
+    Args:
+        flex: bound on flex requests, of which this is one: admission counts no session. None: it
+            is none.
     Raises:
         CapacityError: the server is full.
+        FlexBusyError: there are too many flex requests.
         StageUnavailableError: a stage is down.
     """
-    session = await orchestrator.open_session(session_id)
-    try:
-        yield session
-    finally:
-        await session.close()
+    async with flex.place() if flex else nullcontext():
+        session = await orchestrator.open_session(session_id, admitted=flex is None)
+        try:
+            yield session
+        finally:
+            await session.close()

@@ -37,6 +37,7 @@ async def transcribe(
     language: str | None = None,
     hint: str | None = None,
     temperature: float = 0.0,
+    flex: bool = False,
 ) -> AsyncGenerator[str | Usage, None]:
     """Yield the deltas of the text, then the usage.
 
@@ -45,6 +46,7 @@ async def transcribe(
         speech_model: finds the speech; long silences are removed, because the model invents words
             for them. None: the clips are speech, as a recogniser has heard it.
         language: of the speech, by name or code. hint: words that may occur in it.
+        flex: see TurnRequest.
     Raises:
         LiveError: the turn failed.
     """
@@ -72,6 +74,7 @@ async def transcribe(
         temperature=temperature,
         stateless=True,
         transcribes=True,
+        flex=flex,
     )
     async with aclosing(session.respond(turn)) as events:
         async for event in events:

@@ -33,11 +33,19 @@ from sglang_live.stages.transport.job import Job
 JOB_TIMEOUT_S = 3600.0
 # A thinker that neither generates nor prefills for this long waits behind a full KV pool.
 THINKER_SILENCE_LIMIT_S = 30.0
+# Flex jobs wait behind listeners, and may be silent for all of their time: a quarter of the day
+# within which a batch is to be done.
+FLEX_TIMEOUT_S = 6 * 3600.0
 
 # Tokens of the response, and the time at which they have sounded (AudioDelta in core.py).
 Marks = list[tuple[int, float]]
 # Called with the stage, and with what and buffered_s of a messages.StreamEvent.
 OnStreamEvent = Callable[[str, str, float], None]
+
+
+def timeout_s(turn: TurnRequest) -> float:
+    """Longest time of a job of the turn."""
+    return FLEX_TIMEOUT_S if turn.flex else JOB_TIMEOUT_S
 
 
 def ignore_event(stage: str, what: str, buffered_s: float) -> None:
@@ -97,7 +105,8 @@ class ThinkerJob:
 
     async def _tokens_once(self) -> AsyncGenerator[TextTokens, None]:
         await self._begin()
-        events = self._job.events(ThinkerDone, silence_limit_s=THINKER_SILENCE_LIMIT_S)
+        limit_s = FLEX_TIMEOUT_S if self._turn.flex else THINKER_SILENCE_LIMIT_S
+        events = self._job.events(ThinkerDone, silence_limit_s=limit_s)
         async for message, frames in events:
             match message:
                 case UserSegment():
@@ -116,7 +125,7 @@ class ThinkerJob:
         turn, job = self._turn, self._job
         if turn.script is not None:
             [item] = turn.history
-            await job.begin(ScriptRequest(job.job_id, turn.script, item.key, JOB_TIMEOUT_S))
+            await job.begin(ScriptRequest(job.job_id, turn.script, item.key, timeout_s(turn)))
             return
         tensors, kept = job.tensors(), turn.retention
         new = [item for item in turn.history if item.key not in self._known]
@@ -130,7 +139,7 @@ class ThinkerJob:
                 item_key=self.item_key,
                 max_tokens=turn.max_output_tokens,
                 temperature=turn.temperature,
-                timeout_s=JOB_TIMEOUT_S,
+                timeout_s=timeout_s(turn),
                 window_tokens=kept.window_tokens if kept else None,
                 sink_tokens=kept.sink_tokens if kept else None,
                 slack_tokens=kept.slack_tokens if kept else 1,
@@ -141,6 +150,7 @@ class ThinkerJob:
                 preheat=turn.preheat,
                 speculative=turn.speculative,
                 timely=turn.is_timely,
+                flex=turn.flex,
                 drops_oldest=turn.drops_oldest,
                 cache_salt=turn.cache_salt,
             ),
@@ -275,7 +285,7 @@ class TalkerJob:
                 first_id=first_id,
                 temperature=turn.temperature,
                 seed=seed_of(turn),
-                timeout_s=JOB_TIMEOUT_S,
+                timeout_s=timeout_s(turn),
                 # Codec frames, and the thinker's audio tokens, both come at 12.5 per second.
                 window_frames=kept.window_tokens if kept else None,
                 slack_frames=kept.slack_tokens if kept else 1,

@@ -27,7 +27,7 @@ class TurnDeadline:
         turn, capacity = self._turn, self._capacity
         if turn is not None and turn.frame_s is not None:
             self._due = capacity.frame_due(self._session_id, turn.frame_s)
-        elif turn is not None and turn.wants_audio:
+        elif turn is not None and turn.wants_audio and not turn.flex:
             may_be_silent = bool(turn.tools.functions)  # a response may consist of function calls
             must_come = not may_be_silent
             self._due = capacity.first_packet_due(self._session_id, must_come=must_come)

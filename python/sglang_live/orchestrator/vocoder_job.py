@@ -12,7 +12,7 @@ from sglang_live.messages import (
     VocoderRequest,
     VocoderText,
 )
-from sglang_live.orchestrator.stage_jobs import JOB_TIMEOUT_S, SpokenText
+from sglang_live.orchestrator.stage_jobs import FLEX_TIMEOUT_S, JOB_TIMEOUT_S, SpokenText
 from sglang_live.orchestrator.startup_delay import StartupDelays
 from sglang_live.stages.transport.job import Job
 
@@ -47,8 +47,9 @@ class VocoderJob:
     async def decode(self, speech: bytes | SpokenText) -> None:
         """Make sound of the response's next codes or text."""
         if not self._begun:
+            limit_s = FLEX_TIMEOUT_S if self._flex else JOB_TIMEOUT_S
             await self._job.begin(
-                VocoderRequest(self._job.job_id, JOB_TIMEOUT_S, voice=self._voice, flex=self._flex)
+                VocoderRequest(self._job.job_id, limit_s, voice=self._voice, flex=self._flex)
             )
             self._begun = True
             self._ready.set()

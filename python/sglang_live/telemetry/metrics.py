@@ -45,6 +45,11 @@ class GatewayMetrics:
             "route",
             "status",
         )
+        self.flex_running = self._gauge("flex_running", "Flex requests that run.")
+        self.flex_waiting = self._gauge("flex_waiting", "Flex requests that wait for a place.")
+        self.flex_requests = self._counter(
+            "flex_requests", "Flex requests that got a place or none, by outcome.", "outcome"
+        )
         self.timelines_lost = self._counter(
             "timelines_lost", "Timelines that could not be written."
         )

@@ -36,7 +36,7 @@ class BatchConfig:
     max_faults: int = 100
     max_attempts: int = 5
     max_tries: int = 3
-    line_s: float = 3600.0
+    line_s: float = 6 * 3600.0
     retry_s: float = 15.0
     suspect_s: float = 60.0
     window_s: int = _DAY_S

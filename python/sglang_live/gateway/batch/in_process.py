@@ -2,6 +2,7 @@
 
 In: the body of a line. Out: status and body of the response that a client would get.
 The routes are those of clients, so checks, limits of sizes, names and cache salts are the same.
+Every line is a flex request, whatever its body says.
 """
 
 import asyncio
@@ -22,7 +23,9 @@ from starlette.types import Message
 from sglang_live.errors import LiveError
 from sglang_live.gateway.audio.codec import encode_base64
 from sglang_live.gateway.errors import ClientEventError, cut, error_response
+from sglang_live.gateway.flex.tier import FLEX, HEADER
 from sglang_live.gateway.json_forms import broken_json
+from sglang_live.gateway.native.request_check import OF_USE_UNTIL
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -56,12 +59,16 @@ class InProcess:
     def __init__(self, endpoints: Mapping[str, Endpoint]):
         self.endpoints = dict(endpoints)
 
-    async def __call__(self, key: str, path: str, body: bytes) -> Outcome:
-        """key: "" on a server without keys."""
+    async def __call__(self, key: str, path: str, body: bytes, until_s: int) -> Outcome:
+        """
+        key: "" on a server without keys.
+        until_s: Unix time at which the batch expires.
+        """
         speech_format = ""
         try:
             content_type, data, speech_format = _request(path, body)
             request = _as_request(key, path, content_type, data)
+            request.scope[OF_USE_UNTIL] = until_s
             response = await self.endpoints[path](request)
             status, headers, content = await _sent(response, request)
         except LiveError as error:  # one that comes after the first byte of a response
@@ -128,7 +135,7 @@ def _file(value: object) -> bytes:
 
 
 def _as_request(key: str, path: str, content_type: str, data: bytes) -> Request:
-    headers = [(b"content-type", content_type.encode())]
+    headers = [(b"content-type", content_type.encode()), (HEADER.encode(), FLEX.encode())]
     if key:
         headers.append((b"authorization", f"Bearer {key}".encode()))
     scope = {

@@ -1,7 +1,8 @@
-"""The endpoints that lines of batches may name: the routes of clients, set up for best effort.
+"""The endpoints that lines of batches may name: the routes of clients, with a bound of their own.
 
-In: the parts of the gateway. Out: endpoints by path, those that the model of the server has. Their
-turns are flex, take no session, and count for no limit of responses per minute.
+In: the parts of the gateway. Out: endpoints by path, those that the model of the server has. Lines
+are flex requests (in_process.py); they wait for no place, because the runner decides how many
+there are, and count for no limit of responses per minute.
 """
 
 from functools import partial
@@ -10,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sglang_live.gateway.auth import Keys
-from sglang_live.gateway.batch.best_effort import BestEffortOrchestrator
 from sglang_live.gateway.batch.in_process import (
     CHAT,
     COMPLETIONS,
@@ -18,6 +18,8 @@ from sglang_live.gateway.batch.in_process import (
     TRANSCRIPTIONS,
     Endpoint,
 )
+from sglang_live.gateway.flex.gate import FlexGate
+from sglang_live.gateway.flex.tier import Tiers
 from sglang_live.gateway.http.body import read_body
 from sglang_live.gateway.http.chat import ChatRoute
 from sglang_live.gateway.http.speech import SpeechRoute
@@ -27,18 +29,23 @@ from sglang_live.gateway.realtime.services import RealtimeServices
 
 
 def line_endpoints(
-    services: RealtimeServices, keys: Keys, proxy: NativeProxy | None
+    services: RealtimeServices, keys: Keys, proxy: NativeProxy | None, flex: FlexGate
 ) -> dict[str, Endpoint]:
-    """proxy: to SGLang's own API; None: chats are turns, and there are no completions."""
-    orchestrator, config = BestEffortOrchestrator(services.orchestrator), services.config
+    """
+    proxy: to SGLang's own API; None: chats are turns, and there are no completions.
+    flex: bound on lines.
+    """
+    orchestrator, config = services.orchestrator, services.config
     metrics, max_bytes = services.metrics, config.max_body_bytes
-    endpoints: dict[str, Endpoint] = {SPEECH: SpeechRoute(orchestrator, metrics).__call__}
+    speech = SpeechRoute(orchestrator, metrics, Tiers(), flex)
+    endpoints: dict[str, Endpoint] = {SPEECH: speech.__call__}
     if not config.has_language_model:
         return endpoints
     speech_model = services.speech_model
-    endpoints[TRANSCRIPTIONS] = TranscriptionRoute(orchestrator, config, speech_model).__call__
-    pass_on = partial(proxy.pass_on, counted=False) if proxy else None
-    chat = ChatRoute(orchestrator, config, metrics, text_only=pass_on, owner=keys.owner)
+    transcribe = TranscriptionRoute(orchestrator, config, speech_model, flex)
+    endpoints[TRANSCRIPTIONS] = transcribe.__call__
+    pass_on = partial(proxy.pass_on, counted=False, flex=flex) if proxy else None
+    chat = ChatRoute(orchestrator, config, metrics, pass_on, keys.owner, flex)
     endpoints[CHAT] = chat.__call__
     if pass_on:
 

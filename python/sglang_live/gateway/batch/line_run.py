@@ -15,7 +15,7 @@ import orjson
 from sglang_live.gateway.batch.config import BatchConfig
 from sglang_live.gateway.batch.in_process import Outcome
 from sglang_live.gateway.batch.input_lines import body_of
-from sglang_live.gateway.batch.records import Line, Result
+from sglang_live.gateway.batch.records import Batch, Line, Result
 from sglang_live.gateway.errors import error_body, internal_error
 from sglang_live.gateway.ids import new_id
 from sglang_live.orchestrator.suspects import SuspectError
@@ -29,7 +29,7 @@ _MOST_DEATHS = 2
 
 
 class Execute(Protocol):
-    def __call__(self, key: str, path: str, body: bytes) -> Awaitable[Outcome]: ...
+    def __call__(self, key: str, path: str, body: bytes, until_s: int) -> Awaitable[Outcome]: ...
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class LineRuns:
     # at a time, so that the others are not suspected a second time.
     _suspects: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def run(self, key: str, path: str, line: Line, text: bytes) -> Result:
+    async def run(self, key: str, batch: Batch, line: Line, text: bytes) -> Result:
         if line.attempts > self.config.max_attempts:
             return failure(
                 line,
@@ -54,7 +54,7 @@ class LineRuns:
             )
         try:
             async with asyncio.timeout(self.config.line_s):
-                outcome = await self._tried(key, path, body_of(text))
+                outcome = await self._tried(key, batch, body_of(text))
         except TimeoutError:
             message = f"The request was not done within {self.config.line_s:g} s."
             return failure(line, "request_timeout", message)
@@ -65,14 +65,14 @@ class LineRuns:
         }
         return _result(line, outcome.succeeded, response, None)
 
-    async def _tried(self, key: str, path: str, body: bytes) -> Outcome:
+    async def _tried(self, key: str, batch: Batch, body: bytes) -> Outcome:
         n_failed, n_deaths, pause_s, was_suspect = 0, 0, _FIRST_PAUSE_S, False
         while True:
             if was_suspect:
                 async with self._suspects:
-                    outcome = await self._once(key, path, body)
+                    outcome = await self._once(key, batch, body)
             else:
-                outcome = await self._once(key, path, body)
+                outcome = await self._once(key, batch, body)
             is_suspect = outcome.code == SuspectError.code
             n_deaths += is_suspect and not was_suspect
             if is_suspect:
@@ -93,11 +93,11 @@ class LineRuns:
             pause_s = min(2 * pause_s, self.config.retry_s)
             was_suspect = is_suspect
 
-    async def _once(self, key: str, path: str, body: bytes) -> Outcome:
+    async def _once(self, key: str, batch: Batch, body: bytes) -> Outcome:
         try:
-            return await self.execute(key, path, body)
+            return await self.execute(key, batch.endpoint, body, batch.expires_s)
         except Exception:  # a bug, which must not end the runner of all batches
-            log.exception("batch_line_crashed path=%s", path)
+            log.exception("batch_line_crashed path=%s", batch.endpoint)
             error = internal_error()
             return Outcome(error.http_status, {"error": error_body(error)}, error.code)
 

@@ -297,7 +297,7 @@ class Runner:
         path = self._store.files.path(batch.input_file)
         try:
             text = await asyncio.to_thread(_read, path, line)
-            return await self._lines.run(self._keys[batch.owner], batch.endpoint, line, text)
+            return await self._lines.run(self._keys[batch.owner], batch, line, text)
         except Exception:  # as above
             log.exception("batch_line_failed batch=%s line=%d", batch.id, line.n)
             return failure(line, "server_error", "The server had an error with this request.")

@@ -31,6 +31,8 @@ from sglang_live.gateway.audio.codec import encode_base64
 from sglang_live.gateway.audio.files import FORMATS
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.errors import error_body, error_response
+from sglang_live.gateway.flex.gate import FlexGate
+from sglang_live.gateway.flex.tier import Tier, Tiers
 from sglang_live.gateway.http.body import (
     Streamed,
     first_of,
@@ -81,6 +83,7 @@ class ChatRoute:
     """
     text_only: serves requests for text alone, with their body; None: this route serves them too.
     owner: owner of a request (Keys.owner).
+    flex: bound on flex requests.
     """
 
     def __init__(
@@ -90,9 +93,11 @@ class ChatRoute:
         metrics: GatewayMetrics,
         text_only: Callable[[Request, bytes], Awaitable[Response]] | None,
         owner: Callable[[Headers], str],
+        flex: FlexGate,
     ):
         self._orchestrator, self._config, self._metrics = orchestrator, config, metrics
         self._text_only, self._owner = text_only, owner
+        self._flex, self._tiers = flex, Tiers(config.batch_only_keys)
         self._transcripts = _Transcripts()
         self._context_limit = ContextLimit(orchestrator, metrics)
 
@@ -103,23 +108,26 @@ class ChatRoute:
                 return await self._text_only(request, body)
             refuse_query(request)
             form = read_chat(body)
+            tier = self._tiers.of(request.headers, form.service_tier)
             salt = owner_salt(self._owner(request.headers))
-            turn = await asyncio.to_thread(self._turn, form, salt)
+            turn = await asyncio.to_thread(self._turn, form, salt, tier)
             await self._check_context(turn)
-            completion = _Completion(form, self._orchestrator.model_name)
+            completion = _Completion(form, self._orchestrator.model_name, tier)
             events = self._events(turn)
             if form.stream:
                 first = await while_connected(request, first_of(events))
                 chunks = self._chunks(completion, first, events)
-                return Streamed(_with_errors(chunks), media_type="text/event-stream")
+                data = _with_errors(chunks)
+                return Streamed(data, media_type="text/event-stream", headers=tier.headers())
             await while_connected(request, completion.take_all(events))
             calls = self._calls(completion)
             file = await asyncio.to_thread(completion.file)  # a minute of mp3 takes half a second
-            return JSONResponse(self._whole(completion, file, calls))
+            whole = self._whole(completion, file, calls)
+            return JSONResponse(whole, headers=tier.headers())
         except LiveError as error:
             return error_response(error)
 
-    def _turn(self, form: ChatForm, salt: str) -> TurnRequest:
+    def _turn(self, form: ChatForm, salt: str, tier: Tier) -> TurnRequest:
         check_model(self._orchestrator, form.model)
         instructions, history = history_of(
             form.messages, self._transcripts.texts(), max_audio_s=self._config.max_input_audio_s
@@ -135,7 +143,7 @@ class ChatRoute:
             stateless=True,
             tools=tools_of(form.functions_of(), form.choice()),
             cache_salt=salt,
-            flex=form.service_tier == "flex",
+            flex=tier.flex,
         )
 
     async def _check_context(self, turn: TurnRequest) -> None:
@@ -147,8 +155,9 @@ class ChatRoute:
         await self._context_limit.check(content, header_at=header_at, items_at="messages")
 
     async def _events(self, turn: TurnRequest) -> AsyncGenerator[TurnEvent, None]:
+        flex = self._flex if turn.flex else None
         async with (
-            brief_session(self._orchestrator, new_id("chat")) as session,
+            brief_session(self._orchestrator, new_id("chat"), flex) as session,
             aclosing(session.respond(turn)) as events,
         ):
             async for event in events:
@@ -241,8 +250,8 @@ class ChatRoute:
 class _Completion:
     """Text, audio and end of one completion, as far as they have arrived."""
 
-    def __init__(self, form: ChatForm, model: str):
-        self.form, self.model = form, model
+    def __init__(self, form: ChatForm, model: str, tier: Tier):
+        self.form, self.model, self.tier = form, model, tier
         self.id, self.audio_id = new_id("chatcmpl"), new_id("audio")
         self.created_s = int(time.time())
         self.text = ""
@@ -287,7 +296,7 @@ class _Completion:
 
     def object(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         head = {"id": self.id, "object": kind, "created": self.created_s, "model": self.model}
-        return {**head, "choices": choices, **more}
+        return {**head, **self.tier.fields(), "choices": choices, **more}
 
 
 async def _with_errors(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

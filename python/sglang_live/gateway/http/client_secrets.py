@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 from sglang_live.errors import LiveError
 from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.errors import error_response
+from sglang_live.gateway.flex.tier import Tiers
 from sglang_live.gateway.http.body import read_body, read_json, refuse_query
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.client_secrets import ClientSecretForm, ClientSecrets
@@ -23,9 +24,12 @@ class ClientSecretsRoute:
 
     def __init__(self, services: RealtimeServices, keys: Keys, secrets: ClientSecrets):
         self._services, self._keys, self._secrets = services, keys, secrets
+        self._tiers = Tiers(services.config.batch_only_keys)
 
     async def __call__(self, request: Request) -> Response:
         try:
+            owner = self._keys.owner(request.headers)
+            self._tiers.check_heard(owner)
             body = await read_body(request, _MAX_BODY_BYTES)
             refuse_query(request)
             form = read_json(body or b"{}", ClientSecretForm)
@@ -36,7 +40,7 @@ class ClientSecretsRoute:
                 default = first_config(orchestrator, gateway, None)
                 limit = self._services.context_limit
                 await limit.check_settings(config, form.session, default, "session")
-            secret = self._secrets.make(form, self._keys.owner(request.headers))
+            secret = self._secrets.make(form, owner)
         except LiveError as error:
             return error_response(error)
         return JSONResponse(

@@ -10,6 +10,7 @@ import msgspec
 
 from sglang_live.gateway.audio.files import FORMATS
 from sglang_live.gateway.batch.forms import LEAST_S, MOST_S, BatchForm
+from sglang_live.gateway.flex.tier import TIERS
 from sglang_live.gateway.http.chat_schema import ChatForm
 from sglang_live.gateway.http.speech import SpeechForm
 from sglang_live.gateway.http.transcription import FORMATS as TEXT_FORMATS
@@ -42,12 +43,12 @@ _ERROR = {
 _REFUSALS = {
     400: "The request is wrong; the message says where.",
     401: "The key is missing or unknown.",
-    403: "The request comes from a foreign page, or its Host is not this machine.",
+    403: "The page is foreign, its Host is not this machine, or the key is for batches alone.",
     404: "There is no such model.",
     409: "A file is in use, or a batch has ended.",
     408: "The body of the request did not arrive in time.",
     413: "The request is too large.",
-    429: "This key has used up its responses of this minute.",
+    429: "This key has used up its responses of this minute, or too many flex requests wait.",
     500: "A stage failed.",
     503: "The server is full, or a stage is down.",
     504: "A stage took too long.",
@@ -65,6 +66,7 @@ _UPLOAD = {
         "response_format": {"enum": list(TEXT_FORMATS)},
         "temperature": {"type": "number", "minimum": 0, "maximum": 2},
         "stream": {"type": "boolean"},
+        "service_tier": {"enum": list(TIERS)},
     },
 }
 _INPUT_FILE = {

@@ -30,6 +30,8 @@ from sglang_live.gateway.audio.codec import encode_base64
 from sglang_live.gateway.audio.fades import Fades
 from sglang_live.gateway.audio.files import FORMATS, Encoder
 from sglang_live.gateway.errors import ClientEventError, cut, error_body, error_response
+from sglang_live.gateway.flex.gate import FlexGate
+from sglang_live.gateway.flex.tier import Tier, Tiers
 from sglang_live.gateway.http.body import (
     Streamed,
     first_of,
@@ -76,16 +78,22 @@ class SpeechForm(Strict):
 
 
 class SpeechRoute:
-    def __init__(self, orchestrator: Orchestrator, metrics: GatewayMetrics):
+    """flex: bound on flex requests."""
+
+    def __init__(
+        self, orchestrator: Orchestrator, metrics: GatewayMetrics, tiers: Tiers, flex: FlexGate
+    ):
         self._orchestrator, self._metrics = orchestrator, metrics
+        self._tiers, self._flex = tiers, flex
 
     async def __call__(self, request: Request) -> Response:
         try:
             refuse_query(request)
             form = self._read(await read_body(request, _MAX_BODY_BYTES))
+            tier = self._tiers.of(request.headers, form.service_tier)
             media_type, encoder = FORMATS[form.response_format]
             cost = _Cost()
-            audio = self._speak(form, cost)
+            audio = self._speak(form, cost, tier)
             # A failure before the first audio has an HTTP status, not an incomplete file.
             first = await while_connected(request, first_of(audio)) or b""
         except LiveError as error:
@@ -93,7 +101,7 @@ class SpeechRoute:
         data = _file(first, audio, encoder())
         if form.stream_format == "sse":
             data, media_type = _events(data, cost), "text/event-stream"
-        return Streamed(data, media_type=media_type)
+        return Streamed(data, media_type=media_type, headers=tier.headers())
 
     def _read(self, body: bytes) -> SpeechForm:
         form = read_json(body, SpeechForm)
@@ -110,7 +118,9 @@ class SpeechRoute:
         known_voice(self._orchestrator.voices, voice_name(form.voice))
         return form
 
-    async def _speak(self, form: SpeechForm, cost: "_Cost") -> AsyncGenerator[bytes, None]:
+    async def _speak(
+        self, form: SpeechForm, cost: "_Cost", tier: Tier
+    ) -> AsyncGenerator[bytes, None]:
         """Yields int16 at OUTPUT_RATE_HZ while it is made.
 
         Raises:
@@ -118,10 +128,12 @@ class SpeechRoute:
             SpeechTruncatedError: the speech of a piece exceeds its longest duration.
         """
         pieces, has_sound = pieces_of(form.input), False
-        async with brief_session(self._orchestrator, new_id("speech")) as session:
+        flex = self._flex if tier.flex else None
+        async with brief_session(self._orchestrator, new_id("speech"), flex) as session:
             for n, text in enumerate(pieces):
+                turn = self._turn(form, text, tier)
                 fades = Fades(fades_in=n > 0, fades_out=n + 1 < len(pieces))
-                async with aclosing(self._speak_piece(session, form, text, cost)) as audio:
+                async with aclosing(self._speak_piece(session, turn, text, cost)) as audio:
                     async for pcm in audio:
                         has_sound = has_sound or len(pcm) > 0
                         if ready := fades.push(pcm):
@@ -132,10 +144,10 @@ class SpeechRoute:
             raise ClientEventError("The voice can speak nothing of 'input'.", param="input")
 
     async def _speak_piece(
-        self, session: VoiceSession, form: SpeechForm, text: str, cost: "_Cost"
+        self, session: VoiceSession, turn: TurnRequest, text: str, cost: "_Cost"
     ) -> AsyncGenerator[bytes, None]:
         left_bytes = 2 * OUTPUT_RATE_HZ * longest_s(text)
-        async with aclosing(session.respond(self._turn(form, text))) as events:
+        async with aclosing(session.respond(turn)) as events:
             async for event in events:
                 match event:
                     case AudioDelta():
@@ -158,7 +170,7 @@ class SpeechRoute:
             f"{len(text)} characters. It is truncated; the text after it is not spoken."
         )
 
-    def _turn(self, form: SpeechForm, text: str) -> TurnRequest:
+    def _turn(self, form: SpeechForm, text: str, tier: Tier) -> TurnRequest:
         item = HistoryItem(key=new_id("key"), role="user", parts=(TextPart(text),))
         return TurnRequest(
             instructions="",
@@ -166,7 +178,7 @@ class SpeechRoute:
             voice=known_voice(self._orchestrator.voices, voice_name(form.voice)),
             stateless=True,
             script=text,
-            flex=form.service_tier == "flex",
+            flex=tier.flex,
         )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -20,6 +20,8 @@ from sglang_live.core import AudioPart, Usage
 from sglang_live.errors import BadInputError, CapacityError, LiveError
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.errors import ClientEventError, cut, error_response
+from sglang_live.gateway.flex.gate import FlexGate
+from sglang_live.gateway.flex.tier import Tier, Tiers
 from sglang_live.gateway.http.body import (
     Streamed,
     bounded,
@@ -27,7 +29,13 @@ from sglang_live.gateway.http.body import (
     refuse_query,
     while_connected,
 )
-from sglang_live.gateway.http.transcription_fields import check_fields, flag, temperature, text_of
+from sglang_live.gateway.http.transcription_fields import (
+    check_fields,
+    flag,
+    service_tier,
+    temperature,
+    text_of,
+)
 from sglang_live.gateway.http.uploads import read_audio
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import brief_session, check_model
@@ -54,16 +62,25 @@ class _Order:
     temperature: float
     plain: bool
     streamed: bool
+    tier: Tier
 
 
 class TranscriptionRoute:
-    """speech_model: audio in which it finds no speech has an empty text."""
+    """
+    speech_model: audio in which it finds no speech has an empty text.
+    flex: bound on flex requests.
+    """
 
     def __init__(
-        self, orchestrator: Orchestrator, config: GatewayConfig, speech_model: SpeechModel
+        self,
+        orchestrator: Orchestrator,
+        config: GatewayConfig,
+        speech_model: SpeechModel,
+        flex: FlexGate,
     ):
         self._orchestrator, self._config = orchestrator, config
-        self._speech_model = speech_model
+        self._speech_model, self._flex = speech_model, flex
+        self._tiers = Tiers(config.batch_only_keys)
 
     async def __call__(self, request: Request) -> Response:
         try:
@@ -72,7 +89,9 @@ class TranscriptionRoute:
             if order.streamed:
                 # A failure before the first word has an HTTP status.
                 first = await while_connected(request, first_of(pieces))
-                return Streamed(_events(first, pieces), media_type="text/event-stream")
+                headers = order.tier.headers()
+                events = _events(first, pieces)
+                return Streamed(events, media_type="text/event-stream", headers=headers)
             return _whole(order, await while_connected(request, _all_of(pieces)))
         except LiveError as error:
             return error_response(error)
@@ -83,7 +102,7 @@ class TranscriptionRoute:
         request = bounded(request, self._config.max_body_bytes)
         try:
             async with request.form(max_files=1, max_fields=32) as form:
-                return await self._order(form)
+                return await self._order(form, request.headers)
         except HTTPException as error:  # Starlette raises it for a malformed form
             raise BadInputError(f"Invalid form: {error.detail}") from None
         except OSError as error:  # the folder for temporary files is full
@@ -92,7 +111,7 @@ class TranscriptionRoute:
                 "There is no disk space for the file at this moment.", retry_after_s=_NO_ROOM_S
             ) from error
 
-    async def _order(self, form: FormData) -> _Order:
+    async def _order(self, form: FormData, headers: Headers) -> _Order:
         check_fields(form)
         file = form.get("file")
         if not isinstance(file, UploadFile):
@@ -106,6 +125,7 @@ class TranscriptionRoute:
                 f"Unknown response_format {cut(response_format)!r}: {', '.join(FORMATS)}.",
                 param="response_format",
             )
+        tier = self._tiers.of(headers, service_tier(form))
         data = await file.read()
         return _Order(
             audio=await asyncio.to_thread(read_audio, data, max_s=self._config.max_input_audio_s),
@@ -114,10 +134,12 @@ class TranscriptionRoute:
             temperature=temperature(form),
             plain=response_format == "text",
             streamed=flag(form, "stream"),
+            tier=tier,
         )
 
     async def _transcribe(self, order: _Order) -> AsyncGenerator[Piece, None]:
-        async with brief_session(self._orchestrator, new_id("text")) as session:
+        flex = self._flex if order.tier.flex else None
+        async with brief_session(self._orchestrator, new_id("text"), flex) as session:
             pieces = transcribe(
                 session,
                 (order.audio,),
@@ -125,6 +147,7 @@ class TranscriptionRoute:
                 language=order.language,
                 hint=order.hint,
                 temperature=order.temperature,
+                flex=order.tier.flex,
             )
             async with aclosing(pieces):
                 async for piece in pieces:
@@ -138,10 +161,11 @@ async def _all_of(pieces: AsyncGenerator[Piece, None]) -> list[Piece]:
 
 def _whole(order: _Order, pieces: list[Piece]) -> Response:
     text = "".join(piece for piece in pieces if isinstance(piece, str)).strip()
+    headers = order.tier.headers()
     if order.plain:
-        return PlainTextResponse(text + "\n")
+        return PlainTextResponse(text + "\n", headers=headers)
     [usage] = [piece for piece in pieces if isinstance(piece, Usage)]
-    return JSONResponse({"text": text, "usage": _cost(usage)})
+    return JSONResponse({"text": text, "usage": _cost(usage)}, headers=headers)
 
 
 async def _events(

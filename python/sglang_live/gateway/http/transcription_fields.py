@@ -8,9 +8,13 @@ import re
 from starlette.datastructures import FormData
 
 from sglang_live.gateway.errors import ClientEventError, cut
+from sglang_live.gateway.flex.tier import TIERS
 from sglang_live.gateway.realtime.events import MAX_HINT, MAX_NAME
 
-HONOURED = ("file", "model", "language", "prompt", "response_format", "stream", "temperature")
+HONOURED = (
+    *("file", "model", "language", "prompt", "response_format", "service_tier", "stream"),
+    "temperature",
+)
 # OpenAI's parameters for other models: this one cannot produce their output or use their input.
 UNSUPPORTED = (
     "include",
@@ -70,6 +74,15 @@ def flag(form: FormData, name: str) -> bool:
     if text.lower() not in _FLAGS:
         raise ClientEventError(f"{name} must be true or false, got {cut(text)!r}.", param=name)
     return _FLAGS[text.lower()]
+
+
+def service_tier(form: FormData) -> str | None:
+    name = text_of(form, "service_tier")
+    if name is not None and name not in TIERS:
+        raise ClientEventError(
+            f"Unknown service_tier {cut(name)!r}: {', '.join(TIERS)}.", param="service_tier"
+        )
+    return name
 
 
 def temperature(form: FormData) -> float:

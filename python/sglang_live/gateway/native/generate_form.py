@@ -44,6 +44,7 @@ def _table(limits: NativeLimits) -> dict[str, Check]:
         "return_prompt_token_ids": boolean,
         "stream": boolean,
         "log_metrics": boolean,
+        "priority": sampling.PRIORITY,
         "session_params": fields(
             {
                 "id": NAME,

@@ -13,6 +13,7 @@ class NativeLimits:
     vocab_size: ids from 0 below it have a row in the embedding.
     context_tokens: tokens of a prompt and its completion together.
     takes_images: whether the model's chat template has a place for images and videos.
+    takes_priority: whether a priority does not change SGLang's order, nor is refused by it.
     max_completions: prompts of one request times n.
     max_new_tokens: tokens of all completions of one request together.
     max_text_chars: characters of all texts of one request together; the engine tokenizes them in
@@ -22,6 +23,7 @@ class NativeLimits:
     vocab_size: int = 2048
     context_tokens: int = 32_768
     takes_images: bool = False
+    takes_priority: bool = True
     max_completions: int = 64
     max_new_tokens: int = 131_072
     max_text_chars: int = 1_048_576

@@ -16,7 +16,8 @@ from sglang_live.errors import LiveError
 from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.errors import error_response
-from sglang_live.gateway.http.body import read_body
+from sglang_live.gateway.flex.gate import FlexConfig, FlexGate
+from sglang_live.gateway.http.body import read_body, while_connected
 from sglang_live.gateway.native.limits import NativeLimits
 from sglang_live.gateway.native.names import RunningNames
 from sglang_live.gateway.native.relay import Relay, unreachable
@@ -35,7 +36,7 @@ _FILTERED = dict.fromkeys(SERVER_INFO, server_info) | dict.fromkeys(MODEL_INFO, 
 # The replica that serves SGLang's own API.
 _NATIVE_ENGINE = "thinker/0"
 # Fields that do not change what the engine computes: names, and the form of the response.
-_NOT_CONTENT = ("rid", "stream", "stream_options", "user", "model", "cache_salt")
+_NOT_CONTENT = ("rid", "stream", "stream_options", "user", "model", "cache_salt", "priority")
 
 
 class NativeProxy:
@@ -50,6 +51,7 @@ class NativeProxy:
         suspects: Suspects | None = None,
         rate_limits: RateLimits | None = None,
         limits: NativeLimits | None = None,
+        flex: FlexGate | None = None,
     ):
         self._keys = Keys(config.api_keys)
         self._rate_limits = rate_limits or RateLimits(None, MonotonicClock())
@@ -60,8 +62,11 @@ class NativeProxy:
             config.max_native_sessions,
             MonotonicClock().now_s,
         )
-        self._check = RequestCheck(config, orchestrator, sessions, limits or NativeLimits())
         self._running = RunningNames()
+        self._check = RequestCheck(
+            config, orchestrator, sessions, limits or NativeLimits(), self._running
+        )
+        self._flex = flex or FlexGate(FlexConfig())
         self._upstream = Upstream(native_url, config)
         self._opening = SessionOpening(self._upstream, sessions, orchestrator)
 
@@ -75,20 +80,32 @@ class NativeProxy:
             return self._refused(request.scope["path"], error)
         return await self.pass_on(request, raw)
 
-    async def pass_on(self, request: Request, raw: bytes, *, counted: bool = True) -> Response:
+    async def pass_on(
+        self,
+        request: Request,
+        raw: bytes,
+        *,
+        counted: bool = True,
+        flex: FlexGate | None = None,
+    ) -> Response:
         """Check a request and send it on.
 
         Args:
             raw: the body of the request.
             counted: whether its responses count for the limit of its key.
+            flex: bound on flex requests; None: that of clients.
         """
         route = request.scope["path"]  # not request.url: Starlette builds it from the Host header
         owner = self._keys.owner(request.headers)
+        gate, has_place = flex or self._flex, False
         running: EngineRequest | None = None
         names: list[str] = []
         try:
             self._check.sender(request, route)
-            checked = await self._check.body(route, raw, owner)
+            checked = await self._check.body(request, raw, owner)
+            if checked.tier.flex:
+                await while_connected(request, gate.enter())
+                has_place = True
             names = await self._running.take(checked.names)
             if route in GENERATING:
                 running = self._suspects.begin(_NATIVE_ENGINE, _content_of(route, checked.body))
@@ -97,6 +114,8 @@ class NativeProxy:
         except LiveError as error:
             self._running.free(names)
             self._end(running, broken=False)
+            if has_place:
+                gate.leave()
             return self._refused(route, error)
         upstream = self._upstream.send(request, route, checked.body)
         if route == OPEN_SESSION:
@@ -108,8 +127,14 @@ class NativeProxy:
             def on_end(broken: bool, hung_up: bool) -> None:
                 self._running.free(names, hung_up=hung_up)
                 self._end(running, broken=broken)
+                if has_place:
+                    gate.leave()
+                if has_place and hung_up:
+                    # SGLang looks for lost connections of requests that wait every 4 s only.
+                    self._upstream.abort(checked.names)
 
-            return Relay(upstream, route, self._metrics, on_end, checked.streams)
+            limit_s = gate.config.run_s if has_place else None
+            return Relay(upstream, route, self._metrics, on_end, checked, limit_s)
         self._metrics.proxied.labels(route, str(response.status_code)).inc()
         return response
 

@@ -11,10 +11,12 @@ import aiohttp
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from sglang_live.errors import ContextLengthError, StageUnavailableError
+from sglang_live.errors import ContextLengthError, DeadlineError, StageUnavailableError
 from sglang_live.gateway.errors import error_response
+from sglang_live.gateway.flex.echo import TierEcho
+from sglang_live.gateway.native.request_check import CheckedRequest
 from sglang_live.gateway.native.responses import early_error, too_long
-from sglang_live.gateway.native.routes import returned
+from sglang_live.gateway.native.routes import OF_A_MODEL, returned
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
@@ -27,8 +29,10 @@ _PROMPT_AT = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
 class Relay(Response):
     """Sends an upstream response on, and hangs up upstream when the client hangs up.
 
-    on_end: called once, with whether the upstream's connection broke and whether the client hung
-        up.
+    on_end: called once, with whether the upstream's connection broke, and whether the client hung
+        up or the time ran out.
+    checked: the request.
+    limit_s: longest time of the response; None: no limit.
     """
 
     def __init__(
@@ -37,10 +41,12 @@ class Relay(Response):
         route: str,
         metrics: GatewayMetrics,
         on_end: Callable[[bool, bool], None],
-        streams: bool,
+        checked: CheckedRequest,
+        limit_s: float | None = None,
     ):
-        self._upstream, self._on_end, self._streams = upstream, on_end, streams
-        self._route = route
+        self._upstream, self._on_end, self._streams = upstream, on_end, checked.streams
+        self._route, self._tier, self._limit_s = route, checked.tier, limit_s
+        self._begun = False  # whether the client has the status
         self._metrics = metrics
         self._broke = False
         self.background = None
@@ -49,11 +55,15 @@ class Relay(Response):
         relay = asyncio.create_task(self._relay(scope, receive, send))
         gone = asyncio.create_task(_until_disconnect(receive))
         try:
-            await asyncio.wait({relay, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {relay, gone}, timeout=self._limit_s, return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
+            expired = not relay.done() and not gone.done()
             # Cancelling closes the upstream connection; SGLang then aborts the request.
             if not relay.done():
-                self._metrics.proxied.labels(self._route, "disconnected").inc()
+                why = "expired" if expired else "disconnected"
+                self._metrics.proxied.labels(self._route, why).inc()
                 relay.cancel()
             gone.cancel()
             await asyncio.gather(relay, gone, return_exceptions=True)
@@ -61,6 +71,9 @@ class Relay(Response):
             self._on_end(self._broke or isinstance(failed, aiohttp.ClientError), relay.cancelled())
         if not relay.cancelled():
             relay.result()
+        elif expired and not self._begun:
+            error = DeadlineError(f"The response was not complete within {self._limit_s:g} s.")
+            await error_response(error)(scope, receive, send)
 
     async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -85,16 +98,30 @@ class Relay(Response):
                 return
             self._metrics.proxied.labels(self._route, str(response.status)).inc()
             headers = returned(response.headers)
+            headers += [(n.encode(), v.encode()) for n, v in self._tier.headers().items()]
+            self._begun = True
             await send(
                 {"type": "http.response.start", "status": response.status, "headers": headers}
             )
+            echo = self._echo(response)
             if early:
-                await send({"type": "http.response.body", "body": early, "more_body": True})
+                await self._send_piece(send, echo.push(early) if echo else early)
             async for chunk in response.content.iter_any():
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await self._send_piece(send, echo.push(chunk) if echo else chunk)
+            rest = echo.finish() if echo else b""
+            await send({"type": "http.response.body", "body": rest, "more_body": False})
         finally:
             response.close()
+
+    def _echo(self, response: aiohttp.ClientResponse) -> TierEcho | None:
+        """None: the response does not name its tier, and is passed on unchanged."""
+        if response.status != 200 or self._route not in OF_A_MODEL or not self._tier.named:
+            return None
+        return TierEcho(self._tier.served, self._streams)
+
+    async def _send_piece(self, send: Send, piece: bytes) -> None:
+        if piece:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def _early(self, response: aiohttp.ClientResponse) -> bytes:
         """Read the first event: an error in it can still become the status of the response."""

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.flex.tier import ORDINARY, Tier, Tiers
 from sglang_live.gateway.http.media_guard import MediaGuard
 from sglang_live.gateway.json_forms import broken_json
 from sglang_live.gateway.model import check_model
@@ -21,7 +22,13 @@ from sglang_live.gateway.native.checks import ParameterError
 from sglang_live.gateway.native.control_tokens import without_control_tokens
 from sglang_live.gateway.native.forms import forms
 from sglang_live.gateway.native.limits import NativeLimits
-from sglang_live.gateway.native.names import put_names, request_name, session_name
+from sglang_live.gateway.native.names import (
+    RunningNames,
+    flex_prefix,
+    put_names,
+    request_name,
+    session_name,
+)
 from sglang_live.gateway.native.routes import (
     ABORT,
     CHAT,
@@ -39,6 +46,9 @@ from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.session import Orchestrator
 
 _UNNAMED_MODEL = "default"  # SGLang's name for the one model that it serves
+# In the scope of a request: Unix time until which its response is of use. Lines of batches have it.
+OF_USE_UNTIL = "sglang_live.of_use_until"
+_FLEX_PRIORITY = -1
 
 
 class OperatorOnlyError(LiveError):
@@ -56,6 +66,7 @@ class CheckedRequest:
     session: the client's name of the session that it opens; "" on other routes.
     retention: bounds of the session that it opens; None: no bounds.
     names: the engine's names of the requests that it starts.
+    tier: the service tier that it gets.
     """
 
     body: bytes = b""
@@ -64,6 +75,7 @@ class CheckedRequest:
     session: str = ""
     retention: RetentionConfig | None = None
     names: tuple[str, ...] = ()
+    tier: Tier = ORDINARY
 
 
 class RequestCheck:
@@ -75,9 +87,12 @@ class RequestCheck:
         orchestrator: Orchestrator,
         sessions: NativeSessions,
         limits: NativeLimits,
+        running: RunningNames,
     ):
         self._config, self._orchestrator, self._sessions = config, orchestrator, sessions
         self._forms, self._guard = forms(limits), MediaGuard(config)
+        self._limits, self._running = limits, running
+        self._tiers = Tiers(config.batch_only_keys)
 
     def sender(self, request: Request, route: str) -> None:
         """Check whether the web page and the key of the request may use the route."""
@@ -92,8 +107,9 @@ class RequestCheck:
             if not known or not Keys((known,)).allow(request.headers):
                 raise OperatorOnlyError("/flush_cache is for the holder of --operator-key.")
 
-    async def body(self, route: str, raw: bytes, owner: str) -> CheckedRequest:
+    async def body(self, request: Request, raw: bytes, owner: str) -> CheckedRequest:
         """Check and rewrite the body; only the fields that were checked are sent on."""
+        route = request.scope["path"]
         form = self._forms.get(route)
         if form is None:
             return CheckedRequest()
@@ -105,13 +121,16 @@ class RequestCheck:
             self._check_model(body)
         retention = None
         if route == OPEN_SESSION:
+            self._tiers.check_heard(owner)
             retention = take_retention(body, self._config.retention)
         try:
             checked = form(body)
         except RecursionError:
             raise BadInputError("Invalid request: nested too deep.") from None
         await self._guard.check(checked.body)
-        session = self._rewrite(route, checked.body, owner)
+        tier = self._take_tier(request, checked.body) if route in GENERATING else ORDINARY
+        prefix = flex_prefix(request.scope.get(OF_USE_UNTIL)) if tier.flex else ""
+        session = self._rewrite(route, checked.body, owner, prefix)
         streams = bool(checked.body.get("stream"))
         rid = checked.body["rid"] if route in GENERATING else ()
         return CheckedRequest(
@@ -121,11 +140,28 @@ class RequestCheck:
             session,
             retention,
             (rid,) if isinstance(rid, str) else tuple(rid),
+            tier,
         )
 
-    def _rewrite(self, route: str, body: dict[str, Any], owner: str) -> str:
+    def _take_tier(self, request: Request, body: dict[str, Any]) -> Tier:
+        """Remove the tier from a checked body, and give a flex one SGLang's mark of it.
+
+        Raises:
+            ParameterError: flex in a session, whose turns follow one another.
+        """
+        tier = self._tiers.of(request.headers, body.pop("service_tier", None))
+        if body.pop("priority", 0) < 0:
+            tier = Tier(flex=True, named=True)
+        if tier.flex and "session_params" in body:
+            raise ParameterError("session_params", "cannot be used by a flex request.")
+        if tier.flex and self._limits.takes_priority:
+            body["priority"] = _FLEX_PRIORITY
+        return tier
+
+    def _rewrite(self, route: str, body: dict[str, Any], owner: str, prefix: str) -> str:
         """Put in the owner's names and salt.
 
+        prefix: of the names of its class.
         Returns the client's name of a session that is opened; "" on other routes.
         """
         session = ""
@@ -136,10 +172,10 @@ class RequestCheck:
         if route in GENERATING:
             if params := body.get("session_params"):
                 self._sessions.used(owner, params["id"])
-            put_names(body, owner)
+            put_names(body, owner, prefix)
             body["cache_salt"] = owner_salt(owner)
         elif route == ABORT:
-            body["rid"] = request_name(owner, body["rid"])
+            body["rid"] = self._running.running_as(request_name(owner, body["rid"]))
         elif route == OPEN_SESSION:
             session = body.get("session_id") or uuid4().hex
             idle_s = body.setdefault("timeout", IDLE_S)

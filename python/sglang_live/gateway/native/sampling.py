@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from sglang_live.gateway.flex.tier import TIERS
 from sglang_live.gateway.native import grammars, patterns
 from sglang_live.gateway.native.checks import (
     Check,
@@ -19,6 +20,8 @@ from sglang_live.gateway.native.limits import NativeLimits
 # OpenAI's limit. SGLang sorts this number of candidates for every token.
 MAX_TOP_LOGPROBS = 20
 _SEED = integer(-(2**63), 2**63 - 1)
+# SGLang's field; below 0 the request is flex. Nothing goes before the requests of others.
+PRIORITY = integer(-(2**31), 0)
 _STOPS, _STOP_CHARS, _STOP_IDS, _BIASES = 32, 1_024, 64, 1_024
 
 
@@ -67,9 +70,9 @@ def openai(limits: NativeLimits) -> dict[str, Check]:
         "min_tokens": integer(0, limits.context_tokens),
         "max_tokens": integer(1, limits.context_tokens),
         "seed": _SEED,
-        # Only the values that change nothing: SGLang ignores both fields.
-        "store": one_of(False),
-        "service_tier": one_of("auto", "default"),
+        "store": one_of(False),  # SGLang ignores it
+        "service_tier": one_of(*TIERS),
+        "priority": PRIORITY,
     }
 
 

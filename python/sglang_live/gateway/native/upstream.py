@@ -3,7 +3,8 @@
 In: checked requests. Out: the upstream's responses. Owner: one Upstream per NativeProxy.
 """
 
-from collections.abc import Awaitable
+import asyncio
+from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 
 import aiohttp
@@ -23,8 +24,10 @@ class Upstream:
     def __init__(self, base_url: str, config: GatewayConfig):
         self._base_url, self._config = base_url.rstrip("/"), config
         self._client: aiohttp.ClientSession | None = None
+        self._aborts: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
+        await asyncio.gather(*self._aborts)
         if self._client:
             await self._client.close()
 
@@ -46,6 +49,19 @@ class Upstream:
         url, body = f"{self._base_url}/close_session", {"session_id": session_id}
         with suppress(aiohttp.ClientError, TimeoutError):
             async with self._session().post(url, json=body, headers=self._key()):
+                pass
+
+    def abort(self, names: Iterable[str]) -> None:
+        """End these requests in the engine, without waiting for it."""
+        for name in names:
+            task = asyncio.create_task(self._abort(name))
+            self._aborts.add(task)
+            task.add_done_callback(self._aborts.discard)
+
+    async def _abort(self, name: str) -> None:
+        with suppress(aiohttp.ClientError, TimeoutError):
+            url = f"{self._base_url}/abort_request"
+            async with self._session().post(url, json={"rid": name}, headers=self._key()):
                 pass
 
     def _key(self) -> dict[str, str]:

@@ -14,6 +14,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from sglang_live.errors import LiveError, ModelNotFoundError
 from sglang_live.gateway.auth import Keys, choose_subprotocol, offered_keys
 from sglang_live.gateway.errors import ClientEventError, NoLanguageModelError, cut, error_body
+from sglang_live.gateway.flex.tier import Tiers
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import check_model
 from sglang_live.gateway.rate_limits import RateLimitError
@@ -59,6 +60,7 @@ class SocketWire:
 class RealtimeRoute:
     def __init__(self, services: RealtimeServices, keys: Keys, secrets: ClientSecrets):
         self._services, self._keys, self._secrets = services, keys, secrets
+        self._tiers = Tiers(services.config.batch_only_keys)
         self._open: Counter[str] = Counter()  # sessions by key, and by client secret
 
     async def __call__(self, socket: WebSocket) -> None:
@@ -96,6 +98,7 @@ class RealtimeRoute:
         try:
             if not self._services.config.has_language_model:
                 raise NoLanguageModelError
+            self._tiers.check_heard(holders[0])
             self._check_room(*holders)
             _check_shape(socket)
             check_model(self._services.orchestrator, socket.query_params.get("model"))

@@ -46,7 +46,7 @@ class FakeExecute:
         self.asked: list[tuple[str, str]] = []  # key, name
         self.n_running = self.n_most = 0
 
-    async def __call__(self, key: str, path: str, body: bytes) -> Outcome:
+    async def __call__(self, key: str, path: str, body: bytes, until_s: int) -> Outcome:
         name = json.loads(body)["input"]
         self.asked.append((key, name))
         self.n_running += 1
@@ -254,10 +254,10 @@ async def test_a_bug_is_the_error_of_its_line_alone(tmp_path):
     async with running(tmp_path) as world:
         whole = world.execute.__call__
 
-        async def crash(key: str, path: str, body: bytes) -> Outcome:
+        async def crash(key: str, path: str, body: bytes, until_s: int) -> Outcome:
             if b'"a"' in body:
                 raise RuntimeError("a bug")
-            return await whole(key, path, body)
+            return await whole(key, path, body, until_s)
 
         world.runner._lines.execute = crash
         batch = await world.ended(await world.create("ab"))
