@@ -22,6 +22,7 @@ import soundfile as sf
 from benchmark.native_client import native_client
 from sglang_live.bridge.scheduler.round_log import ROUND_LOG_ENV
 from sglang_live.engine_channel.messages import (
+    BATCH_PREFIX,
     NextUseHint,
     RetainSession,
     SpeechStart,
@@ -124,7 +125,9 @@ class RandomLoad:
 
     async def _say(self, session: str | None, rng: random.Random) -> None:
         """A request that may be refused, because its session closes, or be aborted."""
-        rid = f"random-{rng.getrandbits(64):016x}"
+        is_best_effort = rng.random() < (0.1 if session else 0.6)
+        prefix = BATCH_PREFIX if is_best_effort else "random-"
+        rid = f"{prefix}{rng.getrandbits(64):016x}"
         n_prompt = rng.randrange(5, 40) if session else rng.randrange(5, 150)
         body = {
             "rid": rid,

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 import pytest
 import pytest_asyncio
 
+from sglang_live.bridge.batch_work import BatchWork, Launch
 from sglang_live.bridge.modelled.batch_recorder import BATCH_RECORD_ENV, read_record
 from sglang_live.bridge.modelled.wait_recorder import WAIT_RECORD_ENV
-from sglang_live.bridge.rate_meter import BatchWork, Launch, RateMeter
+from sglang_live.bridge.rate_meter import RateMeter
 from sglang_live.device_model.model import load_device_model
 from sglang_live.engine_channel.messages import THINK_PREFIX
 from sglang_live.policy.view import StageRates

@@ -8,10 +8,14 @@ Owner: one RateMeter per engine, on rank 0. Reads no clock.
 """
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from sglang_live.bridge.batch_work import BatchWork, Launch
+from sglang_live.bridge.least_squares import non_negative
+from sglang_live.bridge.round_cost import RoundCostMeter
+from sglang_live.policy.round_cost import UNMEASURED, RoundCost
 from sglang_live.policy.view import StageRates
 
 # Weight of the newest round in the mean duration of a round: an average over about ten rounds.
@@ -20,33 +24,6 @@ _EMA = 0.1
 _BUSY_WINDOW_S = 2.0
 # A longer decode round is a fault of the machine, not a rate.
 _LONGEST_ROUND_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class BatchWork:
-    """What one batch computes.
-
-    Attributes:
-        number: of the engine's launches, from 1.
-        n_streams: requests of a decode round; 0: the batch is a prefill.
-        n_tokens: tokens of a prefill.
-        audio_s: seconds of audio that the prefill's encoder computes.
-        n_pairs: pairs of a new token and a token that it attends to.
-    """
-
-    number: int
-    n_streams: int = 0
-    n_tokens: int = 0
-    audio_s: float = 0.0
-    n_pairs: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A batch that was launched. at_s: just before the launch."""
-
-    work: BatchWork
-    at_s: float
 
 
 class _Slope:
@@ -148,14 +125,7 @@ class PrefillFit:
         inertia = self._INERTIA / np.maximum(self._costs, self._SCALE)
         square = rows.T @ rows + np.diag(inertia**2)
         right = rows.T @ (spent / scale) + inertia**2 * self._costs
-        costs, free = np.zeros(4), np.ones(4, bool)
-        while free.any():
-            costs[free] = np.linalg.solve(square[np.ix_(free, free)], right[free])
-            costs[~free] = 0.0
-            if (costs >= 0.0).all():
-                break
-            free[int(costs.argmin())] = False
-        return np.maximum(costs, 0.0)
+        return non_negative(square, right)
 
 
 class RateMeter:
@@ -163,10 +133,14 @@ class RateMeter:
     Attributes:
         n_done: number of the latest batch whose result has arrived; 0: none has.
         prefill_done_s: arrival of the latest prefill's result.
+
+    Args:
+        predicts: whether the cost of whole rounds is measured, for best effort.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, predicts: bool = False):
         self.n_done = 0
+        self._round_cost = RoundCostMeter() if predicts else None
         self.prefill_done_s = 0.0
         self._rates = StageRates()
         self._slope, self._prefill = _Slope(), PrefillFit(self._rates)
@@ -182,6 +156,8 @@ class RateMeter:
             self.prefill_done_s = now_s
         if spent_s <= 0.0:
             return
+        if self._round_cost is not None:
+            self._round_cost.take(work, spent_s)
         if not work.n_streams:
             self._prefill.take(work, spent_s)
             self._rates = self._prefill.into(self._rates)
@@ -202,3 +178,8 @@ class RateMeter:
         busy = self._rates.busy + (spent_s - passed_s * self._rates.busy) / window_s
         self._rates = replace(self._rates, busy=min(max(busy, 0.0), 1.0))
         return self._rates
+
+    @property
+    def cost(self) -> RoundCost:
+        """What whole rounds take; initial values where that is not measured."""
+        return self._round_cost.cost if self._round_cost is not None else UNMEASURED

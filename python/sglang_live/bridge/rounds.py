@@ -7,74 +7,31 @@ Imports nothing of SGLang. The only clock it reads is its thread's CPU time, to 
 
 import math
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from sglang_live.bridge.rate_meter import BatchWork
+from sglang_live.bridge.batch_work import BatchWork
+from sglang_live.bridge.best_effort_totals import BestEffortTotals
+from sglang_live.bridge.round_facts import UNMEASURED, Pool, RoundStamp
 from sglang_live.bridge.stream_table import StreamTable
 from sglang_live.engine_channel.messages import Progress, StreamEvents
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.decide import RoundPolicy
+from sglang_live.policy.hybrid import retracted_first
 from sglang_live.policy.policies import Policies
-from sglang_live.policy.view import U0, U1, U2, Round, StageRates, StageView
+from sglang_live.policy.view import U0, U1, U2, Round, StageView
 
 _CLASSES = {U0: "u0", U1: "u1", U2: "u2", -1: "unknown"}
 # A longer interval between two rounds is idle time: no stream was in a class for it.
 _LONGEST_ROUND_S = 2.0
 # Validity of a decision while no fact changes: a buffer changes by less than a frame in that time.
 REVIEW_S = 0.015
-_UNMEASURED = StageRates()
 
 
-@dataclass(frozen=True, slots=True)
-class LinkRate:
-    """The measured link from host to device.
-
-    Attributes:
-        bytes_per_s: None before the first measurement.
-        latency_s: duration of a small transfer.
-    """
-
-    bytes_per_s: float | None
-    latency_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class RoundStamp:
-    """Rank 0's time and measurements, sent with the request broadcast: all ranks decide alike.
-
-    Attributes:
-        peer_urgent: a request of a later stage on this device is urgent.
-        rates: of the batches whose results have arrived.
-        n_done: number of the latest of them.
-        prefill_done_s: arrival of the latest prefill's result.
-    """
-
-    now_s: float
-    peer_urgent: bool = False
-    rate: LinkRate = LinkRate(None, 0.0)
-    rates: StageRates = _UNMEASURED
-    n_done: int = 0
-    prefill_done_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
-    """KV tokens of the engine, and its free request rows.
-
-    Attributes:
-        free: KV tokens that a prefill could take now.
-    """
-
-    free: int
-    total: int
-    free_rows: int
-
-    @property
-    def occupancy(self) -> float:
-        return 1.0 - self.free / self.total if self.total else 0.0
+_NO_POOL = Pool(free=0, total=0, free_rows=0)
 
 
 def rounds_of(
@@ -100,14 +57,14 @@ def rounds_of(
 
 def decides_rounds(policies: Policies) -> bool:
     """Whether any of these policies decides about rounds; the others concern turns only."""
-    return policies.order is not None or policies.pacing
+    return policies.order is not None or policies.pacing or policies.tells_best_effort
 
 
 class Rounds:
     def __init__(self, policy: RoundPolicy, cpu_s: Callable[[], float] = time.thread_time):
         self._policy, self._cpu_s = policy, cpu_s
         self.table = StreamTable(policy.config.step_s)
-        self.rates = _UNMEASURED
+        self.rates = UNMEASURED
         self.now_s = 0.0
         self._peer_urgent = False
         self.totals: dict[str, float] = dict.fromkeys(
@@ -125,6 +82,7 @@ class Rounds:
         self._residence_s = np.zeros(4)  # by class, unknown first
         self._n_launched = self._launched_prefill = 0
         self.last_prefill_s = self._decided_s = self._decoded_s = 0.0
+        self.best_effort = BestEffortTotals(policy.config.cap_streams)
         self._last: Round | None = None
         self._managed = np.zeros(0, bool)  # of the latest decision
         self._buffered_s = np.zeros(0)
@@ -136,6 +94,7 @@ class Rounds:
         if self.now_s:
             self._count_residence(stamp.now_s - self.now_s)
         self.now_s, self.rates = stamp.now_s, stamp.rates
+        self.best_effort.cost = stamp.cost
         in_flight = self._launched_prefill > stamp.n_done
         self.last_prefill_s = stamp.now_s if in_flight else stamp.prefill_done_s
         if stamp.peer_urgent != self._peer_urgent:
@@ -146,28 +105,52 @@ class Rounds:
         self.table.progress(news, self.now_s)
         self.totals["decide_s"] += self._cpu_s() - began_s
 
-    def launch_decode(self, reqs: list) -> BatchWork:
-        """Record the launch of a decode round. reqs: the batch's own list."""
-        self.table.step(reqs)
+    def launch_decode(self, reqs: list, n_context: int = 0) -> BatchWork:
+        """Record the launch of a decode round.
+
+        Args:
+            reqs: the batch's own list.
+            n_context: KV tokens of the batch's requests.
+        """
+        n_best_effort = self.table.step(reqs)
         self._n_launched += 1
         self._decoded_s = self.now_s
-        return BatchWork(self._n_launched, n_streams=len(reqs))
+        if n_best_effort:
+            self.best_effort.decoded(len(reqs), n_best_effort, n_context)
+        return BatchWork(self._n_launched, n_streams=len(reqs), n_context=n_context)
 
-    def launch_prefill(self, n_tokens: int, audio_s: float, n_pairs: int) -> BatchWork:
-        """Record the launch of a prefill. The sizes are those of BatchWork."""
+    def launch_prefill(self, work: BatchWork, reqs: Iterable[Any] = ()) -> BatchWork:
+        """Record the launch of a prefill.
+
+        Args:
+            work: its sizes, with any number.
+            reqs: those that are prefilled.
+        Returns:
+            The same with its number.
+        """
         self._n_launched += 1
         self._launched_prefill = self._n_launched
-        return BatchWork(self._n_launched, n_tokens=n_tokens, audio_s=audio_s, n_pairs=n_pairs)
+        if any(self.table.is_best_effort(req.rid) for req in reqs):
+            self.best_effort.prefilled(work, self.now_s)
+            self.table.changed = True
+        return replace(work, number=self._n_launched)
 
     # --- decisions ---
 
     def decide(
-        self, pool: Pool, *, prefill_running: bool, blocked: Iterable[str] = ()
+        self,
+        pool: Pool,
+        *,
+        prefill_running: bool,
+        blocked: Iterable[str] = (),
+        half: Collection[str] = (),
     ) -> Round | None:
         """The round's decision, or None while the table is empty.
 
         Args:
+            prefill_running: a prompt that cannot return to the queue is half-prefilled.
             blocked: requests that cannot step in this round.
+            half: half-prefilled best-effort requests that can return to the queue.
         """
         if not len(self.table):
             self._last = None
@@ -178,9 +161,11 @@ class Rounds:
             return self._last
         began_s = self._cpu_s()
         self._decided_s, self.table.changed = self.now_s, False
-        view = self._view(pool, prefill_running, blocked)
+        view = self._view(pool, prefill_running, blocked, half)
         self._last = decision = self._policy.decide(view)
+        self.best_effort.cap = decision.cap or self.config.cap_streams
         self._managed = view.managed.copy()
+        self.best_effort.heard = bool(np.count_nonzero(view.managed))
         self._buffered_s = view.buffered_s
         for slot in self.table.record_urgency(decision.urgency).tolist():
             for rid in self.table.rids([slot]):
@@ -190,25 +175,42 @@ class Rounds:
         return decision
 
     def _view(
-        self, pool: Pool, prefill_running: bool = False, blocked: Iterable[str] = ()
+        self,
+        pool: Pool,
+        prefill_running: bool = False,
+        blocked: Iterable[str] = (),
+        half: Collection[str] = (),
     ) -> StageView:
+        best_effort = self.table.best_effort(
+            half,
+            others_prefill=prefill_running,
+            free_tokens=pool.free - pool.idle,
+            pool_tokens=max(1, pool.total),
+            last_prefill_s=self.best_effort.last_prefill_s,
+            last_decode_s=self._decoded_s,
+            cap=self.best_effort.cap,
+            cost=self.best_effort.cost,
+        )
         return self.table.view(
             now_s=self.now_s,
             occupancy=pool.occupancy,
             free_tokens=pool.free,
             free_rows=pool.free_rows,
-            prefill_running=prefill_running,
+            prefill_running=prefill_running or bool(half),
             rates=self.rates,
             blocked=blocked,
             last_prefill_s=self.last_prefill_s,
             decoded_since_prefill=self._launched_prefill < self._n_launched,
             peer_urgent=self._peer_urgent,
+            best_effort=best_effort,
         )
 
     def retraction_order(
         self, pool: Pool, blocked: Iterable[str] = ()
     ) -> tuple[list[str], list[str]]:
         """Requests with KV as they are retracted where memory is short: of U2, and the others.
+
+        Best effort is before the others.
 
         Args:
             blocked: requests whose input does not exist yet.
@@ -220,6 +222,26 @@ class Rounds:
     def spare(self, pool: Pool) -> list[str]:
         """Requests that are retracted for an urgent one that finds no room, in this order."""
         return self.table.rids(self._policy.spare(self._view(pool)).tolist())
+
+    def retracted_first(self) -> list[str]:
+        """Best-effort requests with KV in the order in which they give it up."""
+        view = self._view(_NO_POOL)
+        if view.best_effort is None:
+            return []
+        return self.table.rids(retracted_first(view).tolist())
+
+    def requeue(self) -> list[str]:
+        """Half-prefilled best-effort requests that return to the queue before this prefill."""
+        if self._last is None or self._last.requeue is None:
+            return []
+        return self.table.rids(self._last.requeue.nonzero()[0].tolist())
+
+    def admits_others(self) -> bool:
+        """Whether the decision admits requests other than best effort."""
+        if self._last is None or not len(self._last.admit):
+            return False
+        [rid] = self.table.rids([int(self._last.admit[0])]) or [""]
+        return not self.table.is_best_effort(rid)
 
     @property
     def last(self) -> Round | None:
@@ -252,15 +274,17 @@ class Rounds:
         """The waiting requests to try in this round, in order, and those that stay in the queue."""
         if self._last is None or len(waiting) < 1:
             return waiting, []
-        known, judged, new = len(self._last.pause), {}, []
+        known, judged, new, later = len(self._last.pause), {}, [], []
         for req in waiting:
             slot = self.table.slot(req.rid)
             if slot is not None and slot < known:
                 judged[slot] = req
+            elif self.table.is_best_effort(req.rid):
+                later.append(req)
             else:
                 new.append(req)  # arrived after the decision: SGLang's order, behind the others
         tried = [req for slot in self._last.admit.tolist() if (req := judged.pop(slot, None))]
-        return tried + new, list(judged.values())
+        return tried + new, list(judged.values()) + later
 
     def prefill_budget(self) -> int | None:
         return self._last.prefill_budget if self._last is not None else None
@@ -294,6 +318,11 @@ class Rounds:
         return self._policy.config
 
     @property
+    def tells_best_effort(self) -> bool:
+        """Whether best-effort work is told from other work without listeners."""
+        return self._policy.tells_best_effort
+
+    @property
     def slices_prefill(self) -> bool:
         """Whether a shorter prompt may preempt a half-prefilled one."""
         return self._policy.order == "urgency"
@@ -302,12 +331,17 @@ class Rounds:
 
     def paused(self, rid: str) -> None:
         self.table.pause(rid, self.now_s)
+        if self.table.is_best_effort(rid):
+            self.best_effort.paused()
+            return
         self._record(rid, "paused")
         self.totals["pauses"] += 1
 
     def resumed(self, rid: str) -> None:
         if self.table.is_paused(rid):
             self.table.resume(rid, self.now_s)
+            if self.table.is_best_effort(rid):
+                return
             self._record(rid, "resumed")
             self.totals["resumes"] += 1
 
@@ -327,7 +361,8 @@ class Rounds:
     def report(self) -> dict[str, float]:
         names = ("unknown_s", "u0_s", "u1_s", "u2_s")
         residence = dict(zip(names, self._residence_s.tolist(), strict=True))
-        return {**self.totals, **residence, **self._rates_ms()}
+        own = self.best_effort.report(self.table) if self._policy.tells_best_effort else {}
+        return {**self.totals, **residence, **self._rates_ms(), **own}
 
     def _rates_ms(self) -> dict[str, float]:
         per_stream_s = self.rates.round_s_per_stream

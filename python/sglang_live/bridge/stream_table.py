@@ -7,11 +7,14 @@ A request keeps its slot to its end. A free slot has the values of a request tha
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from sglang_live.bridge.prompt_groups import PromptGroups
 from sglang_live.engine_channel.messages import Progress
-from sglang_live.policy.view import FIRST_INTERRUPTS, StageRates, StageView
+from sglang_live.policy.view import FIRST_INTERRUPTS, BestEffort, StageRates, StageView
 
 # Seconds of produced speech without progress after which a request's progress counts as lost.
 SILENT_CONSUMER_S = 4.0
@@ -25,6 +28,7 @@ _COLUMNS = {
     "started": (bool, True),
     "managed": (bool, False),
     "background": (bool, False),
+    "best_effort": (bool, False),
     "advancing": (bool, False),
     "reported": (bool, False),
     "since_s": (np.float64, 0.0),
@@ -35,9 +39,34 @@ _COLUMNS = {
     "prompt_tokens": (np.int64, 0),
     "prefill_tokens": (np.int64, 0),
     "audio_s": (np.float64, 0.0),
+    "deadline_s": (np.float64, np.inf),
+    "group": (np.int64, 0),
     "interrupts": (np.float64, FIRST_INTERRUPTS),
     "urgency": (np.int8, NO_CLASS),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class BestEffortClass:
+    """Of a best-effort request.
+
+    Attributes:
+        deadline_s: see policy.view.BestEffort.
+        prefix: equal for requests whose prompts begin alike.
+    """
+
+    deadline_s: float
+    prefix: int
+
+
+@dataclass(frozen=True, slots=True)
+class BestEffortCounts:
+    """Best-effort requests now, and the KV tokens that they hold."""
+
+    running: int
+    paused: int
+    waiting: int
+    kv_tokens: int
 
 
 class StreamTable:
@@ -55,6 +84,8 @@ class StreamTable:
         self._free: list[int] = []
         self._columns = {n: np.full(capacity, d, t) for n, (t, d) in _COLUMNS.items()}
         self._stepping: tuple[list | None, np.ndarray] = (None, np.zeros(0, np.int64))
+        self._n_stepping_best_effort = 0
+        self._groups = PromptGroups()
         self.changed = True
 
     def __len__(self) -> int:
@@ -70,6 +101,14 @@ class StreamTable:
     def is_managed(self, rid: str) -> bool:
         slot = self._slot.get(rid)
         return slot is not None and bool(self._columns["managed"][slot])
+
+    @property
+    def has_best_effort(self) -> bool:
+        return bool(self._groups)
+
+    def is_best_effort(self, rid: str) -> bool:
+        slot = self._slot.get(rid)
+        return slot is not None and bool(self._columns["best_effort"][slot])
 
     def slot(self, rid: str) -> int | None:
         return self._slot.get(rid)
@@ -89,12 +128,14 @@ class StreamTable:
         prefill_tokens: int,
         audio_s: float = 0.0,
         background: bool = False,
+        best_effort: BestEffortClass | None = None,
     ) -> None:
         """Record a request that joins the queue, for the first time or after a retraction.
 
         Args:
             audio_s: seconds of audio that it has to encode.
             background: no consumer waits for it yet; see to_foreground().
+            best_effort: None: it is not best-effort work, or no policy tells it from other work.
         """
         self.changed = True
         slot = self._slot.get(rid)
@@ -108,6 +149,10 @@ class StreamTable:
             self._columns["urgency"][slot] = NO_CLASS
             self._columns["prompt_tokens"][slot] = prompt_tokens
             self._columns["arrived_s"][slot] = now_s
+            if best_effort is not None:
+                self._columns["best_effort"][slot] = True
+                self._columns["deadline_s"][slot] = best_effort.deadline_s
+                self._columns["group"][slot] = self._groups.of(best_effort.prefix)
         row = {
             "waiting": True,
             "paused": False,
@@ -151,6 +196,8 @@ class StreamTable:
         if slot is None:
             return
         self.changed = True
+        if self._columns["best_effort"][slot]:
+            self._groups.leave(int(self._columns["group"][slot]))
         self._rids[slot] = None
         self._free.append(slot)
         self._stepping = (None, self._stepping[1])
@@ -161,11 +208,13 @@ class StreamTable:
         for rid in self._slot.keys() - rids:
             self.remove(rid)
 
-    def step(self, reqs: list) -> None:
+    def step(self, reqs: list) -> int:
         """Record that a decode step of these requests was launched.
 
         Args:
             reqs: the batch's own list.
+        Returns:
+            How many of them are best-effort work.
         """
         known, slots = self._stepping
         # A changed batch has a new list. A reference to the old one keeps its id from being reused.
@@ -173,7 +222,9 @@ class StreamTable:
             found = [slot for req in reqs if (slot := self._slot.get(req.rid)) is not None]
             slots = np.asarray(found, np.int64)
             self._stepping = (reqs, slots)
+            self._n_stepping_best_effort = int(self._columns["best_effort"][slots].sum())
         self._columns["produced"][slots] += 1.0
+        return self._n_stepping_best_effort
 
     def record_urgency(self, urgency: np.ndarray) -> np.ndarray:
         """Record a round's classes. Returns the slots of managed requests whose class changed."""
@@ -213,11 +264,13 @@ class StreamTable:
         last_prefill_s: float = 0.0,
         decoded_since_prefill: bool = True,
         peer_urgent: bool = False,
+        best_effort: BestEffort | None = None,
     ) -> StageView:
         """The view of one round.
 
         Args:
             blocked: requests that cannot step in this round.
+            best_effort: of best_effort().
         """
         n, columns = len(self._rids), self._columns
         buffered_s = self._buffered_s(now_s)
@@ -251,6 +304,39 @@ class StreamTable:
             last_prefill_s=last_prefill_s,
             decoded_since_prefill=decoded_since_prefill,
             peer_urgent=peer_urgent,
+            best_effort=best_effort,
+        )
+
+    def best_effort(self, half: Iterable[str], **facts: Any) -> BestEffort | None:
+        """The view's best-effort streams; None: there is none.
+
+        Args:
+            half: those whose prompts are half-prefilled, and that can return to the queue.
+            facts: fields of BestEffort that are not arrays.
+        """
+        if not self._groups:
+            return None
+        n, columns = len(self._rids), self._columns
+        which, mask = columns["best_effort"][:n], self._mask(half)
+        return BestEffort(
+            which=which,
+            half=np.zeros(n, bool) if mask is None else mask,
+            deadline_s=columns["deadline_s"][:n],
+            group=columns["group"][:n],
+            **facts,
+        )
+
+    def best_effort_counts(self) -> BestEffortCounts:
+        n, columns = len(self._rids), self._columns
+        which, waiting = columns["best_effort"][:n], columns["waiting"][:n]
+        holds = which & ~waiting
+        n_paused = int(np.count_nonzero(holds & columns["paused"][:n]))
+        tokens = columns["prompt_tokens"][:n][holds].sum() + columns["produced"][:n][holds].sum()
+        return BestEffortCounts(
+            running=int(np.count_nonzero(holds)) - n_paused,
+            paused=n_paused,
+            waiting=int(np.count_nonzero(which & waiting)),
+            kv_tokens=int(tokens),
         )
 
     def _mask(self, rids: Iterable[str]) -> np.ndarray | None:

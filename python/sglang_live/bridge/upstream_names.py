@@ -33,6 +33,9 @@ NAMES = (
             "pause_generation": "self, recv_req",
             "on_idle": "self",
             "process_pending_chunked_abort": "self",
+            "get_num_allocatable_reqs": (
+                "self, running_bs, beam_width=, running_batch=, num_held_rows="
+            ),
         },
         attributes=(
             "_request_dispatcher _pending_chunked_abort_req chunked_req "
@@ -41,7 +44,7 @@ NAMES = (
             "load_inquirer new_token_ratio_tracker forward_stream_ctx "
             "max_total_num_tokens req_to_token_pool token_to_kv_pool_allocator "
             "tree_cache tp_worker spec_algorithm enable_overlap enable_lora device_module "
-            "attn_dp_enabled"
+            "attn_dp_enabled enable_priority_scheduling"
         ),
         used_in="bridge/scheduler",
     ),
@@ -71,8 +74,10 @@ NAMES = (
             "finished": "self",
             "detach_kv": "self",
             "release_mm_inputs_on_abort": "self",
+            "reset_for_retract": "self",
         },
         attributes=(
+            "priority host_loaded_length num_matched_prefix_tokens "
             "kv session to_finish finished_reason retracted_stain prefix_len extend_end "
             "host_hit_length output_ids origin_input_ids "
             "origin_input_ids_unpadded full_untruncated_fill_ids "
@@ -96,6 +101,16 @@ NAMES = (
             ),
         },
         used_in="bridge/scheduler/memory.py",
+    ),
+    Upstream(
+        "sglang.srt.mem_cache.common",
+        functions={"release_kv_cache": "req, tree_cache, *, checkpoint"},
+        used_in="bridge/scheduler/best_effort.py",
+    ),
+    Upstream(
+        "sglang.srt.mem_cache.cache_init_params.CacheInitParams",
+        attributes="eviction_policy",
+        used_in="bridge/session/radix.py",
     ),
     Upstream(
         "sglang.srt.managers.scheduler_components.new_token_ratio_tracker.NewTokenRatioTracker",

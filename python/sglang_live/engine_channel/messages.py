@@ -11,7 +11,7 @@ import numpy as np
 
 # Id prefix of the talker's requests; they stay in the queue until their TalkerPrompt has come.
 SPEAK_PREFIX = "speak-"
-# The same, of speech that is not heard while it is made.
+# The same, of speech that is not heard while it is made; in the thinker, responses of such turns.
 FLEX_PREFIX = "flex-"
 SPEECH_PREFIXES = (SPEAK_PREFIX, FLEX_PREFIX)
 # Id prefix of the thinker's requests whose delay is audible: responses that a talker speaks, those

@@ -79,6 +79,17 @@ class PolicyConfig:
             as U1; and if it waits for memory, pacing ceases, so that other streams end and free
             it.
 
+    Best effort:
+        slack_share: share of the listeners' slack that a round with best effort in it may take.
+        first_sound_s: time to a first sound that best effort leaves to a stream; also the slack
+            without listeners, because one may come in any round.
+        patience_s: best effort that has waited for longer gets a step, unless a stream may fall
+            silent; then it gets one after max_pause_s.
+        overdue_turns: of streams that wait for too long at once, this share gets a step in a round.
+        most_error: predictions with a larger error are not trusted beside listeners. A half more
+            than predicted is as much as slack_share leaves.
+        cap_streams: BROS's smallest cap on best-effort streams in a batch.
+
     Deadline, VoxServe:
         critical_s: a stream with a smaller buffer risks missing its deadline.
         n_startup_max: streams at once on their way to their first sound.
@@ -118,6 +129,12 @@ class PolicyConfig:
     max_preempt_s: float = 0.25
     max_bypass_s: float = 2.0
     max_wait_s: float = 10.0
+    slack_share: float = 0.5
+    first_sound_s: float = 0.3
+    patience_s: float = 2.0
+    overdue_turns: int = 8
+    most_error: float = 0.5
+    cap_streams: int = 128
     critical_s: float = 1.0
     n_startup_max: int = 8
     max_startup_s: float = 5.0
@@ -133,7 +150,11 @@ class PolicyConfig:
             value = getattr(self, name)
             if not 0 <= value < float("inf") or (value == 0 and name not in may_be_zero):
                 raise ValueError(f"policy config: {name} must be positive, got {value}")
-        for name in ("chunk_steps", "chunk_tokens", "min_chunk_tokens", "n_startup_max"):
+        whole = (
+            *("chunk_steps", "chunk_tokens", "min_chunk_tokens", "n_startup_max"),
+            *("overdue_turns", "cap_streams"),
+        )
+        for name in whole:
             if not isinstance(getattr(self, name), int):
                 raise ValueError(f"policy config: {name} must be a whole number")
         for low, high in (
@@ -141,6 +162,7 @@ class PolicyConfig:
             ("p_safe_s", "max_low_s"),
             ("min_chunk_tokens", "chunk_tokens"),
             ("min_slice_s", "max_slice_s"),
+            ("patience_s", "max_pause_s"),
         ):
             if getattr(self, low) > getattr(self, high):
                 raise ValueError(f"policy config: {low} must not be above {high}")

@@ -12,6 +12,7 @@ import numpy as np
 from sglang_live.policy import deadline, fcfs, retraction, urgency
 from sglang_live.policy.admission import fitting
 from sglang_live.policy.config import PolicyConfig
+from sglang_live.policy.hybrid import BestEffortRound, retracted_first, without_best_effort
 from sglang_live.policy.interval import decode_interval_s
 from sglang_live.policy.pacing import (
     Marks,
@@ -33,10 +34,13 @@ class RoundPolicy:
 
     order: order in which waiting streams are admitted.
     pacing: whether streams far ahead of their listener pause.
+    hybrid, bros: whether best effort fits the listeners' slack, and has BROS's cap.
     """
 
     order: Order = "fcfs"
     pacing: bool = False
+    hybrid: bool = False
+    bros: bool = False
     config: PolicyConfig = field(default_factory=PolicyConfig)
 
     @classmethod
@@ -45,6 +49,8 @@ class RoundPolicy:
         return cls(
             order=policies.order or "fcfs",
             pacing=policies.pacing,
+            hybrid=policies.hybrid,
+            bros=policies.bros,
             config=config or PolicyConfig(),
         )
 
@@ -54,7 +60,17 @@ class RoundPolicy:
         config = self.config
         return config.critical_s if self.order == "deadline" else config.p_safe_s
 
+    @property
+    def tells_best_effort(self) -> bool:
+        return self.hybrid or self.bros
+
     def decide(self, view: StageView) -> Round:
+        if view.best_effort is None:
+            return self._decide(view)
+        others = self._decide(without_best_effort(view))
+        return BestEffortRound(view, others, self.config, self.hybrid, self.bros).decide()
+
+    def _decide(self, view: StageView) -> Round:
         classes, n_unknown = urgency.classify(view, self.safe_s)
         admitted, refused_s = self._admit(view, classes)
         has_kv = ~view.waiting
@@ -91,12 +107,21 @@ class RoundPolicy:
         )
 
     def retraction_order(self, view: StageView) -> tuple[Ints, Ints]:
-        """Streams with KV as they are retracted where memory is short: of U2, and the others."""
+        """Streams with KV as they are retracted where memory is short: of U2, and the others.
+
+        Best effort is before all others.
+        """
+        if view.best_effort is not None:
+            first = retracted_first(view)
+            of_u2, rest = self.retraction_order(without_best_effort(view))
+            return np.concatenate((first, of_u2)), rest
         classes, _ = urgency.classify(view, self.safe_s)
         return retraction.retraction_order(view, classes, self.config)
 
     def spare(self, view: StageView) -> Ints:
-        """Streams that are retracted for an urgent one that finds no room, in this order."""
+        """Streams that are retracted for an urgent one that finds no room, in this order. Best
+        effort has been retracted before."""
+        view = without_best_effort(view)
         classes, _ = urgency.classify(view, self.safe_s)
         return retraction.spare(view, classes, self.safe_s, self.config)
 

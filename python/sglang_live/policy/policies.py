@@ -24,8 +24,9 @@ POLICIES = (
     "next-use",
     "preload",
     "admission",
+    "hybrid",
 )
-NAMES = tuple(sorted({*POLICIES, *ORDERS}))
+NAMES = tuple(sorted({*POLICIES, *ORDERS, "bros"}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,8 @@ class Policies:
     next_use: bool = False
     preload: bool = False
     admission: bool = False
+    hybrid: bool = False
+    bros: bool = False
 
     def __post_init__(self) -> None:
         if self.preload and not self.next_use:
@@ -75,6 +78,11 @@ class Policies:
         if not names:
             raise BadInputError(f"unknown policies {text!r}; there are: {list(NAMES)}")
         return cls.parse(POLICIES if text == "all" else names)
+
+    @property
+    def tells_best_effort(self) -> bool:
+        """Whether best-effort work is told from other work without listeners."""
+        return self.hybrid or self.bros
 
     @property
     def names(self) -> tuple[str, ...]:

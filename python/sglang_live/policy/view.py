@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from sglang_live.policy.round_cost import UNMEASURED, RoundCost
+
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -41,6 +43,36 @@ class StageRates:
     encoder_s_per_audio_s: float = 0.005
     round_s_per_stream: float = float("nan")
     busy: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BestEffort:
+    """The best-effort streams among those of a StageView; arrays are [n], indexed as there.
+
+    Attributes:
+        which: bool, is a best-effort stream. None of them is managed.
+        half: bool, is one whose prompt is half-prefilled, and that can return to the queue.
+        deadline_s: time at which its batch expires, on any clock; inf: never.
+        group: int64, equal for streams whose prompts begin alike; by the arrival of the first one.
+        others_prefill: another stream, or one that cannot return to the queue, is half-prefilled.
+        free_tokens: KV tokens that a prefill could take without evicting an idle session.
+        pool_tokens: all KV tokens, at least 1.
+        last_prefill_s: launch of the latest prefill with best effort in it.
+        last_decode_s: launch of the latest decode round.
+        cap: Round.cap of the round before.
+    """
+
+    which: Bools
+    half: Bools
+    deadline_s: Floats
+    group: Ints
+    others_prefill: bool = False
+    free_tokens: int = 1 << 30
+    pool_tokens: int = 1 << 30
+    last_prefill_s: float = float("-inf")
+    last_decode_s: float = float("-inf")
+    cap: int = 128
+    cost: RoundCost = UNMEASURED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,6 +108,7 @@ class StageView:
         last_prefill_s: end of the latest prefill round; now_s while it is computed.
         decoded_since_prefill: a decode round was launched after the latest prefill.
         peer_urgent: a stream is urgent in a later stage on the same device.
+        best_effort: None: no stream is best-effort work, or no policy tells it from other work.
     """
 
     now_s: float
@@ -100,6 +133,7 @@ class StageView:
     last_prefill_s: float = float("-inf")
     decoded_since_prefill: bool = True
     peer_urgent: bool = False
+    best_effort: BestEffort | None = None
 
     def __len__(self) -> int:
         return len(self.waiting)
@@ -120,6 +154,9 @@ class Round:
         n_unknown: managed streams without telemetry, which are served in stock order and never
             paused.
         interval_s: least time from the latest decode round to the next one.
+        requeue: bool [n], half-prefilled streams that return to the queue before this round's
+            prefill; None: none.
+        cap: BROS's cap on best-effort streams in the next round's batch; 0: the first one.
         next_change_s: time at which the first paused stream could resume if the consumers play
             one second per second; inf: no stream is paused. Between rounds without a step the
             engine may sleep until then, or until an event.
@@ -132,4 +169,6 @@ class Round:
     urgent: bool = False
     n_unknown: int = 0
     interval_s: float = 0.0
+    requeue: Bools | None = None
+    cap: int = 0
     next_change_s: float = field(default=float("inf"))

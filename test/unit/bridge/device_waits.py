@@ -36,22 +36,31 @@ REASONS = {
     "bridge/platform/native_moe.py": {
         "_by_expert tolist": "eager prefills without a grouped product: no supported GPU"
     },
+    "bridge/least_squares.py": {"non_negative int": NUMPY},
     "bridge/rate_meter.py": {
         "PrefillFit.take float": NUMPY,
         "PrefillFit.into tolist": NUMPY,
-        "PrefillFit._fit int": NUMPY,
     },
+    "bridge/round_cost.py": {"RoundCostMeter.take tolist x2": NUMPY},
     "bridge/rounds.py": {
         "Rounds.decide tolist": NUMPY,
         "Rounds.pause bool": NUMPY,
         "Rounds.pauses_any bool": NUMPY,
         "Rounds.admission_order tolist": NUMPY,
+        "Rounds.admits_others int": NUMPY,
+        "Rounds.requeue nonzero": NUMPY,
+        "Rounds.requeue tolist": NUMPY,
+        "Rounds.retracted_first tolist": NUMPY,
         "Rounds._record float": NUMPY,
         "Rounds.report tolist": NUMPY,
         "Rounds.retraction_order tolist x2": NUMPY,
         "Rounds.spare tolist": NUMPY,
     },
-    "bridge/scheduler/batch_times.py": {"book_arrival synchronize": RESULT},
+    "bridge/scheduler/batch_times.py": {
+        "book_arrival synchronize": RESULT,
+        "launch_work int": "seq_lens_cpu",
+    },
+    "bridge/scheduler/best_effort.py": {"class_of float": HOST},
     "bridge/scheduler/codes_observer.py": {"_HostFrames.consume tolist": RESULT},
     "bridge/scheduler/round_log.py": {
         "RoundLog._batch tolist x3": "a log for tests on a CPU",
@@ -65,9 +74,12 @@ REASONS = {
     "bridge/session/media.py": {"media_before int": HOST, "position_gap int": HOST},
     "bridge/session/radix.py": {"LiveRadixCache.loading_check synchronize": "the load has ended"},
     "bridge/stream_table.py": {
+        "StreamTable.is_best_effort bool": NUMPY,
         "StreamTable.is_managed bool": NUMPY,
         "StreamTable.is_paused bool": NUMPY,
         "StreamTable.record_urgency nonzero": NUMPY,
+        "StreamTable.remove int": NUMPY,
+        "StreamTable.step int": NUMPY,
     },
     "bridge/tiers/host.py": {"SessionTier._least_of_all_ranks tolist": HOST},
     "bridge/tiers/host_copies.py": {"HostCopies.compact nonzero": HOST},

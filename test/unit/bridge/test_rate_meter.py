@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from sglang_live.bridge.rate_meter import BatchWork, Launch, RateMeter
+from sglang_live.bridge.batch_work import BatchWork, Launch
+from sglang_live.bridge.rate_meter import RateMeter
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.sliced_prefill import slice_s, slice_tokens
 from sglang_live.policy.view import StageRates

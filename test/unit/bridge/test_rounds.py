@@ -4,7 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_live.bridge.rounds import Pool, Rounds, RoundStamp
+from sglang_live.bridge.batch_work import BatchWork
+from sglang_live.bridge.round_facts import Pool, RoundStamp
+from sglang_live.bridge.rounds import Rounds
 from sglang_live.engine_channel.messages import Progress
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.decide import RoundPolicy
@@ -107,7 +109,7 @@ def test_every_rank_decides_by_the_rates_of_the_stamp():
 
 def test_a_prefill_lasts_until_its_result_arrives():
     rounds = Engine("urgency").rounds
-    assert rounds.launch_prefill(100, 0.0, 5050).number == 1
+    assert rounds.launch_prefill(BatchWork(0, n_tokens=100, n_pairs=5050)).number == 1
     rounds.stamp(RoundStamp(101.0))
     assert rounds.last_prefill_s == 101.0  # it is computed
     assert rounds.launch_decode([]).number == 2

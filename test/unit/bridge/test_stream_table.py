@@ -6,7 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sglang_live.bridge.stream_table import SILENT_CONSUMER_S, StreamTable
+from sglang_live.bridge.stream_table import (
+    SILENT_CONSUMER_S,
+    BestEffortClass,
+    BestEffortCounts,
+    StreamTable,
+)
 from sglang_live.engine_channel.messages import Progress
 from sglang_live.policy.view import StageRates, StageView
 
@@ -150,3 +155,65 @@ def test_blocked_requests_are_marked():
     )
     assert view.blocked.tolist() == [False, True]
     assert view_of(table).blocked is None
+
+
+def best_effort_table() -> StreamTable:
+    table = table_of("speak-1")
+    for rid, prefix in (("batch-1", 7), ("batch-2", 8), ("batch-3", 7)):
+        table.wait(
+            rid,
+            now_s=10.0,
+            managed=False,
+            prompt_tokens=30,
+            prefill_tokens=20,
+            best_effort=BestEffortClass(math.inf, prefix),
+        )
+    return table
+
+
+def test_a_step_counts_its_best_effort_requests():
+    table = best_effort_table()
+    table.admit("batch-1", 10.0)
+    reqs = [SimpleNamespace(rid=rid) for rid in ("speak-1", "batch-1")]
+    assert table.step(reqs) == 1
+    assert table.step(reqs) == 1
+    assert table.step(reqs[:1]) == 0
+
+
+def test_best_effort_requests_are_counted_with_the_kv_that_they_hold():
+    table = best_effort_table()
+    for rid in ("batch-1", "batch-2"):
+        table.admit(rid, 10.0)
+    steps(table, 5, "speak-1", "batch-1")
+    table.pause("batch-2", 10.0)
+    assert table.best_effort_counts() == BestEffortCounts(1, 1, 1, 65)
+    for rid in ("batch-1", "batch-2", "batch-3"):
+        table.remove(rid)
+    assert table.best_effort_counts() == BestEffortCounts(0, 0, 0, 0)
+    assert table.best_effort(()) is None and not table.has_best_effort
+
+
+def test_requests_whose_prompts_begin_alike_are_a_group_by_the_arrival_of_the_first():
+    table = best_effort_table()
+    groups = table.best_effort(("batch-2",)).group
+    one, two, three = (table.slot(f"batch-{n}") for n in (1, 2, 3))
+    assert groups[one] == groups[three] < groups[two]
+    assert table.best_effort(("batch-2",)).half.nonzero()[0].tolist() == [two]
+    # A group that has ended begins anew, behind the others.
+    for rid in ("batch-1", "batch-3"):
+        table.remove(rid)
+    new = BestEffortClass(math.inf, 7)
+    table.wait(
+        "batch-4", now_s=11.0, managed=False, prompt_tokens=3, prefill_tokens=3, best_effort=new
+    )
+    groups = table.best_effort(()).group
+    assert groups[table.slot("batch-4")] > groups[two]
+
+
+def test_a_retracted_best_effort_request_keeps_its_class():
+    table = best_effort_table()
+    table.admit("batch-1", 10.0)
+    table.wait("batch-1", now_s=11.0, managed=False, prompt_tokens=30, prefill_tokens=30)
+    assert table.is_best_effort("batch-1")
+    table.remove("batch-1")
+    assert not table.is_best_effort("batch-1")

@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang_live.bridge.batch_work import BatchWork, Launch
 from sglang_live.bridge.modelled.clock import Work
-from sglang_live.bridge.rate_meter import BatchWork, Launch, RateMeter
+from sglang_live.bridge.rate_meter import RateMeter
 
 BATCH_RECORD_ENV = "SGLANG_LIVE_BATCH_RECORD"
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
-from sglang_live.bridge.rate_meter import BatchWork, Launch, RateMeter
+from sglang_live.bridge.batch_work import BatchWork, Launch
+from sglang_live.bridge.rate_meter import RateMeter
 from sglang_live.bridge.rounds import Rounds
 from sglang_live.policy.view import FRAME_S
 
@@ -16,12 +17,30 @@ AUDIO_TOKEN_S = FRAME_S
 def launch_work(batch: ScheduleBatch, rounds: Rounds) -> BatchWork | None:
     """Record the launch of a batch. Returns None if it computes nothing that is measured."""
     if batch.forward_mode.is_decode():
-        return rounds.launch_decode(batch.reqs)
+        n_context = int(batch.seq_lens_cpu.sum()) if rounds.tells_best_effort else 0
+        return rounds.launch_decode(batch.reqs, n_context)
     if batch.forward_mode.is_extend():
-        return rounds.launch_prefill(
-            batch.extend_num_tokens, encoded_audio_s(batch), attended_pairs(batch)
-        )
+        return rounds.launch_prefill(_prefill_work(batch), batch.reqs)
     return None
+
+
+def _prefill_work(batch: ScheduleBatch) -> BatchWork:
+    lengths = list(zip(batch.prefix_lens, batch.extend_lens, strict=True))
+    return BatchWork(
+        0,
+        n_tokens=batch.extend_num_tokens,
+        audio_s=encoded_audio_s(batch),
+        n_pairs=attended_pairs(batch),
+        n_context=sum(n * prefix for prefix, n in lengths),
+        n_squared=sum(n * n for _, n in lengths),
+        n_loaded=sum(map(_loaded_tokens, batch.reqs, batch.prefix_lens)),
+    )
+
+
+def _loaded_tokens(req: Req, prefix_len: int) -> int:
+    """Tokens of KV that are loaded from the host with a prompt's first chunk."""
+    n_tokens: int = req.host_loaded_length
+    return n_tokens if prefix_len <= req.num_matched_prefix_tokens else 0
 
 
 def attended_pairs(batch: ScheduleBatch) -> int:

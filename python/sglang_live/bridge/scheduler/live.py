@@ -6,18 +6,20 @@ Used by the thinker's engine; the talker's scheduler is a subclass.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
 
-from sglang_live.bridge.rate_meter import Launch
+from sglang_live.bridge.batch_work import Launch
 from sglang_live.bridge.scheduler import batch_times
+from sglang_live.bridge.scheduler.best_effort import PRIORITY, PRIORITY_OF_OTHERS, class_of
 from sglang_live.bridge.scheduler.fault_injection import FaultInjection
 from sglang_live.bridge.scheduler.memory import MemoryScheduler
 from sglang_live.bridge.scheduler.paused import PausedRequest, ReqsView, decode_batch_of
 from sglang_live.bridge.scheduler.progress import ProgressCell
 from sglang_live.bridge.scheduler.round_log import RoundLog
+from sglang_live.bridge.scheduler.sliced_prefill import audio_within
 from sglang_live.bridge.scheduler.sync_log import SyncLog
 from sglang_live.bridge.session.cache import SessionCache
 from sglang_live.engine_channel.messages import SPEAK_PREFIX, THINK_PREFIX, TURN_PREFILL_PREFIX
@@ -126,8 +128,12 @@ class LiveScheduler(MemoryScheduler):
             partial_prefills = self.partial_prefills()
             if self.sliced_prefill is not None:
                 blocked += [req.rid for req in partial_prefills]
+            half = self.best_effort.half_prefilled() if self.best_effort is not None else []
             self.rounds.decide(
-                self._pool(), prefill_running=bool(partial_prefills), blocked=blocked
+                self._pool(),
+                prefill_running=len(partial_prefills) > len(half),
+                blocked=blocked,
+                half=[req.rid for req in half],
             )
             if self.device_peers is not None:
                 self.device_peers.publish(self.rounds.urgent, self.rounds.now_s)
@@ -164,6 +170,8 @@ class LiveScheduler(MemoryScheduler):
 
     def get_new_batch_prefill(self, running_batch: ScheduleBatch) -> NextBatchPlan:
         self._pause_requests(running_batch)
+        if self.best_effort is not None:
+            self.best_effort.before_prefill(running_batch)
         queue, later = self._admission_order(self.waiting_queue)
         waiting = [*queue, *later]
         if self.tier_events is not None:
@@ -315,8 +323,13 @@ class LiveScheduler(MemoryScheduler):
                 prompt_tokens=n_tokens,
                 prefill_tokens=n_new,
                 audio_s=batch_times.audio_s_of(req, max(0, n_tokens - n_new), n_tokens),
+                best_effort=class_of(req) if self.best_effort is not None else None,
             )
         super()._add_request_to_queue(req, is_retracted)
+        if self.best_effort is not None and not self.enable_priority_scheduling:
+            # Read by the radix tree alone (bridge/session/radix.py).
+            is_spare = self.best_effort.owns(req)
+            req.priority = PRIORITY if is_spare else PRIORITY_OF_OTHERS
 
     def _release_aborted_request(self, req: Req) -> None:
         self.request_log.aborted_in_queue(req)
@@ -375,25 +388,6 @@ class LiveScheduler(MemoryScheduler):
             self._poll(LOADING_WAIT_MS)  # SGLang's own sleep takes up to a second
             return None
         return super().on_idle()
-
-
-def audio_within(
-    budget: int, queue: list[Req], n_tokens: Iterable[int]
-) -> tuple[list[Req], list[Req]]:
-    """Split the queue so that the prompts with audio in the first part fit into the budget whole.
-
-    Upstream encodes all audio of a prompt at once, however small its first chunk. The first prompt
-    with audio is in the first part even if it exceeds the budget.
-    """
-    n_sum, has_audio = 0, False
-    for at, (req, n) in enumerate(zip(queue, n_tokens, strict=True)):
-        n_sum += n
-        if req.multimodal_inputs is None:
-            continue
-        if has_audio and n_sum > budget:
-            return queue[:at], queue[at:]
-        has_audio = True
-    return queue, []
 
 
 def _must_end(req: Req) -> bool:

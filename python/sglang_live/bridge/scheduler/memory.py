@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch, release_req
 
-from sglang_live.bridge.rounds import Pool
+from sglang_live.bridge.round_facts import Pool
+from sglang_live.bridge.scheduler.best_effort import BestEffort
 from sglang_live.bridge.scheduler.paused import PausedRequest
 from sglang_live.bridge.scheduler.reporting import ReportingScheduler
 from sglang_live.bridge.scheduler.sliced_prefill import (
@@ -24,7 +25,11 @@ class MemoryScheduler(ReportingScheduler):
     Attributes:
         paused: by request id.
         sliced_prefill: None if a prompt is prefilled without interruption.
+        best_effort: None if no policy tells best-effort work from other work.
+        kv_by_tokens: whether a request's token ids determine its KV.
     """
+
+    kv_by_tokens = True
 
     def init_running_status(self) -> None:
         super().init_running_status()
@@ -34,6 +39,8 @@ class MemoryScheduler(ReportingScheduler):
         is_supported = not self.enable_lora and self.server_args.pp_size == 1
         slices_prefill = is_supported and self.rounds is not None and self.rounds.slices_prefill
         self.sliced_prefill = SlicedPrefill(self) if slices_prefill else None
+        is_told = self.rounds is not None and self.rounds.tells_best_effort
+        self.best_effort = BestEffort(self, into_tree=self.kv_by_tokens) if is_told else None
 
     def partial_prefills(self) -> list[Req]:
         """Prompts between two chunks."""
@@ -49,12 +56,18 @@ class MemoryScheduler(ReportingScheduler):
         return [req for req in self.partial_prefills() if req is not self.chunked_req]
 
     def _make_rows(self) -> None:
-        """Evict idle sessions' rows until each waiting request can have one."""
+        """Evict idle sessions' rows until each waiting request can have one; of best effort, one
+        request while none has a row."""
         n_free = self.req_to_token_pool.available_size()
         if n_free >= len(self.waiting_queue) or not self._evict_sessions():
             return
+        waiting = self.waiting_queue
+        if self.best_effort is not None:
+            waiting = self.best_effort.may_take_rows(waiting)
+            if n_free >= len(waiting):
+                return
         sessions = self.tree_cache.session
-        ids = [req.session.session_id if req.session else None for req in self.waiting_queue]
+        ids = [req.session.session_id if req.session else None for req in waiting]
         n_needed = max(1, sum(not sessions.has_row(session_id) for session_id in ids))
         if n_needed > n_free:
             sessions.evict_rows(n_needed - n_free)
@@ -68,7 +81,7 @@ class MemoryScheduler(ReportingScheduler):
         if not self.req_to_token_pool.available_size():
             return
         urgent = next((r for r in waiting if not self.rounds.is_well_buffered(r.rid)), None)
-        if urgent is None or self._fits(urgent, running_batch):
+        if urgent is None or self.fits(urgent, running_batch.reqs, self._pool().free):
             return
         is_heard = self.rounds.table.is_managed(urgent.rid)
         for rid in self.rounds.spare(self._pool()):
@@ -76,17 +89,24 @@ class MemoryScheduler(ReportingScheduler):
                 running_batch.batch_is_full = False
                 return
 
-    def _fits(self, req: Req, running_batch: ScheduleBatch) -> bool:
+    def fits(self, req: Req, running: list[Req], free: int) -> bool:
         """Whether a request's prefill and decode fit into memory, by the measure of upstream's
         PrefillAdder: beside the tokens that the running requests are expected to decode.
         """
         needed = self._tokens_to_prefill(req) + decode_tokens_left(req) + self.page_size
         ratio = self.new_token_ratio_tracker.current
         promised = sum(
-            decode_tokens_left(running) * (1.0 if running.sampling_params.ignore_eos else ratio)
-            for running in running_batch.reqs
+            decode_tokens_left(one) * (1.0 if one.sampling_params.ignore_eos else ratio)
+            for one in running
         )
-        return needed + promised <= self._pool().free
+        return needed + promised <= free
+
+    def has_place(self, req: Req, running_batch: ScheduleBatch) -> bool:
+        """Whether there are memory, a row and a place in the batch for a waiting request."""
+        n_running = len(running_batch.reqs)
+        if self.get_num_allocatable_reqs(n_running, running_batch=running_batch) <= 0:
+            return False
+        return self.fits(req, running_batch.reqs, self._pool().free)
 
     def _make_room(self, batch: ScheduleBatch) -> None:
         """Retract requests until the batch can decode: of those that have time, the one with the
@@ -129,12 +149,28 @@ class MemoryScheduler(ReportingScheduler):
             return True
         for req in self.partial_prefills():
             if req.rid == rid:
-                if self.sliced_prefill is None or not self._frees_memory(req):
-                    return False
-                self.sliced_prefill.retract(req)
-                self._retract(req, len(batch.reqs))
-                return True
+                return self._retract_half_prefilled(req, len(batch.reqs))
         return self._retract_running(rid, batch)
+
+    def _retract_half_prefilled(self, req: Req, n_running: int) -> bool:
+        if self.best_effort is not None and req in self.best_effort.half_prefilled():
+            self.best_effort.retracted(req)
+            self.requeue(req, n_running)
+            return True
+        if self.sliced_prefill is None or not self._frees_memory(req):
+            return False
+        self.sliced_prefill.retract(req)
+        self._retract(req, n_running)
+        return True
+
+    def requeue(self, req: Req, n_running: int) -> None:
+        """Return a half-prefilled best-effort request to the queue."""
+        if self.sliced_prefill is not None:
+            self.sliced_prefill.remove(req)
+        else:
+            self.chunked_req = None
+        self._release(req, n_running)
+        self._add_request_to_queue(req, is_retracted=True)
 
     def _retract_running(self, rid: str, batch: ScheduleBatch) -> bool:
         at = next((at for at, req in enumerate(batch.reqs) if req.rid == rid), None)
@@ -156,6 +192,14 @@ class MemoryScheduler(ReportingScheduler):
         self._retract(req, n_running)
 
     def _retract(self, req: Req, n_running: int) -> None:
+        if self.best_effort is not None:
+            self.best_effort.retracted(req)
+        self._release(req, n_running)
+        self._add_request_to_queue(req, is_retracted=True)
+
+    def _release(self, req: Req, n_running: int) -> None:
+        if self.best_effort is not None and self.best_effort.release_into_tree(req):
+            return
         release_req(
             req=req,
             remaing_req_count=n_running,
@@ -164,7 +208,6 @@ class MemoryScheduler(ReportingScheduler):
             tree_cache=self.tree_cache,
             hisparse_coordinator=None,
         )
-        self._add_request_to_queue(req, is_retracted=True)
 
     def _can_retract(self, paused: PausedRequest) -> bool:
         if paused.step_in_flight or paused.req.finished():
@@ -189,7 +232,9 @@ class MemoryScheduler(ReportingScheduler):
     def _pool(self) -> Pool:
         free = self.token_to_kv_pool_allocator.available_size() + self.tree_cache.evictable_size()
         rows = self.req_to_token_pool.available_size()
-        return Pool(free=free, total=self.max_total_num_tokens, free_rows=rows)
+        sessions = getattr(getattr(self.tree_cache, "session", None), "idle", None)
+        idle = 0 if sessions is None else sessions.tokens
+        return Pool(free=free, total=self.max_total_num_tokens, free_rows=rows, idle=idle)
 
 
 def _longest_first(paused: Iterable[PausedRequest]) -> list[PausedRequest]:

@@ -16,7 +16,8 @@ from sglang.srt.server_args import PortArgs
 from sglang.utils import TypeBasedDispatcher
 
 from sglang_live.bridge.rate_meter import RateMeter
-from sglang_live.bridge.rounds import LinkRate, RoundStamp, rounds_of
+from sglang_live.bridge.round_facts import LinkRate, RoundStamp
+from sglang_live.bridge.rounds import rounds_of
 from sglang_live.bridge.scheduler.device_peers import DevicePeers
 from sglang_live.bridge.scheduler.request_log import RequestLog
 from sglang_live.bridge.session.reap import ReapSessions, SessionReaper
@@ -109,7 +110,8 @@ class ReportingScheduler(Scheduler):
         # Rank 0 alone communicates with other engines, and measures.
         is_first = self.rounds is not None and self.outbox is not None
         self.device_peers = DevicePeers.from_env() if is_first else None
-        self.meter = RateMeter() if is_first else None
+        predicts = self.rounds is not None and self.rounds.tells_best_effort
+        self.meter = RateMeter(predicts=predicts) if is_first else None
 
     def init_request_dispatcher(self) -> None:
         super().init_request_dispatcher()
@@ -148,6 +150,7 @@ class ReportingScheduler(Scheduler):
                     self.meter.rates(now_s),
                     self.meter.n_done,
                     self.meter.prefill_done_s,
+                    self.meter.cost,
                 )
             feeds = [stamp, *feeds]
         return [*feeds, *super()._poll_timeout_aborts()]

@@ -6,6 +6,7 @@ memory that it still needs stays reserved, so that two such prompts cannot fill 
 Owner: one SlicedPrefill per scheduler; equal on all ranks: it decides by broadcast facts only.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from sglang.srt.managers.schedule_batch import Req
@@ -109,9 +110,15 @@ class SlicedPrefill:
         reserved = sum(
             prefill_tokens_left(req) + decode_tokens_left(req) + page_size for req in half
         )
-        return self._scheduler._pool().free - reserved - sum(map(decode_tokens_left, running))
+        # Best effort is retracted for others.
+        promised = sum(decode_tokens_left(req) for req in running if self._keeps(req))
+        return self._scheduler._pool().free - reserved - promised
+
+    def _keeps(self, req: Req) -> bool:
+        return not self._rounds.table.is_best_effort(req.rid)
 
     def _decodes_go_first(self, running: list[Req], idle_s: float) -> bool:
+        running = [req for req in running if self._keeps(req)]
         if idle_s < self._rounds.config.max_preempt_s and any(map(_is_before_first_sound, running)):
             return True
         # SGLang prefers prefill in every round: no request would decode until it is complete.
@@ -143,9 +150,13 @@ class SlicedPrefill:
 
     def retract(self, req: Req) -> None:
         """Remove a prompt that is retracted: it loses its KV and returns to the queue."""
+        self.remove(req)
+        self.totals["prefills_retracted"] += 1
+
+    def remove(self, req: Req) -> None:
+        """Remove a prompt that returns to the queue."""
         self._set_aside(req)
         del self.preempted[req.rid]
-        self.totals["prefills_retracted"] += 1
 
     def _set_aside(self, req: Req) -> None:
         if self._scheduler.chunked_req is req:
@@ -177,3 +188,22 @@ def decode_tokens_left(req: Req) -> int:
 def _is_before_first_sound(req: Req) -> bool:
     first = min(_FIRST_TOKENS, req.sampling_params.max_new_tokens)
     return not req.finished() and len(req.output_ids) < first
+
+
+def audio_within(
+    budget: int, queue: list[Req], n_tokens: Iterable[int]
+) -> tuple[list[Req], list[Req]]:
+    """Split the queue so that the prompts with audio in the first part fit into the budget whole.
+
+    Upstream encodes all audio of a prompt at once, however small its first chunk. The first prompt
+    with audio is in the first part even if it exceeds the budget.
+    """
+    n_sum, has_audio = 0, False
+    for at, (req, n) in enumerate(zip(queue, n_tokens, strict=True)):
+        n_sum += n
+        if req.multimodal_inputs is None:
+            continue
+        if has_audio and n_sum > budget:
+            return queue[:at], queue[at:]
+        has_audio = True
+    return queue, []

@@ -31,6 +31,7 @@ from sglang_live.policy.config import TALKER
 
 class TalkerScheduler(LiveScheduler):
     policy_config = TALKER
+    kv_by_tokens = False  # a frame's KV comes from all of its codes, and from text
 
     # --- setting up ---
 

@@ -45,13 +45,13 @@ class LiveRadixCache(UnifiedRadixCache):
     session: SessionCache
 
     def __init__(self, params: CacheInitParams):
-        self._age = TreeAge()
+        self._age, self._spare_tokens = TreeAge(), 0
         super().__init__(params)
         self.session = SessionCache(self)
 
     def _reset_full(self) -> None:
         super()._reset_full()
-        self._age = TreeAge()
+        self._age, self._spare_tokens = TreeAge(), 0
         session = getattr(self, "session", None)  # absent when the base constructor calls this
         if not isinstance(session, SessionCache):
             return
@@ -100,7 +100,10 @@ class LiveRadixCache(UnifiedRadixCache):
     def insert(self, params: InsertParams) -> InsertResult:
         if self.session.idle is not None:
             self._age.used(len(params.key), self.session.idle.now_s)
-        return super().insert(params)
+        result = super().insert(params)
+        if params.priority is not None and params.priority < 0:
+            self._spare_tokens += max(0, len(params.key) - result.prefix_len)
+        return result
 
     @property
     def _idle_tokens(self) -> int:
@@ -111,8 +114,9 @@ class LiveRadixCache(UnifiedRadixCache):
     ) -> EvictResult:
         """Evict from tree and idle sessions in the order of the latest expected use.
 
-        A leaf that has been unused for some time is expected to stay unused for as long again, like
-        a session without a hint.
+        First what best effort has inserted into the tree, which evicts by priority. A leaf that has
+        been unused for some time is expected to stay unused for as long again, like a session
+        without a hint.
         """
         idle, result, missing = self.session.idle, EvictResult(), params.num_tokens
         assert idle is not None
@@ -120,8 +124,11 @@ class LiveRadixCache(UnifiedRadixCache):
         def take_from_tree(n_tokens: int) -> int:
             freed = from_tree(EvictParams(num_tokens=n_tokens)).num_tokens_evicted
             result.num_tokens_evicted += freed
+            self._spare_tokens = max(0, self._spare_tokens - freed)
             return freed
 
+        if self._spare_tokens:
+            missing -= take_from_tree(min(missing, self._spare_tokens))
         while missing > 0 and (session := idle.next_victim()) is not None:
             idle_since_s = idle.now_s - session.remaining_s
             n_older = self._age.unused_since(idle_since_s, self.tree_evictable_size())
@@ -231,8 +238,12 @@ def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
     """
     if ctx.is_hybrid_swa or ctx.is_hybrid_ssm or ctx.disable_radix_cache:
         raise ValueError("bounded sessions need a radix cache and plain attention in every layer")
-    cache = create_unified_radix_cache(ctx, cache_class=LiveRadixCache)
     policies = policies_from_env()
+    if policies.tells_best_effort:
+        # The tree's own order by priority, then by last use. SGLang's argument stays `lru`, by
+        # which it touches what waiting requests will match.
+        ctx.params.eviction_policy = "priority"
+    cache = create_unified_radix_cache(ctx, cache_class=LiveRadixCache)
     if policies.next_use:
         cache.session.idle = IdleSessions(cache.page_size)
         if ctx.enable_hierarchical_cache:

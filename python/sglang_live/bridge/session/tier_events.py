@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang.srt.managers.schedule_batch import Req
 
-from sglang_live.bridge.rounds import LinkRate, RoundStamp
+from sglang_live.bridge.round_facts import LinkRate, RoundStamp
 from sglang_live.bridge.session.cache import SessionCache
 from sglang_live.engine_channel.messages import NextUseHint, SpeechDismissed, SpeechStart
 

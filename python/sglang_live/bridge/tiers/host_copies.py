@@ -19,7 +19,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.utils.common import ceil_align
 
 from sglang_live.bridge.kv_record import LiveKvInfo
-from sglang_live.bridge.rounds import LinkRate
+from sglang_live.bridge.round_facts import LinkRate
 from sglang_live.kv.link import Link, LinkConfig
 from sglang_live.kv.retention import Compaction
 

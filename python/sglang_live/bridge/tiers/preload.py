@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang.srt.utils.common import ceil_align
 
-from sglang_live.bridge.rounds import LinkRate
+from sglang_live.bridge.round_facts import LinkRate
 from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.bridge.tiers.host import SessionTier
 from sglang_live.kv.preload import (

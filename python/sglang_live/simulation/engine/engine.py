@@ -9,8 +9,10 @@ None, and the loop is SGLang's.
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sglang_live.bridge.rate_meter import Launch, RateMeter
-from sglang_live.bridge.rounds import Pool, Rounds, RoundStamp
+from sglang_live.bridge.batch_work import Launch
+from sglang_live.bridge.rate_meter import RateMeter
+from sglang_live.bridge.round_facts import Pool, RoundStamp
+from sglang_live.bridge.rounds import Rounds
 from sglang_live.device_model.costs import EngineCosts
 from sglang_live.simulation.engine.device import Device
 from sglang_live.simulation.engine.pool import KvPool
@@ -253,7 +255,7 @@ class Engine:
                 self.rounds.table.admit(req.rid, now_s)
         cost_s, size = prefill_cost_s(items, self.spec.costs)
         if self.rounds is not None:
-            work = self.rounds.launch_prefill(*size)
+            work = self.rounds.launch_prefill(size)
         complete = []
         for req, n_tokens in items:
             self._prefill.launched(req, n_tokens)

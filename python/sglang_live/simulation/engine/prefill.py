@@ -6,6 +6,7 @@ slices of it as in bridge/scheduler/sliced_prefill.py. That a shorter prompt pre
 is not modelled: it concerns prompts of thousands of tokens.
 """
 
+from sglang_live.bridge.batch_work import BatchWork
 from sglang_live.bridge.rounds import Rounds
 from sglang_live.device_model.costs import EngineCosts
 from sglang_live.simulation.engine.pool import KvPool
@@ -123,7 +124,7 @@ class Prefill:
 
 
 def _audio_within(budget: int, queue: list[Request]) -> tuple[list[Request], list[Request]]:
-    """As audio_within() of bridge/scheduler/live.py: all audio of a prompt is encoded at once."""
+    """As in bridge/scheduler/sliced_prefill.py: all audio of a prompt is encoded at once."""
     n_sum, has_audio = 0, False
     for at, req in enumerate(queue):
         n_sum += req.left_to_prefill
@@ -135,12 +136,13 @@ def _audio_within(budget: int, queue: list[Request]) -> tuple[list[Request], lis
     return queue, []
 
 
-def prefill_cost_s(items: Items, costs: EngineCosts) -> tuple[float, tuple[int, float, int]]:
-    """Returns the duration, and tokens, seconds of audio and attended pairs."""
+def prefill_cost_s(items: Items, costs: EngineCosts) -> tuple[float, BatchWork]:
+    """Returns the duration, and the sizes."""
     n_all, audio_s, n_pairs = 0, 0.0, 0
     for req, n_tokens in items:
         before = req.cached_tokens + req.computed
         n_all += n_tokens
         n_pairs += n_tokens * before + n_tokens * (n_tokens + 1) // 2
         audio_s += 0.0 if req.computed else req.audio_s
-    return costs.prefill_s(n_all, audio_s), (n_all, audio_s, n_pairs)
+    work = BatchWork(0, n_tokens=n_all, audio_s=audio_s, n_pairs=n_pairs)
+    return costs.prefill_s(n_all, audio_s), work

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_live.bridge.rate_meter import BatchWork
+from sglang_live.bridge.batch_work import BatchWork
 
 # SGLang reserves no more than this for a request's output.
 MOST_RESERVED = 4096

@@ -338,7 +338,7 @@ class ThinkerSession:
         try:
             await open_session(self.host, self.engine_session)
             # While the user speaks, nothing waits for the header.
-            own = state if state.prefill_only else TurnState(job_id=self.engine_session)
+            own = state if state.prefill_only else TurnState(self.engine_session, flex=state.flex)
             for append in self.prompt.appends(self.prompt.header(instructions)):
                 await self.prefill(append, own)
             self.ledger = replace(self.ledger, n_header=self.ledger.n_tokens)

@@ -240,6 +240,7 @@ class ThinkerStage:
             ending=request.prefill_only,
             prefill_only=request.prefill_only,
             timely=request.timely,
+            flex=request.flex,
         )
         state.on_generating = lambda rid: self._stream_events.add(rid, job)
         output = self._output(job, state)

@@ -4,7 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sglang_live.core import HistoryItem
-from sglang_live.engine_channel.messages import TEXT_PREFIX, THINK_PREFIX, TURN_PREFILL_PREFIX
+from sglang_live.engine_channel.messages import (
+    FLEX_PREFIX,
+    TEXT_PREFIX,
+    THINK_PREFIX,
+    TURN_PREFILL_PREFIX,
+)
 from sglang_live.models.prompt import Append
 
 
@@ -54,6 +59,7 @@ class TurnState:
     ending: whether the response is to end where it is.
     prefill_only: whether the user still speaks, so that nothing waits for the turn.
     timely: whether the response is heard, so that every delay counts.
+    flex: whether it is best-effort work.
     prefilling: id of the request that prefills, in a turn prefill. None: there is none now.
     dropped: keys of the oldest items, which did not fit.
     """
@@ -70,6 +76,7 @@ class TurnState:
     ending: bool = False
     prefill_only: bool = False
     timely: bool = True
+    flex: bool = False
     prefilling: str | None = None
     dropped: list[str] = field(default_factory=list)
 
@@ -78,4 +85,6 @@ class TurnState:
         """Prefix of the turn's request ids, from which the engine derives their urgency."""
         if self.prefill_only:
             return TURN_PREFILL_PREFIX
+        if self.flex:
+            return FLEX_PREFIX
         return THINK_PREFIX if self.timely else TEXT_PREFIX

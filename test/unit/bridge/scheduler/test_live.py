@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_live.bridge.scheduler.live import LiveScheduler, audio_within
+from sglang_live.bridge.scheduler.live import LiveScheduler
+from sglang_live.bridge.scheduler.sliced_prefill import audio_within
 
 SPOKEN, WRITTEN = (
     SimpleNamespace(multimodal_inputs=object()),

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_live.bridge.scheduler.sliced_prefill import SlicedPrefill, prefill_tokens_left
+from sglang_live.bridge.stream_table import StreamTable
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.view import StageRates
 
@@ -43,6 +44,7 @@ class FakeScheduler:
         self._pending_chunked_abort_req = None
         self.free = free
         self.rounds = SimpleNamespace(
+            table=StreamTable(0.08),
             now_s=100.0,
             # A slice takes 50 ms: 16.5 ms and 100 tokens.
             rates=StageRates(prefill_s_fixed=0.0165, prefill_s_per_token=3.35e-4),

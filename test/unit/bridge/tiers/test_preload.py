@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_live.bridge.rounds import LinkRate
+from sglang_live.bridge.round_facts import LinkRate
 from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.bridge.tiers.preload import Preloads
 from sglang_live.engine_channel.messages import NextUseHint

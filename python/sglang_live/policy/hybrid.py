@@ -1,0 +1,268 @@
+"""Best-effort work beside what is heard: as much as the listeners' buffers have time for.
+
+After BROS (arXiv 2504.09590), which serves real-time and best-effort requests in one engine. There
+a real-time request has the time of one token as slack, and best effort a cap on its batch. Here the
+slack is a listener's buffer: seconds that are known. A round takes best effort as far as its
+predicted duration, with the measured error of such predictions, fits a share of the smallest slack.
+That bounds prompts, too, which a cap on the batch does not. All other decisions of a round are made
+as if there were no best effort. BROS's cap is a policy of its own, alone or beside this one.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sglang_live.policy.config import PolicyConfig
+from sglang_live.policy.pacing import latency_s
+from sglang_live.policy.view import U0, BestEffort, Bools, Ints, Round, StageView
+
+# A cap that has doubled to here bounds nothing any more.
+_LARGEST_CAP = 1 << 14
+
+
+def without_best_effort(view: StageView) -> StageView:
+    """The view of the other streams. Memory and rows that best effort holds count as free."""
+    be = view.best_effort
+    if be is None:
+        return view
+    others, holds = ~be.which, be.which & ~view.waiting
+    n_tokens = int(view.kv_tokens[holds].sum())
+    # Best-effort streams are like free indices.
+    return replace(
+        view,
+        best_effort=None,
+        free_tokens=view.free_tokens + n_tokens,
+        free_rows=view.free_rows + int(np.count_nonzero(holds)),
+        occupancy=max(0.0, view.occupancy - n_tokens / be.pool_tokens),
+        prefill_running=be.others_prefill,
+        waiting=view.waiting & others,
+        paused=view.paused & others,
+        managed=view.managed & others,
+        started=view.started | be.which,
+        buffered_s=np.where(be.which, np.inf, view.buffered_s),
+        kv_tokens=np.where(be.which, 0, view.kv_tokens),
+        background=None if view.background is None else view.background & others,
+    )
+
+
+def listeners_slack_s(view: StageView, config: PolicyConfig) -> float:
+    """Returns for how long the listeners can do without this stage; inf: there is none.
+
+    A stream that has not sounded has a share of the time left to its first sound for each round of
+    its first chunk. One that takes much longer is stuck, or has no telemetry, and does not count.
+    Unknown buffers cannot be protected.
+    """
+    assert view.best_effort is not None
+    heard = view.managed & ~view.best_effort.which
+    if not np.count_nonzero(heard):
+        return math.inf
+    playing = heard & view.started & ~view.waiting
+    least_s = float(np.fmin.reduce(view.buffered_s, where=playing, initial=math.inf))
+    slack_s = least_s - latency_s(view.rates.round_s, config)
+    starting = heard & ~view.started
+    if np.count_nonzero(starting):
+        waited_s = view.now_s - view.arrived_s[starting]
+        waited_s = waited_s[waited_s <= config.max_startup_s]
+        if len(waited_s):
+            left_s = config.first_sound_s - float(waited_s.max())
+            slack_s = min(slack_s, left_s / config.chunk_steps)
+    return max(slack_s, 0.0)
+
+
+def in_order(view: StageView, which: Bools) -> Ints:
+    """Returns best-effort streams in the order in which they are served.
+
+    The one whose batch expires first, then by age; streams with the same beginning of their prompt
+    follow the oldest of them, so that it is computed once (HyGen, arXiv 2501.14808).
+    """
+    be = view.best_effort
+    assert be is not None
+    found = which.nonzero()[0]
+    if len(found) < 2:
+        return found
+    return found[np.lexsort((view.arrived_s[found], be.group[found], be.deadline_s[found]))]
+
+
+def retracted_first(view: StageView) -> Ints:
+    """Returns best-effort streams with KV in the order in which they give it up.
+
+    Half-prefilled and paused ones first, then running ones; of these the one that is served last.
+    """
+    be = view.best_effort
+    assert be is not None
+    found = (be.which & ~view.waiting).nonzero()[0]
+    runs = ~(view.paused[found] | be.half[found])
+    return found[np.lexsort((-view.arrived_s[found], -be.deadline_s[found], runs))]
+
+
+@dataclass(frozen=True, slots=True)
+class BestEffortRound:
+    """Best-effort work of one round.
+
+    Args:
+        view: of all streams, with best effort among them.
+        others: the round without it.
+        fits: whether it has to fit the slack (policy `hybrid`).
+        caps: whether its batch has BROS's cap (policy `bros`).
+    """
+
+    view: StageView
+    others: Round
+    config: PolicyConfig
+    fits: bool
+    caps: bool
+
+    def decide(self) -> Round:
+        """The round with best effort in it."""
+        view, others = self.view, self.others
+        be, slack_s = self._be, listeners_slack_s(view, self.config)
+        runs = ~view.waiting & ~be.which & ~others.pause & (view.kv_tokens > 0)
+        if view.blocked is not None:
+            runs &= ~view.blocked
+        # The interval lets others on the device in between, and gives rounds more streams.
+        none_runs = not np.count_nonzero(runs) and not view.peer_urgent
+        interval_s = 0.0 if none_runs else others.interval_s
+        pause, cap = self._decodes(runs, slack_s, 0.0 if view.peer_urgent else interval_s)
+        admit, budget, requeue = others.admit, others.prefill_budget, None
+        if len(admit) or be.others_prefill:
+            requeue = be.half if budget != 0 else None
+        else:
+            admit = self._fitting(in_order(view, be.which & view.waiting))
+            if len(admit) or np.count_nonzero(be.half):
+                idle_s = 0.0
+                if interval_s and not view.peer_urgent:
+                    idle_s = max(0.0, be.last_decode_s + interval_s - view.now_s)
+                beside_heard = bool(np.count_nonzero(runs & view.managed))
+                budget = self._prefill_tokens(admit, beside_heard, slack_s, idle_s)
+        return replace(
+            others,
+            pause=pause,
+            admit=admit,
+            prefill_budget=budget,
+            interval_s=interval_s,
+            requeue=requeue,
+            cap=cap,
+        )
+
+    @property
+    def _be(self) -> BestEffort:
+        assert self.view.best_effort is not None
+        return self.view.best_effort
+
+    def _limit_s(self, slack_s: float, error: float, free_s: float) -> float:
+        """The predicted duration that a round with best effort in it may have.
+
+        A listener may come in any round, so one without listeners is bounded, too. With listeners
+        a prediction that is far off is not trusted at all.
+
+        Args:
+            free_s: time in which nothing else would be computed.
+        """
+        config = self.config
+        limit_s = max(config.slack_share * min(slack_s, config.first_sound_s), free_s)
+        if error > config.most_error:
+            return 0.0 if math.isfinite(slack_s) else limit_s / (1.0 + config.most_error)
+        return limit_s / (1.0 + error)
+
+    def _patience_s(self) -> float:
+        """How long best effort may wait for one step. Longer while a stream may fall silent."""
+        playing = self.others.urgency[~self.view.waiting]
+        is_any_dry = np.count_nonzero(playing == U0)
+        return self.config.max_pause_s if is_any_dry else self.config.patience_s
+
+    def _decodes(self, runs: Bools, slack_s: float, interval_s: float) -> tuple[Bools, int]:
+        """Choose the streams that decode.
+
+        Args:
+            runs: bool [n], other streams that decode.
+            interval_s: a shorter round would be followed by a wait.
+        Returns:
+            bool [n], streams that pause, and the next cap.
+        """
+        view, be, config = self.view, self._be, self.config
+        can = be.which & ~view.waiting & ~be.half
+        if view.blocked is not None:
+            can &= ~view.blocked
+        found = can.nonzero()[0]
+        limit_s, most = math.inf, len(found)
+        if self.fits:
+            free_s = config.slack_share * interval_s
+            limit_s = self._limit_s(slack_s, be.cost.decode_error, free_s)
+        if self.caps:
+            most = min(most, be.cap)
+        n_others, context = int(np.count_nonzero(runs)), int(view.kv_tokens[runs].sum())
+        all_context = context + int(view.kv_tokens[found].sum())
+        round_s = float(be.cost.decode_s(n_others + len(found), all_context))
+        if not len(found) or (most == len(found) and round_s <= limit_s):
+            return self.others.pause, self._next_cap(round_s, slack_s)
+        found, n_overdue = self._in_turn(found)
+        costs_s = be.cost.decode_s(
+            n_others + np.arange(1.0, len(found) + 1.0), context + view.kv_tokens[found].cumsum()
+        )
+        n_may = min(most, int(costs_s.searchsorted(limit_s, side="right")))
+        if math.isinf(slack_s) and not n_others:
+            n_may = max(n_may, 1)
+        n_may = max(n_may, n_overdue)
+        pause = self.others.pause.copy()
+        pause[found[n_may:]] = True
+        return pause, self._next_cap(float(costs_s[n_may - 1]) if n_may else 0.0, slack_s)
+
+    def _in_turn(self, found: Ints) -> tuple[Ints, int]:
+        """Streams with KV in the order in which they step, and how many of them have to.
+
+        Not all overdue ones at once: streams that paused together would make one long round.
+        """
+        view, deadline_s = self.view, self._be.deadline_s
+        was_paused = view.paused[found]
+        overdue = was_paused & (view.since_s[found] <= view.now_s - self._patience_s())
+        # Those that run go on: each pause and resume costs time.
+        rank = was_paused * np.int8(2) - overdue * np.int8(3)
+        ordered = found[np.lexsort((view.arrived_s[found], deadline_s[found], rank))]
+        in_turn = math.ceil(len(found) / self.config.overdue_turns)
+        return ordered, min(int(np.count_nonzero(overdue)), in_turn)
+
+    def _next_cap(self, round_s: float, slack_s: float) -> int:
+        """BROS: doubled in a round without urgent streams, and reset where a round is too long."""
+        if round_s > slack_s:
+            return self.config.cap_streams
+        cap = self._be.cap
+        return cap if self.others.urgent else min(2 * cap, _LARGEST_CAP)
+
+    def _fitting(self, ordered: Ints) -> Ints:
+        """Those of the waiting streams that find room beside the KV of idle sessions. One always
+        may evict that, or none would ever run beside many sessions."""
+        view, be = self.view, self._be
+        n_fit = int(view.prefill_tokens[ordered].cumsum().searchsorted(be.free_tokens, "right"))
+        if not np.count_nonzero(be.which & ~view.waiting):
+            n_fit = max(n_fit, 1)
+        return ordered[:n_fit]
+
+    def _prefill_tokens(
+        self, admit: Ints, beside_heard: bool, slack_s: float, idle_s: float
+    ) -> int | None:
+        """Tokens that a prefill of best effort alone may take; None: the engine's own chunk.
+
+        Args:
+            beside_heard: streams that are heard could decode in its place.
+            idle_s: time until they may.
+        """
+        view, be, config = self.view, self._be, self.config
+        tokens = math.inf
+        if self.fits:
+            first = int(be.half.argmax()) if np.count_nonzero(be.half) else int(admit[0])
+            context = max(0, int(view.kv_tokens[first] - view.prefill_tokens[first]))
+            audio_s = 0.0 if view.audio_s is None else float(view.audio_s[first])
+            if beside_heard and not view.decoded_since_prefill:
+                slack_s = min(slack_s, 0.0)  # prefills in a row would take all of it
+            limit_s = self._limit_s(slack_s, be.cost.prefill_error, idle_s)
+            tokens = be.cost.tokens_within(limit_s, context, audio_s)
+        if tokens >= config.chunk_tokens:
+            return None
+        if tokens >= config.min_chunk_tokens:
+            return int(tokens)
+        waits_since_s = be.last_prefill_s
+        if len(admit):
+            waits_since_s = max(waits_since_s, float(view.since_s[admit].min()))
+        is_overdue = view.now_s - waits_since_s > self._patience_s()
+        return config.min_chunk_tokens if is_overdue or math.isinf(slack_s) else 0

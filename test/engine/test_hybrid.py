@@ -1,0 +1,184 @@
+"""Best effort beside what is heard: its output is that of a run alone, and it frees its memory.
+
+Real engines with every policy. Best-effort requests are paused, requeued in the middle of their
+prompts, retracted into the tree, aborted, and resumed, because responses with listeners come and
+go beside them in a pool that is too small for all.
+"""
+
+import asyncio
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from benchmark.native_client import native_client
+from sglang_live.bridge.platform.cpu import GRAPHS_ENV
+from sglang_live.engine_channel.messages import BATCH_PREFIX, THINK_PREFIX, Progress
+from sglang_live.policy.policies import POLICIES
+from test.engine.conftest import running_stages
+from test.engine.small_pool import Pool
+from test.engine.test_pauses import SAMPLING, speak_to, total
+from test.engine.turns import greedy_turn, think, user
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+
+N_TOKENS = 40
+N_BATCH, N_HEARD = 21, 12
+RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
+HOST = {"enable_hierarchical_cache": True, "hicache_ratio": 1.5}
+
+
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="session",
+    params=[(1, True), (16, False)],
+    ids=["graphs-host", "page-16-no-overlap-retractions"],
+)
+async def stages(request, endless_checkpoint, tmp_path_factory):
+    page, overlap = request.param
+    cache = tmp_path_factory.mktemp("hybrid")
+    args = {
+        "page_size": page,
+        "disable_overlap_schedule": not overlap,
+        "chunked_prefill_size": 64,
+        "max_running_requests": 8,
+        "max_total_tokens": 1600,
+    }
+    environment = {GRAPHS_ENV: "1,2,4"} if overlap else RETRACT
+    running = running_stages(
+        endless_checkpoint,
+        cache,
+        args,
+        environment,
+        environment | {"SGLANG_LIVE_POISON_FREED_KV": "1"},
+        policies=POLICIES,
+        thinker_args=HOST if overlap else None,
+        shares_device=True,
+        names=("thinker", "talker"),
+    )
+    async with running as stages:
+        yield stages
+
+
+class Load:
+    """Requests of the thinker, over SGLang's own API."""
+
+    def __init__(self, stages, seed: int):
+        self.pool, self._rng = Pool(stages), random.Random(seed)
+        self._n_heard = 0
+
+    def batch(self) -> list[tuple[list[int], dict]]:
+        """Prompts of up to seven chunks, some of which begin alike, and their sampling."""
+        shared = [self._rng.randrange(10, 200) for _ in range(80)]
+        requests = []
+        for at in range(N_BATCH):
+            n = self._rng.choice((5, 40, 130, 420))
+            ids = [self._rng.randrange(10, 200) for _ in range(n)]
+            prompt = [*shared, *ids[80:]] if at % 3 == 0 and n > 80 else ids
+            sampling = {"max_new_tokens": N_TOKENS, **SAMPLING[at % len(SAMPLING)]}
+            requests.append((prompt, sampling))
+        return requests
+
+    async def run(self, rid: str, prompt: list[int], sampling: dict) -> list[int]:
+        body = {
+            "rid": rid,
+            "input_ids": prompt,
+            "sampling_params": {**sampling, "ignore_eos": "min_new_tokens" not in sampling},
+        }
+        return (await self.pool.post("/generate", body, 120)).json()["output_ids"]
+
+    async def heard(self) -> None:
+        """Responses that are heard as they are written, each after a short prompt."""
+        for _ in range(N_HEARD):
+            self._n_heard += 1
+            rid = f"{THINK_PREFIX}heard-{self._n_heard:06d}"
+            prompt = [self._rng.randrange(10, 200) for _ in range(self._rng.randrange(20, 90))]
+            playing = asyncio.create_task(self._play(rid))
+            try:
+                said = await self.run(rid, prompt, {"max_new_tokens": 30, "temperature": 0})
+            finally:
+                playing.cancel()
+            assert len(said) == 30
+            await asyncio.sleep(self._rng.choice((0.0, 0.05, 0.2)))
+
+    async def _play(self, rid: str) -> None:
+        heard_s = 0.0
+        while True:
+            await asyncio.sleep(0.05)
+            self.pool.feed.send(Progress.of([rid], [heard_s], [True], [0.4]))
+            heard_s += 0.05
+
+    async def aborted(self, rid: str) -> None:
+        """A request whose client leaves soon."""
+        body = {
+            "rid": rid,
+            "input_ids": [self._rng.randrange(10, 200) for _ in range(300)],
+            "sampling_params": {"max_new_tokens": 400, "ignore_eos": True},
+        }
+        async with native_client(self.pool.spec, 60) as client:
+            running = asyncio.create_task(client.post("/generate", json=body))
+            await asyncio.sleep(self._rng.uniform(0.05, 0.8))
+            await client.post("/abort_request", json={"rid": rid})
+            response = await asyncio.wait_for(running, 10)
+        assert response.status_code in (200, 400)
+
+
+async def be_totals(stages, stage: str) -> dict[str, float]:
+    await asyncio.sleep(0.7)
+    load = (await stages.replica(stage).client.ping(5.0)).load
+    return {name: value for name, value in load.items() if name.startswith("policy_be_")}
+
+
+async def test_batches_have_the_outputs_of_runs_alone(stages):
+    load = Load(stages, 5)
+    requests = load.batch()
+    expected = [await load.run(f"alone-{n:04d}", *one) for n, one in enumerate(requests)]
+    await load.pool.post("/flush_cache", {})
+    async with asyncio.timeout(240):
+        got, *_ = await asyncio.gather(
+            asyncio.gather(
+                *(load.run(f"{BATCH_PREFIX}{n:04d}", *one) for n, one in enumerate(requests))
+            ),
+            load.heard(),
+            load.heard(),
+            *(load.aborted(f"{BATCH_PREFIX}gone-{n:04d}") for n in range(4)),
+        )
+    assert got == expected
+    totals = await be_totals(stages, "thinker")
+    print(totals)
+    for name in ("holds", "retracted", "requeue", "decode_steps", "prefill_tokens"):
+        assert totals[f"policy_be_{name}"] > 0, totals
+    for name in ("running", "held", "waiting", "kv_tokens"):
+        assert totals[f"policy_be_{name}"] == 0
+    assert await total(stages, "thinker", "requests_running") == 0
+    assert await total(stages, "thinker", "kv_tokens_used") == 0
+
+
+async def test_flex_speech_has_the_codes_of_speech_alone(stages):
+    jobs = []
+    for n in range(8):
+        turn = greedy_turn(user(f"tell me {n}"), system="", n_tokens=8)
+        links = stages.links(f"hybrid-{n}")
+        await think(links, turn)
+        jobs.append((links, replace(turn, temperature=None if n % 2 else 0.0, seed=900 + n)))
+    expected = [await speak_to(*job, None) for job in jobs]
+
+    async def codes(n: int) -> np.ndarray:
+        links, turn = jobs[n]
+        if n % 2:
+            return await speak_to(links, replace(turn, flex=True), None)
+        await asyncio.sleep(0.3 * n)
+        return await speak_to(links, turn, random.Random(n))
+
+    async with asyncio.timeout(120):
+        got = await asyncio.gather(*map(codes, range(8)))
+    for own, alone in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(own, alone)
+    totals = await be_totals(stages, "talker")
+    print(totals)
+    assert totals["policy_be_decode_steps"] > 0
+    assert totals["policy_be_running"] == totals["policy_be_kv_tokens"] == 0
+    for links, _ in jobs:
+        links.close()
