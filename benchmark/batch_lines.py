@@ -64,7 +64,8 @@ def input_of(n_lines: int) -> bytes:
 
 
 async def answer(_key: str, _path: str, _body: bytes, _until_s: int) -> Outcome:
-    return Outcome(200, {"audio": "A" * 1000, "format": "mp3"})
+    usage = {"input_tokens": 50, "output_tokens": 100, "total_tokens": 150}
+    return Outcome(200, {"audio": "A" * 1000, "format": "mp3", "usage": usage})
 
 
 async def measure(n_lines: int, folder: Path) -> dict[str, Any]:
@@ -116,6 +117,7 @@ async def measure(n_lines: int, folder: Path) -> dict[str, Any]:
     sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     found["database_mib"] = round(sum(sizes.values()) / _MIB, 1)
     assert now.n_completed == n_lines, now
+    assert now.output_tokens == 100 * n_lines, now
     watching.cancel()
     await runner.close()
     return found

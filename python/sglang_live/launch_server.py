@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from sglang_live.arguments import parse
 from sglang_live.bridge.platform.media_urls import PRIVATE_MEDIA_ENV
+from sglang_live.capacity.best_effort import used_share
 from sglang_live.capacity.control import CapacityConfig, CapacityControl
 from sglang_live.clock import MonotonicClock
 from sglang_live.config import ServerConfig, SessionStorage
@@ -362,12 +363,8 @@ def _pools(supervisor: Supervisor) -> dict[str, float]:
     """Used share of the KV pool by stage: that of its fullest replica."""
     pools: dict[str, float] = {}
     for replica in supervisor.replicas:
-        load = replica.ready.load if replica.ready else {}
-        if total := load.get("kv_tokens_total"):
-            # Best-effort work makes room for a session as soon as one needs it. An engine without
-            # the policy does not report it, and its KV counts.
-            used = load["kv_tokens_used"] - load.get("policy_be_kv_tokens", 0.0)
-            share = max(0.0, used) / total
+        share = used_share(replica.ready.load) if replica.ready else None
+        if share is not None:
             pools[replica.spec.stage] = max(share, pools.get(replica.spec.stage, 0.0))
     return pools
 

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
+from sglang_live.capacity.best_effort import BestEffort
 from sglang_live.capacity.control import Capacity
 from sglang_live.core import PromptContent, PromptSize, TurnEvent, TurnRequest
 from sglang_live.kv.retention import RetentionConfig
@@ -133,6 +134,10 @@ class Orchestrator(Protocol):
 
     def capacity_now(self) -> Capacity:
         """How many more sessions may come."""
+        ...
+
+    def best_effort_now(self) -> BestEffort | None:
+        """What the engines say of best-effort work; None: nothing."""
         ...
 
     async def measure(self, content: PromptContent) -> PromptSize | None:

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 
+from sglang_live.capacity.best_effort import BestEffort
 from sglang_live.capacity.control import Capacity, CapacityControl
 from sglang_live.clock import Clock
 from sglang_live.core import (
@@ -292,6 +293,10 @@ class LiveOrchestrator:
 
     def capacity_now(self) -> Capacity:
         return self.capacity.report()
+
+    def best_effort_now(self) -> BestEffort | None:
+        ready = (replica.ready for replica in self._supervisor.replicas)
+        return BestEffort.of(one.load for one in ready if one is not None)
 
     def release(self, session: LiveSession) -> None:
         if self._sessions.pop(session.session_id, None) is not None and session.admitted:

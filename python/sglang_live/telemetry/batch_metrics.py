@@ -15,6 +15,7 @@ class BatchMetrics:
 
         self.lines = counter("lines", "Lines of batches with a result, by outcome.", "outcome")
         self.running = gauge("lines_running", "Lines of batches that run.")
+        self.at_once = gauge("lines_at_once", "Lines of batches that may run now.")
         self.waiting = gauge("lines_waiting", "Lines of valid batches that wait.")
         self.open = gauge("open", "Batches that have not ended, by status.", "status")
         self.batches = counter("ended", "Batches that ended, by status.", "status")

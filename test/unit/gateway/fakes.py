@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
+from sglang_live.capacity.best_effort import BestEffort
 from sglang_live.capacity.control import Capacity
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.core import (
@@ -269,6 +270,9 @@ class FakeOrchestrator:
         return Capacity(
             n_sessions=1, limit=4, n_more=self.n_more, why="full soon", share=0.5, pools=pools
         )
+
+    def best_effort_now(self) -> BestEffort | None:
+        return None
 
     async def retain_native(self, session_id: str, retention: RetentionConfig) -> None:
         if self.refuse_with:

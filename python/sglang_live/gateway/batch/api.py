@@ -59,7 +59,11 @@ class BatchApi:
 
         def load() -> Load:
             capacity = orchestrator.capacity_now()
-            return Load(n_sessions=capacity.n_sessions, n_more=capacity.n_more)
+            return Load(
+                n_sessions=capacity.n_sessions,
+                n_more=capacity.n_more,
+                best_effort=orchestrator.best_effort_now(),
+            )
 
         execute = InProcess(endpoints)
         lines = LineRuns(execute, store.config, lambda code: metrics.retries.labels(code).inc())

@@ -34,6 +34,7 @@ from sglang_live.gateway.batch.records import (
     Line,
     Result,
 )
+from sglang_live.gateway.batch.usage import NO_TOKENS
 from sglang_live.gateway.errors import cut
 
 _AS_JSON = ("metadata", "moments", "faults")
@@ -216,6 +217,7 @@ class BatchStore:
         batch = self._of_id(batch_id)
         succeeded = [result for result in results if result.succeeded]
         others = [result for result in results if not result.succeeded]
+        tokens = sum((result.tokens for result in results), NO_TOKENS)
         with storage_errors():
             output_bytes = self._append(batch.output_file, batch.output_bytes, succeeded)
             error_bytes = self._append(batch.error_file, batch.error_bytes, others)
@@ -228,8 +230,10 @@ class BatchStore:
                 assert n_changed == 1, f"line {result.n} has a result already"
             self._database.change(
                 "UPDATE batches SET n_completed = n_completed + ?, n_failed = n_failed + ?, "
-                "output_bytes = ?, error_bytes = ? WHERE id = ?",
-                *(len(succeeded), len(others), output_bytes, error_bytes, batch_id),
+                "output_bytes = ?, error_bytes = ?, input_tokens = input_tokens + ?, "
+                "cached_tokens = cached_tokens + ?, output_tokens = output_tokens + ? WHERE id = ?",
+                *(len(succeeded), len(others), output_bytes, error_bytes),
+                *(tokens.n_in, tokens.n_cached, tokens.n_out, batch_id),
             )
 
     def _append(self, file_id: str, n_bytes: int, results: list[Result]) -> int:

@@ -25,7 +25,7 @@ class BatchConfig:
     kept_s: lifetime of files for which a client names none, and of batches that have ended.
     """
 
-    at_once: int = 8
+    at_once: int = 64
     max_key_bytes: int = 16 * _GIB
     max_key_files: int = 10_000
     max_key_batches: int = 64

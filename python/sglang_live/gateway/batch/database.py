@@ -18,7 +18,7 @@ from typing import Any
 
 from sglang_live.errors import BadInputError, CapacityError
 
-_VERSION = 1
+_VERSION = 2
 _RETRY_AFTER_S = 30.0
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 # Primary codes of SQLite; extended codes have more bits.
@@ -33,7 +33,8 @@ CREATE TABLE batches (
     id TEXT PRIMARY KEY, owner TEXT, endpoint TEXT, input_file TEXT, output_file TEXT,
     error_file TEXT, status TEXT, created_s INTEGER, expires_s INTEGER, results_kept_s INTEGER,
     metadata TEXT, moments TEXT, faults TEXT, n_lines INTEGER, n_completed INTEGER,
-    n_failed INTEGER, output_bytes INTEGER, error_bytes INTEGER
+    n_failed INTEGER, output_bytes INTEGER, error_bytes INTEGER, input_tokens INTEGER,
+    cached_tokens INTEGER, output_tokens INTEGER
 ) WITHOUT ROWID;
 CREATE INDEX batches_of_owner ON batches (owner, id);
 CREATE INDEX batches_by_status ON batches (status);
@@ -44,6 +45,8 @@ CREATE TABLE lines (
 CREATE INDEX lines_left ON lines (batch, n) WHERE done = 0;
 CREATE TABLE secrets (value BLOB);
 """
+# What a database of the version before lacks.
+_NEW_COLUMNS = ("input_tokens", "cached_tokens", "output_tokens")
 
 
 class StorageFullError(CapacityError):
@@ -147,6 +150,12 @@ def _opened(path: Path) -> sqlite3.Connection:
         for statement in _SCHEMA.split(";"):
             connection.execute(statement)
         connection.execute("INSERT INTO secrets VALUES (?)", (token_bytes(32),))
+        connection.execute(f"PRAGMA user_version = {_VERSION}")
+        connection.execute("COMMIT")
+    elif version == 1:
+        connection.execute("BEGIN IMMEDIATE")
+        for name in _NEW_COLUMNS:
+            connection.execute(f"ALTER TABLE batches ADD COLUMN {name} INTEGER DEFAULT 0")
         connection.execute(f"PRAGMA user_version = {_VERSION}")
         connection.execute("COMMIT")
     elif version != _VERSION:

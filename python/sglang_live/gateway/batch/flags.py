@@ -22,8 +22,8 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=_DEFAULTS.at_once,
         metavar="N",
-        help="lines of batches that run at the same time, fewer beside sessions "
-        "(default: %(default)d)",
+        help="lines of batches that run at the same time, fewer beside sessions, and at most 8 "
+        "where the engines do not say what they take (default: %(default)d)",
     )
     add(
         "--batch-gib-per-key",

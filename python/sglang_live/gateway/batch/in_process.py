@@ -24,6 +24,7 @@ from sglang_live.errors import LiveError
 from sglang_live.gateway.audio.codec import encode_base64
 from sglang_live.gateway.errors import ClientEventError, cut, error_response
 from sglang_live.gateway.flex.tier import FLEX, HEADER
+from sglang_live.gateway.http.body import Streamed
 from sglang_live.gateway.json_forms import broken_json
 from sglang_live.gateway.native.request_check import OF_USE_UNTIL
 
@@ -38,7 +39,7 @@ _DEFAULT_FORMAT = "mp3"  # of speech
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """
-    body: of the response, as JSON. For speech {"audio": base64, "format": name}.
+    body: of the response, as JSON. For speech {"audio": base64, "format": name, "usage": …}.
     code: of the error; "" if there is none.
     retry_after_s: None: the response names no time.
     """
@@ -71,10 +72,13 @@ class InProcess:
             request.scope[OF_USE_UNTIL] = until_s
             response = await self.endpoints[path](request)
             status, headers, content = await _sent(response, request)
+            if isinstance(response, Streamed) and response.usage:
+                speech = {"format": speech_format, "usage": response.usage()}
+                return Outcome(status, {"audio": encode_base64(content), **speech})
         except LiveError as error:  # one that comes after the first byte of a response
             sent = error_response(error)
             status, headers, content = error.http_status, sent.headers, bytes(sent.body)
-        return _outcome(status, headers, content, speech_format)
+        return _outcome(status, headers, content)
 
 
 def _request(path: str, body: bytes) -> tuple[str, bytes, str]:
@@ -173,8 +177,7 @@ async def _sent(response: Response, request: Request) -> tuple[int, Headers, byt
     return status, headers, b"".join(pieces)
 
 
-def _outcome(status: int, headers: Mapping[str, str], content: bytes, speech: str) -> Outcome:
-    """speech: format of the audio that a response has."""
+def _outcome(status: int, headers: Mapping[str, str], content: bytes) -> Outcome:
     kind = headers.get("content-type", "").partition(";")[0]
     code = ""
     body: Any
@@ -183,9 +186,7 @@ def _outcome(status: int, headers: Mapping[str, str], content: bytes, speech: st
         if status != 200:
             error = body.get("error") if isinstance(body, dict) else None
             code = str(error.get("code") or "") if isinstance(error, dict) else ""
-    elif kind.startswith("text/"):
-        body = content.decode()
     else:
-        body = {"audio": encode_base64(content), "format": speech}
+        body = content.decode()
     wait = headers.get("retry-after", "")
     return Outcome(status, body, code, float(wait) if wait.isdigit() else None)

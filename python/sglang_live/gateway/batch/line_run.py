@@ -16,6 +16,7 @@ from sglang_live.gateway.batch.config import BatchConfig
 from sglang_live.gateway.batch.in_process import Outcome
 from sglang_live.gateway.batch.input_lines import body_of
 from sglang_live.gateway.batch.records import Batch, Line, Result
+from sglang_live.gateway.batch.usage import NO_TOKENS, Tokens, tokens_of
 from sglang_live.gateway.errors import error_body, internal_error
 from sglang_live.gateway.ids import new_id
 from sglang_live.orchestrator.suspects import SuspectError
@@ -63,7 +64,7 @@ class LineRuns:
             "request_id": new_id("req"),
             "body": outcome.body,
         }
-        return _result(line, outcome.succeeded, response, None)
+        return _result(line, outcome.succeeded, response, None, tokens_of(outcome.body))
 
     async def _tried(self, key: str, batch: Batch, body: bytes) -> Outcome:
         n_failed, n_deaths, pause_s, was_suspect = 0, 0, _FIRST_PAUSE_S, False
@@ -112,6 +113,7 @@ def _result(
     succeeded: bool,
     response: dict[str, Any] | None,
     error: dict[str, str] | None,
+    tokens: Tokens = NO_TOKENS,
 ) -> Result:
     text = orjson.dumps(
         {
@@ -122,4 +124,4 @@ def _result(
         },
         option=orjson.OPT_APPEND_NEWLINE,
     )
-    return Result(n=line.n, succeeded=succeeded, text=text)
+    return Result(n=line.n, succeeded=succeeded, text=text, tokens=tokens)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang_live.gateway.batch.usage import NO_TOKENS, Tokens
+
 VALIDATING, FAILED, IN_PROGRESS, FINALIZING = "validating", "failed", "in_progress", "finalizing"
 COMPLETED, EXPIRED, CANCELLING, CANCELLED = "completed", "expired", "cancelling", "cancelled"
 ENDED = (FAILED, COMPLETED, EXPIRED, CANCELLED)
@@ -65,6 +67,7 @@ class Batch:
     output_file, error_file: ids that the files of results have or will have.
     output_bytes, error_bytes: size of those files; what lies beyond it was never committed.
     results_kept_s: lifetime of those files.
+    input_tokens, cached_tokens, output_tokens: of all results so far.
     """
 
     id: str
@@ -85,6 +88,13 @@ class Batch:
     n_failed: int = 0
     output_bytes: int = 0
     error_bytes: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def tokens(self) -> Tokens:
+        return Tokens(self.input_tokens, self.cached_tokens, self.output_tokens)
 
     @property
     def n_left(self) -> int:
@@ -113,6 +123,7 @@ class Batch:
                 "failed": self.n_failed,
             },
             "metadata": self.metadata,
+            "usage": self.tokens.to_json(),
             "paused": paused if self.status == IN_PROGRESS else None,
         }
 
@@ -139,3 +150,4 @@ class Result:
     n: int
     succeeded: bool
     text: bytes
+    tokens: Tokens = NO_TOKENS

@@ -85,6 +85,8 @@ class Runner:
         self._begun: dict[str, _Begun] = {}
         self._done: list[tuple[Batch, Result]] = []  # not committed yet
         self._validating: dict[str, asyncio.Task[None]] = {}
+        self._at_once = 0  # lines that pace.py allowed last
+        self._paced_s = 0.0
         self._wake, self._closing = asyncio.Event(), False
         self._full_until_s = self._cleaned_s = 0.0
         self._full_owners: set[str] = set()
@@ -240,7 +242,7 @@ class Runner:
         )
 
     async def _start_lines(self, batches: list[Batch]) -> None:
-        n_free = lines_at_once(self._load(), self._store.config.at_once) - self._n_running()
+        n_free = self._paced() - self._n_running()
         open_batches = await self._with_room(batches)
         n_running = Counter({batch.owner: 0 for batch in open_batches})
         for batch in batches:
@@ -254,6 +256,16 @@ class Runner:
                 continue
             n_running[batch.owner] += 1
             n_free -= 1
+
+    def _paced(self) -> int:
+        load, now_s = self._load(), asyncio.get_running_loop().time()
+        # The engines do not say more often what they do.
+        if load.best_effort is None or now_s >= self._paced_s + _TICK_S:
+            most, n_running = self._store.config.at_once, self._n_running()
+            self._at_once = lines_at_once(load, most, self._at_once, n_running)
+            self._paced_s = now_s
+            self._metrics.at_once.set(self._at_once)
+        return self._at_once
 
     def _n_running(self) -> int:
         return sum(len(begun.running) for begun in self._begun.values())

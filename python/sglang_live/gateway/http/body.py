@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -111,7 +111,12 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -
 
 
 class Streamed(StreamingResponse):
-    """A streaming response that ends, and closes its iterator, if the client stops reading."""
+    """A streaming response that ends, and closes its iterator, if the client stops reading.
+
+    usage: what the response has cost, once it has been sent; None: its body says it.
+    """
+
+    usage: Callable[[], dict[str, Any]] | None = None
 
     async def stream_response(self, send: Send) -> None:
         async def send_in_time(message: Message) -> None:

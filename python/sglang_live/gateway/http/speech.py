@@ -101,7 +101,9 @@ class SpeechRoute:
         data = _file(first, audio, encoder())
         if form.stream_format == "sse":
             data, media_type = _events(data, cost), "text/event-stream"
-        return Streamed(data, media_type=media_type, headers=tier.headers())
+        response = Streamed(data, media_type=media_type, headers=tier.headers())
+        response.usage = cost.to_json
+        return response
 
     def _read(self, body: bytes) -> SpeechForm:
         form = read_json(body, SpeechForm)

@@ -186,7 +186,7 @@ async def test_lines_wait_where_no_session_is_free(tmp_path):
     [(0, 64, 8), (0, 1, 8), (16, 48, 6), (32, 32, 4), (63, 1, 1), (64, 0, 0), (0, 0, 0)],
 )
 def test_the_free_share_of_the_sessions_decides_the_pace(n_sessions, n_more, n_lines):
-    assert lines_at_once(Load(n_sessions=n_sessions, n_more=n_more), 8) == n_lines
+    assert lines_at_once(Load(n_sessions=n_sessions, n_more=n_more), 8, 0, 0) == n_lines
 
 
 async def test_keys_have_equal_shares(tmp_path):

@@ -129,7 +129,8 @@ class SpeakingSglang(FakeSglang):
 async def test_written_responses_name_their_tier(tier, stream):
     async with (
         listening(SpeakingSglang().app) as upstream,
-        http_of(FakeOrchestrator(), native_url=f"http://{upstream}") as http,
+        listening(app_of(FakeOrchestrator(), native_url=f"http://{upstream}")) as address,
+        httpx.AsyncClient(base_url=f"http://{address}") as http,
     ):
         body = {"prompt": "x", "stream": stream, "service_tier": tier}
         response = await http.post(COMPLETIONS, json=body)
