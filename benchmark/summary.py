@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmark.hybrid import report as hybrid
 from benchmark.load.kept import conditions, load_table, loads, one, share, source
 from benchmark.modelled_turn import table as turn_table
 
@@ -267,6 +268,15 @@ def section(results: Path) -> str:
             f"Medians of {turns['config']['turns']} turns, policies off. {source(turns)}.",
             "",
             *turn_table(turns["rows"], turns["device_times"]),
+            "",
+        ]
+    for document in documents(results, "simulated_hybrid"):
+        parts += [
+            f"### Best effort: {hybrid.title(document)}",
+            "",
+            f"{hybrid.conditions(document)} {source(document)}.",
+            "",
+            *hybrid.table(document),
             "",
         ]
     if rows := single_rows(results):

@@ -50,6 +50,11 @@ class Traffic:
         times = self._unit_arrivals(rng, cumulative[-1])
         return np.interp(times, cumulative, edges_s)
 
+    def bursts_s(self, per_s: float, duration_s: float, seed: int) -> np.ndarray:
+        """Times of arrivals within duration_s, per_s of them on average, at any time of day."""
+        rng = np.random.default_rng(seed)
+        return self._unit_arrivals(rng, per_s * duration_s) / per_s
+
     def _unit_arrivals(self, rng: np.random.Generator, length: float) -> np.ndarray:
         """Pieces of the trace in random order, at one arrival per unit of time on average."""
         counts = self.second_counts

@@ -82,7 +82,8 @@ class Engine:
     ):
         self.spec, self.pool, self.rounds = spec, pool, rounds
         self._events, self._device, self._consumer, self._peers = events, device, consumer, peers
-        self._meter = RateMeter()
+        predicts = rounds is not None and rounds.tells_best_effort
+        self._meter = RateMeter(predicts=predicts)
         self._prefill = Prefill(spec.chunk_tokens, pool, rounds)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -183,6 +184,7 @@ class Engine:
             rates=self._meter.rates(now_s),
             n_done=self._meter.n_done,
             prefill_done_s=self._meter.prefill_done_s,
+            cost=self._meter.cost,
         )
 
     # --- a round ---
@@ -196,6 +198,7 @@ class Engine:
             live = [req for req in self._last.complete if not req.is_finished]
             self.running = [*self.running, *live]
         self._pause_requests()
+        self._before_prefill()
         n_waiting = len(self.waiting)
         items, self.waiting = self._prefill.choose(self.waiting, self.running)
         if items:
@@ -203,17 +206,25 @@ class Engine:
         assert len(self.waiting) == n_waiting
         return self._launch_decode(now_s)
 
+    def _before_prefill(self) -> None:
+        """Make way for the requests that this round's prefill is for."""
+
+    def _half_prefilled(self) -> list[str]:
+        """Half-prefilled best-effort requests, which can return to the queue."""
+        return []
+
     def _decide(self, now_s: float) -> None:
         assert self.rounds is not None
         blocked = [r for r, req in self.paused.items() if req.n_in_flight or req.lacks_text]
         partial = self._prefill.partial
         if partial is not None and self.rounds.slices_prefill:
             blocked.append(partial.rid)
-        pool = self.pool
+        pool, half = self.pool, self._half_prefilled()
         self.rounds.decide(
             Pool(free=pool.free, total=pool.total, free_rows=pool.free_rows),
-            prefill_running=partial is not None,
+            prefill_running=partial is not None and partial.rid not in half,
             blocked=blocked,
+            half=half,
         )
         self._peers.until_s[self.spec.name] = now_s + _PEER_VALID_S if self.rounds.urgent else 0.0
 
@@ -255,7 +266,7 @@ class Engine:
                 self.rounds.table.admit(req.rid, now_s)
         cost_s, size = prefill_cost_s(items, self.spec.costs)
         if self.rounds is not None:
-            work = self.rounds.launch_prefill(size)
+            work = self.rounds.launch_prefill(size, [req for req, _ in items])
         complete = []
         for req, n_tokens in items:
             self._prefill.launched(req, n_tokens)
@@ -288,13 +299,13 @@ class Engine:
         if self.rounds is not None and self.rounds.holds_decode():
             return None
         self.pool.take(len(reqs))
-        work = self.rounds.launch_decode(reqs) if self.rounds is not None else None
         kv_tokens = 0
         for req in reqs:
             req.kv += 1
             req.n_steps += 1
             req.n_in_flight += 1
             kv_tokens += req.kv
+        work = self.rounds.launch_decode(reqs, kv_tokens) if self.rounds is not None else None
         self._prefill.decoded()
         cost_s = self.spec.costs.decode_s(len(reqs), kv_tokens)
         done_s = self._device.book(self.spec.name, cost_s, now_s)

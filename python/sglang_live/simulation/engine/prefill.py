@@ -25,12 +25,13 @@ class Prefill:
     """
     Attributes:
         partial: the half-prefilled prompt.
+        ratio: share of what running requests may still decode that is reserved for them.
         is_full: a request found no room, and none has left since.
     """
 
     def __init__(self, chunk_tokens: int, pool: KvPool, rounds: Rounds | None):
         self._chunk_tokens, self._pool, self._rounds = chunk_tokens, pool, rounds
-        self._ratio = _FIRST_RATIO
+        self.ratio = _FIRST_RATIO
         self._sliced_s = 0.0
         self._decodes_next = False
         self.partial: Request | None = None
@@ -75,7 +76,7 @@ class Prefill:
     def decoded(self) -> None:
         """A decode round was launched."""
         step = (_FIRST_RATIO - _LEAST_RATIO) / _DECAY_ROUNDS
-        self._ratio = max(self._ratio - step, _LEAST_RATIO)
+        self.ratio = max(self.ratio - step, _LEAST_RATIO)
         self._decodes_next = False
 
     def _decodes_go_first(self, running: list[Request]) -> bool:
@@ -91,7 +92,7 @@ class Prefill:
 
     def _fill(self, queue: list[Request], running: list[Request], chunk: int) -> Items:
         pool = self._pool
-        room = pool.free - sum(req.reserved for req in running) * self._ratio
+        room = pool.free - sum(req.reserved for req in running) * self.ratio
         items: Items = []
         partial, self.partial = self.partial, None
         if partial is not None:
@@ -138,11 +139,20 @@ def _audio_within(budget: int, queue: list[Request]) -> tuple[list[Request], lis
 
 def prefill_cost_s(items: Items, costs: EngineCosts) -> tuple[float, BatchWork]:
     """Returns the duration, and the sizes."""
-    n_all, audio_s, n_pairs = 0, 0.0, 0
+    n_all, audio_s, n_pairs, n_context, n_squared = 0, 0.0, 0, 0, 0
     for req, n_tokens in items:
         before = req.cached_tokens + req.computed
         n_all += n_tokens
         n_pairs += n_tokens * before + n_tokens * (n_tokens + 1) // 2
+        n_context += n_tokens * before
+        n_squared += n_tokens * n_tokens
         audio_s += 0.0 if req.computed else req.audio_s
-    work = BatchWork(0, n_tokens=n_all, audio_s=audio_s, n_pairs=n_pairs)
+    work = BatchWork(
+        0,
+        n_tokens=n_all,
+        audio_s=audio_s,
+        n_pairs=n_pairs,
+        n_context=n_context,
+        n_squared=n_squared,
+    )
     return costs.prefill_s(n_all, audio_s), work
