@@ -10,8 +10,9 @@ class VocoderConfig:
     Attributes:
         max_streams: jobs open at once.
         first_chunk_frames: frames of a job's first chunks; few, because the user waits.
-        n_first_chunks: number of first chunks. With one, a chunk of normal size would have to be
-            decoded while a small one plays.
+        n_first_chunks: number of first chunks. Behind fewer than three, a chunk of normal size has
+            to be made while the little audio of the ones before it plays: on a busy device that was
+            where most gaps were.
         chunk_frames: frames of every later chunk; more, because each decode has a fixed cost.
         flex_chunk_frames: frames of every chunk of a flex job, at most max_buffered_frames.
         max_batch: chunks per decode.
@@ -23,7 +24,7 @@ class VocoderConfig:
 
     max_streams: int = 64
     first_chunk_frames: int = 2
-    n_first_chunks: int = 2
+    n_first_chunks: int = 3
     chunk_frames: int = 4
     flex_chunk_frames: int = 48
     max_batch: int = 16
