@@ -12,11 +12,18 @@ from dataclasses import dataclass, field
 
 from sglang_live.clock import Clock
 from sglang_live.core import OUTPUT_RATE_HZ, AudioDelta
-from sglang_live.policy.startup_delay import StartupDelayConfig, lateness_s, startup_delay_s
+from sglang_live.policy.startup_delay import (
+    Beginning,
+    StartupDelayConfig,
+    lateness_s,
+    startup_delay_s,
+)
 
 _BYTES_PER_S = 2 * OUTPUT_RATE_HZ
 # Later chunks depend on the schedulers, which have playback reports by then.
 _BEGINNING_S = 3.0
+# Responses that ended and may count; more than the policy takes into account.
+_N_ENDED = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +42,10 @@ class _Chunks:
     n_others: int = 0
     ended: bool = False
 
+    def beginning(self) -> Beginning:
+        late_s = lateness_s(self.arrivals)
+        return Beginning(self.arrivals[0][0], self.n_others, late_s, self.ended)
+
     def buffered_s(self, now_s: float) -> float:
         """Seconds of audio in a client's buffer, had its playback begun with the first chunk."""
         made_s = sum(duration_s for _, duration_s in self.arrivals)
@@ -44,15 +55,13 @@ class _Chunks:
 class StartupDelays:
     def __init__(self, clock: Clock, config: StartupDelayConfig | None = None):
         self._clock, self._config = clock, config or StartupDelayConfig()
-        # Of responses that ended: time of the first audio, n_others, lateness.
-        self._ended: deque[tuple[float, int, float]] = deque(maxlen=self._config.n_responses)
-        self._n_open = 0  # responses with audio that are not complete
+        self._ended: deque[Beginning] = deque(maxlen=_N_ENDED)
+        self._open: set[_Chunks] = set()  # responses with audio that are not complete
 
     def delay_s(self, n_others: int) -> float:
         """The startup delay of a response whose audio begins now, beside n_others."""
-        oldest_s = self._clock.now_s() - self._config.max_age_s
-        recent = [(others, late_s) for at_s, others, late_s in self._ended if at_s >= oldest_s]
-        return startup_delay_s(recent, n_others, self._config)
+        beginnings = [*self._ended, *(chunks.beginning() for chunks in self._open)]
+        return startup_delay_s(beginnings, n_others, self._clock.now_s(), self._config)
 
     async def delayed(
         self, source: AsyncGenerator[AudioDelta, None]
@@ -96,16 +105,17 @@ class StartupDelays:
                 async for chunk in source:
                     now_s = self._clock.now_s()
                     if not arrivals:
-                        chunks.n_others = self._n_open
-                        self._n_open += 1
+                        chunks.n_others = len(self._open)
                     if not arrivals or now_s - arrivals[0][0] < _BEGINNING_S:
                         arrivals.append((now_s, len(chunk.pcm) / _BYTES_PER_S))
+                        self._open.add(chunks)
                     chunks.queue.put_nowait(chunk)
                     chunks.news.set()
             if arrivals:
-                self._ended.append((arrivals[0][0], chunks.n_others, lateness_s(arrivals)))
+                chunks.ended = True
+                self._ended.append(chunks.beginning())
         finally:
-            self._n_open -= bool(arrivals)
+            self._open.discard(chunks)
             chunks.ended = True
             chunks.news.set()
             chunks.queue.put_nowait(None)

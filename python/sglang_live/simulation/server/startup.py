@@ -8,11 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_live.policy.startup_delay import StartupDelayConfig, lateness_s, startup_delay_s
+from sglang_live.policy.startup_delay import (
+    Beginning,
+    StartupDelayConfig,
+    lateness_s,
+    startup_delay_s,
+)
 from sglang_live.simulation.events import Events
 
 # As orchestrator/startup_delay.py.
 _BEGINNING_S = 3.0
+_N_ENDED = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +38,7 @@ class _Response:
 class StartupDelays:
     def __init__(self, events: Events, config: StartupDelayConfig | None = None):
         self._events, self._config = events, config or StartupDelayConfig()
-        self._ended: deque[tuple[float, int, float]] = deque(maxlen=self._config.n_responses)
+        self._ended: deque[Beginning] = deque(maxlen=_N_ENDED)
         self._open: dict[Any, _Response] = {}
 
     def came(self, key: Any, audio_s: float, pass_on: Callable[[float], None]) -> None:
@@ -56,8 +62,7 @@ class StartupDelays:
         """All audio of a response has come."""
         response = self._open.pop(key, None)
         if response is not None:
-            first_s = response.arrivals[0][0]
-            self._ended.append((first_s, response.n_others, lateness_s(response.arrivals)))
+            self._ended.append(self._beginning(response, ended=True))
             self._release(response)
         end()
 
@@ -73,6 +78,11 @@ class StartupDelays:
             response.pass_on(audio_s)
 
     def _delay_s(self, n_others: int) -> float:
-        oldest_s = self._events.now_s() - self._config.max_age_s
-        recent = [(others, late_s) for at_s, others, late_s in self._ended if at_s >= oldest_s]
-        return startup_delay_s(recent, n_others, self._config)
+        playing = [self._beginning(one) for one in self._open.values() if one.arrivals]
+        now_s = self._events.now_s()
+        return startup_delay_s([*self._ended, *playing], n_others, now_s, self._config)
+
+    @staticmethod
+    def _beginning(response: _Response, *, ended: bool = False) -> Beginning:
+        arrivals = response.arrivals
+        return Beginning(arrivals[0][0], response.n_others, lateness_s(arrivals), ended)
