@@ -45,6 +45,7 @@ class LoadConfig:
         duration_s: open loop only; a point then has rate * duration users.
         arrival_shape: shape of the gamma-distributed times between arrivals; 1 is Poisson,
             smaller is burstier.
+        trace_arrivals: arrivals in the bursts of a trace of a real service instead.
         storm: sessions that send long audio beside the users.
         frame_ms: microphone audio in one message.
         device_model: file of a device model; None: the machine itself.
@@ -63,6 +64,7 @@ class LoadConfig:
     open_loop_rps: tuple[float, ...] = ()
     duration_s: float | None = None
     arrival_shape: float = 1.0
+    trace_arrivals: bool = False
     storm: StormSpec | None = None
     frame_ms: int = FRAME_MS
     repeats: int = 3
@@ -145,6 +147,8 @@ class LoadConfig:
             raise ValueError("--duration-s must be positive, and needs --open-loop")
         if self.arrival_shape <= 0:
             raise ValueError("--arrival-shape must be positive")
+        if self.trace_arrivals and (not self.open_loop_rps or self.arrival_shape != 1.0):
+            raise ValueError("--trace-arrivals needs --open-loop, and has its own shape")
         if self.frame_ms not in range(FRAME_MS, 201, FRAME_MS):
             raise ValueError(f"--frame-ms must be a multiple of {FRAME_MS} up to 200")
 
@@ -257,6 +261,11 @@ def _add_arrivals(group) -> None:
         help="of an open loop, instead of --sessions: rate * duration users",
     )
     add("--arrival-shape", type=float, default=1.0, help="gamma shape (default: 1, Poisson)")
+    add(
+        "--trace-arrivals",
+        action="store_true",
+        help="arrivals in the bursts of a service's trace (benchmark/workloads/traffic.json)",
+    )
     add(
         "--storm",
         type=_storm,

@@ -18,6 +18,7 @@ from benchmark.load.sounds import false_trigger_sounds
 from benchmark.load.storm import Storm
 from benchmark.load.talker_frames import FrameCount
 from benchmark.load.user import User
+from benchmark.simulate.traffic import Traffic
 from sglang_live.client import clip
 from sglang_live.client.session_options import SessionOptions
 from sglang_live.client.turn_record import BARGE_IN
@@ -117,6 +118,7 @@ class Workload:
             repeat=run.repeat,
             open_loop_rps=run.rate_rps,
             arrival_shape=config.arrival_shape,
+            second_counts=Traffic.load().second_counts if config.trace_arrivals else None,
             interruptions=self.interruptions,
             response_lengths=self.response_lengths,
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from benchmark.load.config import LoadConfig
 from benchmark.load.provenance import ROOT
+from benchmark.simulate.traffic import Traffic
 from sglang_live.device_model.model import load_device_model
 from sglang_live.errors import BadInputError
 from sglang_live.simulation.placement import APART, SHARED
@@ -33,6 +34,9 @@ class SimulateConfig:
         first_chunks: first chunks of a response in the vocoder, --vocoder.n-first-chunks.
         frames_per_token: codec frames for each token of text; 1 as with --drawn-replies.
         reply_scale: factor of the durations in reply_durations.
+        arrive_s: time in which all users arrive, as in an open loop; 0: they begin within a few
+            seconds.
+        trace_arrivals: they arrive in the bursts of a service's trace.
         against: document of voice_load on a modelled device to be compared with.
         frontier: whether the capacity of each arm is searched.
         picture: file for the curves.
@@ -57,6 +61,8 @@ class SimulateConfig:
     frames_per_token: float = 1.0
     reply_scale: float = 1.0
     reply_durations: Path = RESPONSE_DURATIONS
+    arrive_s: float = 0.0
+    trace_arrivals: bool = False
     against: Path | None = None
     frontier: bool = False
     json: Path | None = None
@@ -68,6 +74,8 @@ class SimulateConfig:
             raise ValueError("--devices is 1, shared by all stages, or 3")
         if self.frames_per_token < 1 or self.reply_scale <= 0:
             raise ValueError("--frames-per-token is at least 1, --reply-scale positive")
+        if self.arrive_s < 0 or (self.trace_arrivals and not self.arrive_s):
+            raise ValueError("--arrive-s is not negative, and --trace-arrivals needs it")
         for barge_in in self.barge_in:
             self._check_load(barge_in)
             self.workload(barge_in)
@@ -85,9 +93,11 @@ class SimulateConfig:
 
     def workload(self, barge_in: float) -> Workload:
         """Users of this share of interruptions. Raises ValueError."""
-        return Workload.load(
+        found = Workload.load(
             turns=self.turns, barge_in=barge_in, seed=self.seed, durations=self.reply_durations
         )
+        counts = Traffic.load().second_counts if self.trace_arrivals else None
+        return replace(found, arrive_s=self.arrive_s, second_counts=counts)
 
     @property
     def server(self) -> ServerSpec:
@@ -149,6 +159,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--frames-per-token", type=float, default=own.frames_per_token, metavar="X")
     add("--reply-scale", type=float, default=own.reply_scale, metavar="X")
     add("--reply-durations", type=Path, default=own.reply_durations, metavar="FILE")
+    add("--arrive-s", type=float, default=own.arrive_s, metavar="S", help="users come in this time")
+    add("--trace-arrivals", action="store_true", help="in the bursts of a service's trace")
     add("--against", type=Path, metavar="DOCUMENT", help="compare with a voice_load of the engine")
     add("--frontier", action="store_true", help="search how many users each arm serves")
     add("--json", type=Path, metavar="FILE", help="write the tables' numbers")

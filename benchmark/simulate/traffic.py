@@ -11,9 +11,9 @@ from typing import Self
 
 import numpy as np
 
+from sglang_live.simulation.load.arrivals import trace_arrivals
+
 DAY_S, _WINDOW_S = 86_400, 600
-# Pieces of the trace: its own trend is not to become one of the day.
-_BLOCK_S = 10
 TRAFFIC = Path(__file__).parent.parent / "workloads" / "traffic.json"
 
 
@@ -47,22 +47,10 @@ class Traffic:
         edges_s = np.arange(len(self.window_rates) + 1) * _WINDOW_S
         cumulative = np.concatenate([[0.0], np.cumsum(self.window_rates)])
         cumulative *= per_day / cumulative[-1]
-        times = self._unit_arrivals(rng, cumulative[-1])
+        times = trace_arrivals(self.second_counts, cumulative[-1], rng)
         return np.interp(times, cumulative, edges_s)
 
     def bursts_s(self, per_s: float, duration_s: float, seed: int) -> np.ndarray:
         """Times of arrivals within duration_s, per_s of them on average, at any time of day."""
         rng = np.random.default_rng(seed)
-        return self._unit_arrivals(rng, per_s * duration_s) / per_s
-
-    def _unit_arrivals(self, rng: np.random.Generator, length: float) -> np.ndarray:
-        """Pieces of the trace in random order, at one arrival per unit of time on average."""
-        counts = self.second_counts
-        unit_s = 1 / counts.mean()  # of the trace
-        n_blocks = int(length * unit_s / _BLOCK_S) + 1
-        first_s = rng.integers(0, len(counts), n_blocks)
-        seconds = (first_s[:, None] + np.arange(_BLOCK_S)) % len(counts)
-        per_second = counts[seconds.ravel()]
-        second = np.repeat(np.arange(len(per_second)), per_second)
-        times = np.sort(second + rng.random(len(second))) / unit_s
-        return times[times < length]
+        return trace_arrivals(self.second_counts, per_s * duration_s, rng) / per_s

@@ -40,6 +40,8 @@ class Workload:
     """
     turns: of each user.
     barge_in: share of responses that the user interrupts.
+    arrive_s: time in which all users arrive; 0: they begin within a few seconds.
+    second_counts: arrivals in the bursts of this trace; None: Poisson.
     response_durations_s, response_gaps_s: from which those of each turn are drawn.
     """
 
@@ -49,6 +51,8 @@ class Workload:
     turns: int
     barge_in: float = 0.0
     seed: int = 1
+    arrive_s: float = 0.0
+    second_counts: np.ndarray | None = None
 
     @classmethod
     def load(
@@ -77,8 +81,9 @@ class Workload:
             response_gaps_s=self.response_gaps_s,
             seed=self.seed,
             repeat=repeat,
-            open_loop_rps=None,
+            open_loop_rps=n_users / self.arrive_s if self.arrive_s else None,
             arrival_shape=1.0,
+            second_counts=self.second_counts,
             interruptions=InterruptionModel(
                 barge_in=self.barge_in,
                 false_triggers=0.0,

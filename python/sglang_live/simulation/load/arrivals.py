@@ -19,6 +19,8 @@ CLOSED_LOOP_STAGGER_S = 5.0
 _ARRIVALS_STREAM = 2**31
 _INTERRUPTIONS_STREAM = 1
 _REPLIES_STREAM = 2
+# Pieces of a trace: its own trend is not to become one of the load.
+_PIECE_S = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,43 @@ def gamma_arrivals(n: int, rate_rps: float, shape: float, rng: np.random.Generat
     return [float(time_s) for time_s in np.cumsum(spacings_s)]
 
 
+def trace_arrivals(
+    second_counts: np.ndarray, length: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Times of arrivals up to `length`, one per unit of time on average, in the bursts of a trace.
+
+    Pieces of 10 s of it in random order, run faster or slower.
+
+    Args:
+        second_counts: arrivals of each second of the trace.
+    """
+    unit_s = 1 / second_counts.mean()
+    n_pieces = int(length * unit_s / _PIECE_S) + 1
+    first_s = rng.integers(0, len(second_counts), n_pieces)
+    seconds = (first_s[:, None] + np.arange(_PIECE_S)) % len(second_counts)
+    per_second = second_counts[seconds.ravel()]
+    second = np.repeat(np.arange(len(per_second)), per_second)
+    times: np.ndarray = np.sort(second + rng.random(len(second))) / unit_s
+    return times[times < length]
+
+
+def _starts_s(
+    n_users: int,
+    rate_rps: float,
+    shape: float,
+    second_counts: np.ndarray | None,
+    rng: np.random.Generator,
+) -> list[float]:
+    if second_counts is None:
+        return gamma_arrivals(n_users, rate_rps, shape, rng)
+    length = 2.0 * n_users
+    while True:
+        found = trace_arrivals(second_counts, length, rng)[:n_users]
+        if len(found) == n_users:
+            return [float(time) / rate_rps for time in found]
+        length *= 2
+
+
 def plan_users(
     *,
     n_users: int,
@@ -65,13 +104,20 @@ def plan_users(
     repeat: int,
     open_loop_rps: float | None,
     arrival_shape: float,
+    second_counts: np.ndarray | None = None,
     interruptions: InterruptionModel | None = None,
     response_lengths: ResponseLengths | None = None,
 ) -> list[UserPlan]:
+    """
+    Args:
+        open_loop_rps: arrivals per second; None: all users begin within a few seconds.
+        arrival_shape: of gamma-distributed times between arrivals.
+        second_counts: arrivals in the bursts of this trace instead.
+    """
     starts_s: list[float | None] = [None] * n_users
     if open_loop_rps is not None:
         rng = np.random.default_rng([seed, repeat, _ARRIVALS_STREAM])
-        starts_s = [*gamma_arrivals(n_users, open_loop_rps, arrival_shape, rng)]
+        starts_s = [*_starts_s(n_users, open_loop_rps, arrival_shape, second_counts, rng)]
     plans = []
     for user, start_s in enumerate(starts_s):
         rng = np.random.default_rng([seed, repeat, user])

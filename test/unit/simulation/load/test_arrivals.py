@@ -54,6 +54,21 @@ def test_gamma_arrivals_keep_the_rate_at_any_shape(shape):
     assert np.std(spacings_s) / np.mean(spacings_s) == pytest.approx(shape**-0.5, rel=0.05)
 
 
+def test_arrivals_of_a_trace_keep_the_rate_and_its_bursts():
+    counts = np.array([0] * 9 + [10])
+    times_s = [user.start_s for user in plan(n_users=400, open_loop_rps=2.0, second_counts=counts)]
+    assert times_s == sorted(times_s)
+    assert times_s[-1] == pytest.approx(200.0, rel=0.1)
+    # Ten in a second of the trace, which lasts half a second here, and none in the nine others.
+    spacings_s = np.diff(times_s)
+    assert np.count_nonzero(spacings_s < 0.5) >= 0.85 * len(spacings_s)
+    assert np.std(spacings_s) / np.mean(spacings_s) > 2.0
+
+
+def test_a_trace_of_few_arrivals_is_long_enough():
+    assert len(plan(n_users=3, open_loop_rps=1.0, second_counts=np.array([0] * 99 + [1]))) == 3
+
+
 def test_overlaps_become_a_gap_of_zero(tmp_path):
     path = tmp_path / "fto.json"
     path.write_text(json.dumps({"fto_s": [-0.5, 0.0, 0.25]}))
