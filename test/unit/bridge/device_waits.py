@@ -81,6 +81,10 @@ REASONS = {
         "StreamTable.remove int": NUMPY,
         "StreamTable.step int": NUMPY,
     },
+    "bridge/tiers/elastic_pool.py": {
+        "ElasticPool.release int": HOST,
+        "ElasticPool.release nonzero x2": HOST,
+    },
     "bridge/tiers/host.py": {"SessionTier._least_of_all_ranks tolist": HOST},
     "bridge/tiers/host_copies.py": {"HostCopies.compact nonzero": HOST},
     "bridge/tiers/storage.py": {"StoredTails._begin tolist": HOST, "_bytes_of numpy": HOST},

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from sglang_live.bridge.platform.elastic_buffers import create_elastic_buffers, planned
+
 # "1": KV buffers are in a file that the engine may share.
 SHARED_KV_ENV = "SGLANG_LIVE_SHARED_KV"
 
@@ -35,6 +37,9 @@ class KvMemory:
 
 def create_buffers(create: Callable[[Any], None], pool: Any) -> None:
     """Around MHATokenToKVPool._create_buffers_normal."""
+    if (plan := planned()) is not None:
+        create_elastic_buffers(plan, pool)
+        return
     if os.environ.get(SHARED_KV_ENV) != "1" or pool.kv_cache_layout != "nhd":
         create(pool)
         return

@@ -1,0 +1,66 @@
+"""A KV pool of SGLang whose buffers are in elastic memory, from its creation on."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sglang_live.bridge.platform.elastic_memory import ElasticMemory, Geometry
+
+
+@dataclass(frozen=True, slots=True)
+class BufferPlan:
+    """
+    Attributes:
+        reserve: address space, as a multiple of the memory at start.
+        granules: from the geometry and the pool's tokens, the memory at first.
+    """
+
+    reserve: int
+    granules: Callable[[Geometry, int], int]
+
+
+_plan: BufferPlan | None = None
+
+
+@contextmanager
+def elastic_buffers(plan: BufferPlan) -> Iterator[None]:
+    """A pool that is created within it has its buffers in an ElasticMemory."""
+    global _plan
+    _plan = plan
+    try:
+        yield
+    finally:
+        _plan = None
+
+
+def planned() -> BufferPlan | None:
+    return _plan
+
+
+def create_elastic_buffers(plan: BufferPlan, pool: Any) -> None:
+    """In the place of MHATokenToKVPool._create_buffers_normal.
+
+    The pool's size becomes that of its address space, which its descriptions then count; it must be
+    set to the backed part when the pool is complete.
+
+    Raises:
+        ValueError: the pool has another layout.
+    """
+    if pool.kv_cache_layout != "nhd":
+        raise ValueError(f"elastic KV needs the layout nhd, this pool has {pool.kv_cache_layout}")
+    n_tokens, item = pool.size, pool.store_dtype.itemsize
+    shapes = [shape for shape in pool._kv_buffer_shapes() for _ in range(pool.layer_num)]
+    row_bytes = tuple(item * torch.Size(shape[1:]).numel() for shape in shapes)
+    geometry = Geometry(row_bytes, pool.page_size)
+    granules = plan.granules(geometry, n_tokens)
+    pool.size = geometry.tokens(plan.reserve * geometry.units(n_tokens))
+    rows = pool.size + pool.page_size
+    memory = ElasticMemory(geometry, rows, granules)
+    buffers = [
+        memory.tensor(at, (rows, *shape[1:]), pool.store_dtype) for at, shape in enumerate(shapes)
+    ]
+    pool.k_buffer, pool.v_buffer = buffers[: pool.layer_num], buffers[pool.layer_num :]
+    pool.elastic_memory = memory

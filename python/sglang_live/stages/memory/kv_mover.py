@@ -1,0 +1,390 @@
+"""Moves KV memory between the thinker and the talker of one host.
+
+In: what each engine needs. Out: orders to give and to take, one move at a time. The mover frees the
+memory on its way, so the receiver finds zeros and nothing of other sessions. The sizes of both
+pools, and what is on its way, always add up to what both began with, also when a process dies: the
+other engine keeps what it has, and the next process begins with the rest.
+Owner: one KvMover per supervisor.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from sglang_live.bridge.platform.granule_calls import free_granules
+from sglang_live.engine_channel.elastic import (
+    Give,
+    Given,
+    Hello,
+    Need,
+    Obtainable,
+    Packet,
+    PeerDied,
+    Take,
+    Taken,
+    ToMover,
+    Welcome,
+    files_by_memory,
+    receive,
+    send,
+)
+from sglang_live.kv.elastic import (
+    ElasticConfig,
+    PeakWindow,
+    PoolView,
+    decide,
+    spare_for_requests,
+)
+from sglang_live.kv.granules import Run, count
+from sglang_live.stages.memory.engines import Engine, accepted
+
+log = logging.getLogger(__name__)
+
+_STAGES = ("thinker", "talker")
+# A need that falls out of the window is noticed by then.
+_REVIEW_S = 1.0
+# An engine that could not free its memory is not asked again at once.
+_PAUSE_S = 0.5
+# An engine whose greeting is late is not ours.
+_MOST_UNNAMED = 8
+
+
+class _EngineLostError(Exception):
+    """The engine's process has ended, or does not read its orders."""
+
+
+class KvMover:
+    """
+    Args:
+        path: of the socket, in a folder of this user alone.
+        config: of the policy.
+        now_s: clock of the policy's window.
+
+    Attributes:
+        counts: moves, and reasons why memory did not move.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        config: ElasticConfig | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ):
+        self._path, self._now_s = path, now_s
+        self._config = config or ElasticConfig()
+        self._window_s = self._config.elastic_window_s
+        self._engines: dict[str, Engine] = {}
+        self._unnamed: set[Engine] = set()
+        self._starts: dict[str, int] = {}
+        self._moving = asyncio.Lock()  # held while sizes change
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._news = asyncio.Event()
+        self._paused_until_s = dict.fromkeys(_STAGES, 0.0)
+        self._listener: socket.socket | None = None
+        self.counts: Counter[str] = Counter()
+        self.move_s = 0.0
+
+    def start(self) -> None:
+        """Raises OSError: the socket cannot be made."""
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(self._path))
+        self._path.chmod(0o600)
+        self._listener.listen(_MOST_UNNAMED)
+        self._listener.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
+        self._spawn(self._review())
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+        for engine in [*self._engines.values(), *self._unnamed]:
+            self._close(engine)
+        self._engines, self._unnamed = {}, set()
+        self._path.unlink(missing_ok=True)
+
+    def report(self) -> dict[str, float]:
+        sizes = {f"{stage}_granules": float(one.size) for stage, one in self._engines.items()}
+        counts = {name: float(n) for name, n in self.counts.items()}
+        return {**sizes, **counts, "move_s": self.move_s}
+
+    async def move(self, to: str, granules: int, *, urgent: bool) -> int:
+        """Move memory to a stage, whatever the policy says. Returns the granules that have moved.
+
+        Args:
+            urgent: the giver evicts idle sessions for it.
+        """
+        async with self._moving:
+            receiver, giver = self._engines.get(to), self._other(to)
+            if receiver is None or giver is None or receiver.hello is None or giver.hello is None:
+                return 0
+            most = min(giver.size - giver.hello.floor, receiver.hello.limit - receiver.size)
+            moved = await self._move(giver, receiver, min(granules, most), urgent) if most else 0
+            self.counts["granules_moved"] += moved
+            self._tell_obtainable()
+            return moved
+
+    # --- engines that come and go ---
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        engine = accepted(self._listener, PeakWindow(self._window_s), PeakWindow(self._window_s))
+        if engine is None or len(self._unnamed) >= _MOST_UNNAMED:
+            if engine is not None:
+                engine.close()
+            self.counts["refused_connection"] += 1
+            return
+        self._unnamed.add(engine)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(engine.link, self._read, engine)
+        loop.add_reader(engine.pidfd, self._ended, engine)
+
+    def _ended(self, engine: Engine) -> None:
+        """The process has ended: nothing uses the memory that it had."""
+        self._close(engine)
+        self._unnamed.discard(engine)
+        if engine.answer is not None and not engine.answer.done():
+            engine.answer.set_exception(_EngineLostError())
+        stage = engine.hello.stage if engine.hello is not None else ""
+        if self._engines.get(stage) is not engine:
+            return
+        del self._engines[stage]
+        self.counts["engines_ended"] += 1
+        log.info("kv_engine_ended stage=%s granules=%d", stage, engine.size)
+        self._spawn(self._free_after(stage))
+
+    async def _free_after(self, stage: str) -> None:
+        async with self._moving:  # what was on its way to it is with its giver again
+            if (other := self._other(stage)) is not None:
+                self._send(other, PeerDied())
+            self._tell_obtainable()
+
+    def _close(self, engine: Engine) -> None:
+        loop = asyncio.get_running_loop()
+        for file in (engine.pidfd, engine.link.fileno()):
+            if file >= 0:
+                loop.remove_reader(file)
+        engine.close()
+
+    def _read(self, engine: Engine) -> None:
+        try:
+            while (packet := receive(engine.link, ToMover)) is not None:
+                self._take(engine, packet)
+        except (OSError, EOFError, ValueError, msgspec.MsgspecError) as error:
+            # It may still use its memory; _ended() follows.
+            if not isinstance(error, EOFError):
+                log.warning("kv_engine_link_broken error=%r", error)
+            asyncio.get_running_loop().remove_reader(engine.link)
+            engine.link.close()
+
+    def _take(self, engine: Engine, packet: Packet) -> None:
+        message = packet.message
+        if isinstance(message, Hello):
+            packet.close()
+            engine.hello = message
+            self._spawn(self._welcome(engine, message))
+        elif isinstance(message, Need):
+            packet.close()
+            engine.need, now_s = message, self._now_s()
+            engine.peak_needed.add(now_s, message.reserved)
+            engine.peak_wished.add(now_s, message.reserved + message.idle)
+            self._news.set()
+        elif engine.answer is not None and not engine.answer.done():
+            engine.answer.set_result(packet)
+        else:
+            packet.close()
+
+    async def _welcome(self, engine: Engine, hello: Hello) -> None:
+        """Tell a new engine its size: what the other one has not."""
+        async with self._moving:
+            self._unnamed.discard(engine)
+            if hello.stage not in _STAGES or hello.stage in self._engines or engine.pidfd < 0:
+                self._close(engine)
+                self.counts["refused_connection"] += 1
+                return
+            self._starts.setdefault(hello.stage, hello.start)
+            engine.size = hello.start
+            other = self._other(hello.stage)
+            if other is not None and len(self._starts) == len(_STAGES):
+                rest = sum(self._starts.values()) - other.size
+                engine.size = max(hello.unit, min(rest, hello.limit))
+            self._engines[hello.stage] = engine
+            self._send(engine, Welcome(engine.size))
+            log.info("kv_engine_joined stage=%s granules=%d", hello.stage, engine.size)
+
+    def _other(self, stage: str) -> Engine | None:
+        return self._engines.get(_STAGES[1 - _STAGES.index(stage)])
+
+    # --- moves ---
+
+    async def _review(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), _REVIEW_S)
+            self._news.clear()
+            try:
+                async with self._moving:
+                    await self._move_once()
+                    self._tell_obtainable()
+            except Exception:
+                # The next move may succeed; sizes are as the engines answered last.
+                log.exception("kv_move_failed")
+                self.counts["moves_failed"] += 1
+
+    def _views(self) -> tuple[PoolView, PoolView] | None:
+        """None: an engine is missing."""
+        views = []
+        for stage in _STAGES:
+            engine = self._engines.get(stage)
+            if engine is None or engine.hello is None or engine.need is None:
+                return None
+            now_s, need = self._now_s(), engine.need
+            views.append(
+                PoolView(
+                    size=engine.size,
+                    start=self._starts[stage],
+                    floor=engine.hello.floor,
+                    limit=engine.hello.limit,
+                    needed=need.needed,
+                    wished=need.needed + need.idle,
+                    peak_needed=engine.peak_needed.peak(now_s),
+                    peak_wished=engine.peak_wished.peak(now_s),
+                )
+            )
+        return views[0], views[1]
+
+    def _tell_obtainable(self) -> None:
+        views = self._views()
+        for at, stage in enumerate(_STAGES):
+            engine = self._engines.get(stage)
+            if engine is None:
+                continue
+            n = spare_for_requests(views[1 - at]) if views is not None else 0
+            if n != engine.obtainable and self._send(engine, Obtainable(n)):
+                engine.obtainable = n
+
+    async def _move_once(self) -> None:
+        views = self._views()
+        move = decide(views, self._config) if views is not None else None
+        if move is None:
+            return
+        giver_stage, receiver_stage = _STAGES[1 - move.receiver], _STAGES[move.receiver]
+        if self._now_s() < self._paused_until_s[giver_stage]:
+            return
+        giver, receiver = self._engines[giver_stage], self._engines[receiver_stage]
+        began_s = self._now_s()
+        moved = await self._move(giver, receiver, move.granules, move.urgent)
+        self.move_s += self._now_s() - began_s
+        kind = "urgent" if move.urgent else "unhurried"
+        self.counts[f"moves_{kind}" if moved else "refused_in_use"] += 1
+        self.counts["granules_moved"] += moved
+        if moved < move.granules:
+            self._paused_until_s[giver_stage] = self._now_s() + _PAUSE_S
+        log.info(
+            "kv_moved to=%s granules=%d of=%d urgent=%s ms=%.1f",
+            receiver_stage,
+            moved,
+            move.granules,
+            move.urgent,
+            1000 * (self._now_s() - began_s),
+        )
+
+    async def _move(self, giver: Engine, receiver: Engine, n: int, urgent: bool) -> int:
+        """Returns the granules that have moved."""
+        try:
+            packet = await self._order(giver, Give(n, urgent))
+        except _EngineLostError:
+            return 0
+        given = packet.message
+        assert isinstance(given, Given)
+        giver.size, files = given.size, files_by_memory(packet)
+        try:
+            if not given.runs:
+                return 0
+            is_free = await asyncio.to_thread(_free_all, given.runs, files)
+            if is_free and await self._hand_over(receiver, given.runs, files):
+                return count(given.runs)
+            self.counts["returned"] += 1
+            if not await self._hand_over(giver, given.runs, files):
+                self.counts["granules_lost"] += count(given.runs)
+            return 0
+        finally:
+            for file in files.values():
+                os.close(file)
+
+    async def _hand_over(self, to: Engine, runs: list[Run], files: dict[int, int]) -> bool:
+        """Whether the engine has mapped the memory."""
+        try:
+            packet = await self._order(to, Take(runs), tuple(files.values()))
+        except _EngineLostError:
+            return False
+        packet.close()
+        taken = packet.message
+        assert isinstance(taken, Taken)
+        to.size = taken.size
+        if taken.error:
+            self.counts["refused_unmapped"] += 1
+        return not taken.error
+
+    async def _order(
+        self, engine: Engine, order: Give | Take, files: tuple[int, ...] = ()
+    ) -> Packet:
+        """Send an order and wait for its answer, however long: a process that hangs is ended by the
+        supervisor.
+
+        Raises:
+            _EngineLostError: there will be none.
+        """
+        engine.answer = asyncio.get_running_loop().create_future()
+        if engine.pidfd < 0 or not self._send(engine, order, files):
+            raise _EngineLostError
+        try:
+            return await engine.answer
+        finally:
+            engine.answer = None
+
+    def _send(
+        self,
+        engine: Engine,
+        message: Welcome | Obtainable | Give | Take | PeerDied,
+        files: tuple[int, ...] = (),
+    ) -> bool:
+        """Whether it was sent; not to an engine that has gone, or does not read."""
+        try:
+            send(engine.link, message, files)
+        except OSError:
+            self.counts["orders_unsent"] += 1
+            return False
+        return True
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("kv_mover_failed", exc_info=error)
+
+
+def _free_all(runs: list[Run], files: dict[int, int]) -> bool:
+    """Whether the memory reads as zeros now."""
+    try:
+        for run in runs:
+            free_granules(files[run.memory], run)
+    except OSError as error:
+        log.error("kv_memory_not_freed error=%s", error)
+        return False
+    return True

@@ -1,0 +1,114 @@
+"""Two engines' pools and the mover together: real sockets, files, mappings and allocators."""
+
+import asyncio
+import json
+import random
+import time
+
+import pytest
+import torch
+
+from sglang_live.bridge.tiers.elastic_orders import ElasticOrders
+from sglang_live.engine_channel.elastic import ELASTIC_ENV
+from sglang_live.kv.elastic import ElasticConfig
+from sglang_live.stages.memory.kv_mover import KvMover
+from test.unit.bridge.tiers.test_elastic_pool import Engine
+
+START = {"thinker": 6000, "talker": 24_000}  # floors are 5,120 tokens
+
+
+class Loop:
+    """An engine's rounds in a thread of their own, with requests that come and go."""
+
+    def __init__(self, path, stage: str, page: int, seed: int, monkeypatch):
+        monkeypatch.setenv(ELASTIC_ENV, json.dumps([str(path), stage]))
+        found = ElasticOrders.from_env()
+        assert found is not None
+        self.orders, self.stage, self.page = found, stage, page
+        self._rng = random.Random(seed)
+        self.idle: list[torch.Tensor] = []  # what can be evicted
+        self.needs, self.stop = 0, False
+
+    def begin(self) -> None:
+        self.engine = Engine(self.page, START[self.stage], greet=self.orders.greet)
+        self.orders.pool = self.engine.pool
+
+    def evict(self, n_tokens: int) -> int:
+        freed = 0
+        while self.idle and freed < n_tokens:
+            slots = self.idle.pop()
+            self.engine.allocator.free(slots)
+            freed += len(slots)
+        self.engine.used = [*self.idle]
+        return freed
+
+    def round(self) -> None:
+        self.orders.step(time.monotonic(), self.evict)
+        if self._rng.random() < 0.6:
+            slots = self.engine.allocator.alloc(self._rng.randrange(1, 40) * self.page)
+            if slots is not None:
+                for buffer in (*self.engine.kv.k_buffer, *self.engine.kv.v_buffer):
+                    assert not buffer[slots].isnan().any()
+                    buffer[slots] = 1.0
+                self.idle.append(slots)
+        elif self.idle:
+            self.engine.allocator.free(self.idle.pop(self._rng.randrange(len(self.idle))))
+        self.engine.used = [*self.idle]
+        self.engine.check()
+        self.orders.report_need(self.needs, self.needs, self.engine.n_used)
+
+    def run(self) -> None:
+        until_s = time.monotonic() + 90  # a failed test must not leave the thread
+        while not self.stop and time.monotonic() < until_s:
+            self.round()
+            time.sleep(0.0005)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("page", [1, 16])
+async def test_pools_stay_exact_while_the_mover_moves_their_memory(tmp_path, monkeypatch, page):
+    mover = KvMover(tmp_path / "mover", ElasticConfig(elastic_window_s=0.05))
+    mover.start()
+    loops = [Loop(mover._path, stage, page, seed, monkeypatch) for seed, stage in enumerate(START)]
+    for loop in loops:
+        await asyncio.to_thread(loop.begin)
+    total = sum(loop.engine.pool.granules for loop in loops)
+    running = [asyncio.create_task(asyncio.to_thread(loop.run)) for loop in loops]
+    thinker, talker = loops
+    async with asyncio.timeout(80):
+        for needs, n_moves in ((14_000, 1), (6_000, 1), (18_000, 2)):
+            thinker.needs = needs
+            while mover.counts["moves_urgent"] < n_moves:
+                await asyncio.sleep(0.01)
+        thinker.needs, talker.needs = 100, 23_000
+        while mover.counts["moves_urgent"] < 3:
+            await asyncio.sleep(0.01)
+        for _ in range(20):
+            await mover.move("thinker", random.Random(page).randrange(1, 400), urgent=True)
+            await mover.move("talker", random.Random(page).randrange(1, 400), urgent=False)
+    for loop in loops:
+        loop.stop = True
+    await asyncio.gather(*running)
+    async with mover._moving:
+        assert sum(loop.engine.pool.granules for loop in loops) == total
+    for loop in loops:
+        loop.engine.check()
+        report = loop.orders.report()
+        assert report["elastic_tokens"] == loop.engine.pool.capacity_tokens
+        assert report["elastic_received"] and report["elastic_released"]
+        assert 0 < report["elastic_longest_resize_s"] <= report["elastic_resize_s"]
+    assert (mover.counts["granules_lost"], mover.counts["moves_failed"]) == (0, 0)
+    await mover.stop()
+    with pytest.raises(EOFError):
+        thinker.orders.step(time.monotonic(), thinker.evict)
+
+
+def test_without_its_variable_an_engine_has_one_size(monkeypatch):
+    monkeypatch.setenv(ELASTIC_ENV, "")
+    assert ElasticOrders.from_env() is None
+
+
+def test_an_engine_without_a_mover_does_not_start(monkeypatch, tmp_path):
+    monkeypatch.setenv(ELASTIC_ENV, json.dumps([str(tmp_path / "absent"), "thinker"]))
+    with pytest.raises(OSError, match="No such file"):
+        ElasticOrders.from_env()
