@@ -9,6 +9,7 @@ from benchmark.hybrid.listeners import LEAD_S, Job, Outcome, Record
 from benchmark.hybrid.workload import Workload
 from sglang_live.device_model.costs import EngineCosts
 from sglang_live.engine_channel.messages import Progress
+from sglang_live.policy.config import THINKER
 from sglang_live.simulation.engine.requests import Request
 from sglang_live.simulation.events import Events
 
@@ -64,7 +65,9 @@ def run(config: RunConfig, workload: Workload) -> Run:
         engine.post(lambda: rounds.progress(news))
 
     record.more = give_more
-    record.started = lambda req: events.after(LEAD_S, lambda: listens(req))
+    # What the thinker makes is heard after the stages behind it, as its policies assume.
+    heard_after_s = LEAD_S + THINKER.pipeline_s
+    record.started = lambda req: events.after(heard_after_s, lambda: listens(req))
     for work in workload.turns(config.per_s, config.duration_s, config.seed):
         job = Job(work, heard=True, arrives_s=work.arrives_s)
         events.at(work.arrives_s, lambda job=job: ask(job))
