@@ -147,10 +147,12 @@ async def test_batches_have_the_outputs_of_runs_alone(stages):
         )
     assert got == expected
     totals = await be_totals(stages, "thinker")
-    print(totals)
-    for name in ("holds", "retracted", "requeue", "decode_steps", "prefill_tokens"):
+    for name in ("decode_steps", "prefill_tokens"):
         assert totals[f"policy_be_{name}"] > 0, totals
-    for name in ("running", "held", "waiting", "kv_tokens"):
+    # Which of them happen depends on how the requests meet.
+    moves = ("pauses", "requeued", "retracted")
+    assert sum(totals[f"policy_be_{name}"] for name in moves) > 0, totals
+    for name in ("running", "paused", "waiting", "kv_tokens"):
         assert totals[f"policy_be_{name}"] == 0
     assert await total(stages, "thinker", "requests_running") == 0
     assert await total(stages, "thinker", "kv_tokens_used") == 0
@@ -177,7 +179,6 @@ async def test_flex_speech_has_the_codes_of_speech_alone(stages):
     for own, alone in zip(got, expected, strict=True):
         np.testing.assert_array_equal(own, alone)
     totals = await be_totals(stages, "talker")
-    print(totals)
     assert totals["policy_be_decode_steps"] > 0
     assert totals["policy_be_running"] == totals["policy_be_kv_tokens"] == 0
     for links, _ in jobs:

@@ -2,7 +2,8 @@
 
 A paused request keeps its row, KV and tree lock. Resuming rebuilds a decode batch from the
 requests, as upstream does for hisparse, and merges it into the running one.
-Penalties are state of the batch, not of the request, so a paused request stores its rows of them.
+Penalties are state of the batch, not of the request, so a paused request stores its rows of them,
+and what a retracted one has written is counted again.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,10 @@ from typing import Any
 
 import torch
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+from sglang.srt.sampling.penaltylib.frequency_penalty import BatchedFrequencyPenalizer
+from sglang.srt.sampling.penaltylib.min_new_tokens import BatchedMinNewTokensPenalizer
+from sglang.srt.sampling.penaltylib.presence_penalty import BatchedPresencePenalizer
+from sglang.srt.sampling.penaltylib.repetition_penalty import BatchedRepetitionPenalizer
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 from sglang_live.models.host_copy import copy_to
@@ -127,3 +132,43 @@ def cumulate_one_behind(cumulate: Callable[[ScheduleBatch], None], batch: Schedu
     finally:
         for req, ids in known:
             req.output_ids = ids
+
+
+def count_written(
+    info: SamplingBatchInfo, _kind: type, batch: ScheduleBatch, *_args: Any
+) -> SamplingBatchInfo:
+    """After SamplingBatchInfo.from_schedule_batch: count what retracted requests have written.
+
+    With overlap the token before the next one is counted later (cumulate_one_behind).
+    """
+    if batch.forward_mode is None or not batch.forward_mode.is_extend():
+        return info
+    penalizers = info.penalizer_orchestrator.penalizers
+    prepared = {kind: one for kind, one in penalizers.items() if one.is_prepared()}
+    if not prepared:
+        return info
+    device = torch.device(batch.device)
+    for row, req in enumerate(batch.reqs):
+        written = list(req.output_ids[:-1] if batch.enable_overlap else req.output_ids)
+        if written:
+            ids = copy_to(torch.tensor(written, dtype=torch.int64), device)
+            for kind, penalizer in prepared.items():
+                _count(kind, penalizer, row, ids)
+    return info
+
+
+def _count(kind: type, penalizer: Any, row: int, ids: torch.Tensor) -> None:
+    """ids: int64 [n], tokens that the request in this row of the batch has written."""
+    if kind is BatchedFrequencyPenalizer:
+        penalty = penalizer.frequency_penalties[row].expand(len(ids))
+        penalizer.cumulated_frequency_penalties[row].scatter_add_(0, ids, penalty)
+    elif kind is BatchedPresencePenalizer:
+        penalty = penalizer.presence_penalties[row].expand(len(ids))
+        penalizer.cumulated_presence_penalties[row].scatter_(0, ids, penalty)
+    elif kind is BatchedRepetitionPenalizer:
+        penalty = penalizer.repetition_penalties[row].expand(len(ids))
+        penalizer.cumulated_repetition_penalties[row].scatter_(0, ids, penalty)
+    elif kind is BatchedMinNewTokensPenalizer:
+        penalizer.len_output_tokens[row] = len(ids)
+    else:
+        raise NotImplementedError(f"penalizer {kind.__name__}")
