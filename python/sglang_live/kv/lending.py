@@ -7,7 +7,8 @@ Pure: no clock, no engine. Source: SwiftCache section 4.3 (the maximum over an i
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,22 @@ class LendingConfig:
         if not 0 <= self.calm_s < float("inf"):
             raise ValueError(f"calm_s must not be negative, got {self.calm_s}")
 
+    @classmethod
+    def of(cls, text: str) -> "LendingConfig":
+        """Values as "window_s=5,calm_s=1"; the others are the defaults.
+
+        Raises:
+            ValueError: names an unknown field, or a value that is no number.
+        """
+        kinds: dict[str, type] = {name: type(value) for name, value in asdict(cls()).items()}
+        values: dict[str, Any] = {}
+        for part in filter(None, text.split(",")):
+            name, _, value = part.partition("=")
+            if name not in kinds:
+                raise ValueError(f"{name!r} is none of {', '.join(kinds)}")
+            values[name] = kinds[name](value)
+        return cls(**values)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LenderView:
@@ -51,7 +68,7 @@ class LenderView:
         needed: largest number of tokens that requests held within the window.
         longest_prompt: tokens of the longest prompt within the window.
         decoding: requests that take a slot per round.
-        refused: a request found no room in this round.
+        missing: tokens that a waiting request found too few in the latest round.
         since_recall_s: time since the latest recall.
     """
 
@@ -63,7 +80,7 @@ class LenderView:
     needed: int
     longest_prompt: int
     decoding: int
-    refused: bool
+    missing: int
     since_recall_s: float
 
 
@@ -84,7 +101,7 @@ def offer(view: LenderView, run: int, config: LendingConfig) -> int:
     Args:
         run: tokens of a run.
     """
-    if run <= 0 or view.recalled or view.refused or view.since_recall_s < config.calm_s:
+    if run <= 0 or view.recalled or view.missing or view.since_recall_s < config.calm_s:
         return 0
     kept = view.needed + reserve(view, config) + int(config.cached_share * view.total)
     spare = view.total - view.leased - kept - run
@@ -96,10 +113,9 @@ def reclaim(view: LenderView, run: int, config: LendingConfig) -> int:
     active = view.leased - view.recalled
     if active <= 0 or run <= 0:
         return 0
-    missing = reserve(view, config) - view.free - view.evictable - view.recalled
-    if view.refused and not view.recalled:
-        # The reserve was not enough for this request; each further refusal doubles the recall.
-        missing = max(missing, run)
+    # The reserve is for one request; a second one may find it too small.
+    missing = max(reserve(view, config) - view.free - view.evictable, view.missing)
+    missing -= view.recalled
     return min(-(-missing // run), -(-active // run)) if missing > 0 else 0
 
 

@@ -25,7 +25,7 @@ IDLE = LenderView(
     needed=0,
     longest_prompt=0,
     decoding=0,
-    refused=False,
+    missing=0,
     since_recall_s=float("inf"),
 )
 
@@ -75,9 +75,11 @@ def test_what_is_recalled_already_is_not_recalled_twice():
     assert reclaim(replace(low, recalled=RUN), RUN, CONFIG) == 1
 
 
-def test_a_refused_request_recalls_one_run_although_the_reserve_is_whole():
-    assert reclaim(leasing(4, refused=True), RUN, CONFIG) == 1
-    assert reclaim(leasing(4, refused=True, recalled=RUN), RUN, CONFIG) == 0
+def test_a_refused_request_recalls_what_it_misses_although_the_reserve_is_whole():
+    assert reclaim(leasing(4, missing=1), RUN, CONFIG) == 1
+    assert reclaim(leasing(4, missing=RUN + 1), RUN, CONFIG) == 2
+    assert reclaim(leasing(4, missing=RUN + 1, recalled=RUN), RUN, CONFIG) == 1
+    assert reclaim(leasing(4, missing=RUN, recalled=RUN), RUN, CONFIG) == 0
 
 
 def test_no_more_is_recalled_than_is_leased():
@@ -85,7 +87,7 @@ def test_no_more_is_recalled_than_is_leased():
     assert reclaim(replace(IDLE, free=0), RUN, CONFIG) == 0
 
 
-@pytest.mark.parametrize("change", [{"recalled": RUN}, {"refused": True}, {"since_recall_s": 9.0}])
+@pytest.mark.parametrize("change", [{"recalled": RUN}, {"missing": 1}, {"since_recall_s": 9.0}])
 def test_nothing_is_offered_during_and_after_a_recall(change):
     assert offer(leasing(4), RUN, CONFIG) > 0
     assert offer(leasing(4, **change), RUN, CONFIG) == 0
@@ -116,3 +118,11 @@ def test_need_is_the_maximum_of_the_last_minute():
 def test_values_out_of_range_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         LendingConfig(**wrong)
+
+
+def test_values_for_tests_are_read_from_a_text():
+    assert LendingConfig.of("") == CONFIG
+    assert LendingConfig.of("calm_s=0.5,n_runs=8") == LendingConfig(calm_s=0.5, n_runs=8)
+    for wrong in ("calm=1", "n_runs=many", "calm_s"):
+        with pytest.raises(ValueError, match=r"calm|many|float"):
+            LendingConfig.of(wrong)
