@@ -86,11 +86,19 @@ REASONS = {
         "ElasticPool.release nonzero x2": HOST,
     },
     "bridge/tiers/host.py": {"SessionTier._least_of_all_ranks tolist": HOST},
-    "bridge/tiers/host_copies.py": {"HostCopies.compact nonzero": HOST},
+    "bridge/tiers/session_copies.py": {"SessionCopies.compact nonzero": HOST},
     "bridge/tiers/storage.py": {"StoredTails._begin tolist": HOST, "_bytes_of numpy": HOST},
     "engine_channel/inbox.py": {
         "RowsOutbox.send to": "to pinned memory, on a stream of its own",
         "RowsOutbox._run synchronize": ELSEWHERE,
+    },
+    "engine_channel/lease_table.py": {
+        "LeaseTable._answer int x2": NUMPY,
+        "LeaseTable._lease int": NUMPY,
+        "LeaseTable.offer int x2": NUMPY,
+        "LeaseTable.recall int": NUMPY,
+        "LeaseTable.release int": NUMPY,
+        "LeaseTable.used int": NUMPY,
     },
     "engine_channel/states.py": {"to_array numpy": ELSEWHERE},
     "models/qwen3_omni/engine/thinker.py": {

@@ -1,0 +1,177 @@
+"""Claims about the broker, with real processes' file descriptors over real sockets."""
+
+import asyncio
+import os
+import socket
+import time
+from contextlib import suppress
+
+import pytest
+
+from sglang_live.engine_channel.lease_channel import BORROW, LEND, Bell, BrokerLink, close_all
+from sglang_live.stages.transport.lease_broker import LeaseBroker
+
+pytestmark = pytest.mark.asyncio
+
+
+class Engine:
+    """This process, as one engine; `met`: by name, the partners that the broker introduced."""
+
+    def __init__(self, path, role: str, name: str, pid: int | None = None):
+        self.role, self.name, self.pid = role, name, pid or os.getpid()
+        self.met: dict[str, list[int]] = {}
+        self.files = [os.memfd_create(f"{name}-{n}") for n in range(2)] if role == LEND else []
+        self.bell = Bell()
+        self.link = BrokerLink(str(path), self._introduction)
+
+    def _introduction(self):
+        message = {
+            "role": self.role,
+            "name": self.name,
+            "pid": self.pid,
+            "partners": [self.pid] if self.met else [],
+            "offsets": [0, 4096],
+        }
+        return message, (*self.files, self.bell.fd)
+
+    async def until(self, wanted) -> None:
+        async with asyncio.timeout(10):
+            while not wanted():
+                for message, fds in self.link.receive(time.monotonic()):
+                    close_all(self.met.pop(message["meets"], []))
+                    self.met[message["meets"]] = fds
+                    self.last = message
+                await asyncio.sleep(0.01)
+
+    def close(self) -> None:
+        self.link.close()
+        self.bell.close()
+        close_all([*self.files, *(fd for fds in self.met.values() for fd in fds)])
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "leases"
+
+
+@pytest.fixture
+def broker(path):
+    return LeaseBroker(path)
+
+
+@pytest.fixture(autouse=True)
+def no_file_is_left():
+    before = set(os.listdir("/proc/self/fd"))
+    yield
+    left = set(os.listdir("/proc/self/fd")) - before
+    names = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in left if _exists(fd)}
+    assert not [name for name in names.values() if "memfd" in name or "pidfd" in name], names
+
+
+def _exists(fd: str) -> bool:
+    return os.path.islink(f"/proc/self/fd/{fd}")
+
+
+async def test_lender_and_borrower_get_each_others_files(path, broker):
+    broker.start()
+    lender, borrower = Engine(path, LEND, "lender"), Engine(path, BORROW, "borrower")
+    await borrower.until(lambda: borrower.link._channel is not None)
+    await lender.until(lambda: lender.met)
+    await borrower.until(lambda: borrower.met)
+    assert borrower.last["offsets"] == [0, 4096] and borrower.last["pid"] == os.getpid()
+    memory, table, bell, pidfd = borrower.met["lender"]
+    os.write(memory, b"kv")
+    assert os.pread(lender.files[0], 2, 0) == b"kv"
+    assert os.fstat(table).st_ino == os.fstat(lender.files[1]).st_ino
+    os.eventfd_write(bell, 1)
+    assert os.eventfd_read(lender.bell.fd) == 1
+    with open(f"/proc/self/fdinfo/{pidfd}") as info:
+        assert f"Pid:\t{os.getpid()}\n" in info.read()
+    assert len(lender.met["borrower"]) == 2
+    lender.close()
+    borrower.close()
+    broker.stop()
+
+
+async def test_a_broker_that_is_started_again_does_not_introduce_a_pair_twice(path, broker):
+    broker.start()
+    lender, borrower = Engine(path, LEND, "lender"), Engine(path, BORROW, "borrower")
+    await lender.until(lambda: lender.link._channel is not None)
+    await borrower.until(lambda: borrower.met)
+    await lender.until(lambda: lender.met)
+    broker.stop()
+    again = LeaseBroker(path)
+    again.start()
+    for engine in (lender, borrower):
+        await engine.until(lambda e=engine: e.link._channel is None or len(again._engines) == 2)
+    async with asyncio.timeout(10):
+        while len([e for e in again._engines if e.message]) < 2:
+            for engine in (lender, borrower):
+                assert engine.link.receive(time.monotonic()) == []
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    assert again.counts["introduced"] == 0
+    close_all(lender.met.pop("borrower"))  # it has ended
+    lender.link.introduce()
+    await lender.until(lambda: lender.met)
+    assert again.counts["introduced"] == 1
+    lender.close()
+    await borrower.until(lambda: borrower.link._channel is None or again.counts["introduced"])
+    for _, fds in borrower.link.receive(time.monotonic()):
+        close_all(fds)
+    borrower.close()
+    again.stop()
+
+
+async def test_lenders_are_shared_out_among_borrowers(path, broker):
+    broker.start()
+    borrowers = [Engine(path, BORROW, f"borrower-{n}") for n in range(2)]
+    for borrower in borrowers:
+        await borrower.until(lambda one=borrower: one.link._channel is not None)
+    lenders = [Engine(path, LEND, f"lender-{n}") for n in range(4)]
+    for lender in lenders:
+        await lender.until(lambda one=lender: one.met)
+    for borrower in borrowers:
+        await borrower.until(lambda one=borrower: len(one.met) == 2)
+    for engine in (*borrowers, *lenders):
+        engine.close()
+    broker.stop()
+
+
+@pytest.mark.parametrize(
+    ("role", "pid", "reason"),
+    [(LEND, 1, "namespace"), (BORROW, 1, "namespace"), ("steal", None, "protocol")],
+)
+async def test_an_engine_that_cannot_be_watched_is_refused(path, broker, role, pid, reason):
+    broker.start()
+    engine = Engine(path, role, "engine", pid)
+    await engine.until(lambda: engine.link.refused)
+    assert engine.link.refused.startswith(f"{reason}:")
+    assert broker.counts[f"refused_{reason}"] == 1
+    engine.close()
+    broker.stop()
+
+
+async def test_a_peer_that_sends_rubbish_is_dropped_and_the_others_are_served(path, broker):
+    broker.start()
+    bad = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    bad.connect(str(path))
+    bad.send(b"[1, 2")
+    async with asyncio.timeout(10):
+        while True:
+            await asyncio.sleep(0.01)
+            with suppress(BlockingIOError):
+                assert bad.recv(10, socket.MSG_DONTWAIT) == b""
+                break
+    bad.close()
+    await test_lender_and_borrower_get_each_others_files(path, broker)
+
+
+async def test_an_engine_without_a_broker_waits_for_one(path, broker):
+    lender = Engine(path, LEND, "lender")
+    assert lender.link.receive(0.0) == []
+    broker.start()
+    assert lender.link.receive(0.1) == [] and lender.link._channel is None  # not at once
+    assert lender.link.receive(1.0) == [] and lender.link._channel is not None
+    lender.close()
+    broker.stop()
