@@ -208,7 +208,7 @@ class LiveRadixCache(UnifiedRadixCache):
 
     def _log_write_ack_metrics(self, ack: HiCacheAck) -> None:
         if self.session.tier is not None:
-            self.session.tier.copies.measure(ack, self.session.tier.copies.to_host)
+            self.session.tier.copies.measure(ack, self.session.tier.copies.to_tier)
         super()._log_write_ack_metrics(ack)
 
     def loading_check(self, finish_count: int | None = None) -> None:

@@ -20,8 +20,9 @@ from sglang.srt.utils.common import ceil_align
 
 from sglang_live.bridge.kv_record import LiveKvInfo, SessionNode
 from sglang_live.bridge.session.idle import IdleSessions
-from sglang_live.bridge.tiers.host_copies import HostCopies, HostCopy, wait_for
+from sglang_live.bridge.tiers.host_copies import HostCopies
 from sglang_live.bridge.tiers.host_eviction import HostEviction
+from sglang_live.bridge.tiers.session_copies import SessionCopy, wait_for
 from sglang_live.bridge.tiers.storage import StoredTails
 from sglang_live.kv.page_file import PageFile
 from sglang_live.kv.retention import Compaction
@@ -186,7 +187,7 @@ class SessionTier:
             return result
         return result._replace(host_hit_length=min(copy.end, n_key) - n_device)
 
-    def _behind(self, session_id: str, n_device: int) -> HostCopy | None:
+    def _behind(self, session_id: str, n_device: int) -> SessionCopy | None:
         copy = self.copies.of(session_id)
         if copy is None or not copy.begin <= n_device < copy.end:
             return None

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from sglang.srt.utils.common import ceil_align
 
-from sglang_live.bridge.tiers.host_copies import HostCopies, HostCopy
+from sglang_live.bridge.tiers.host_copies import HostCopies
+from sglang_live.bridge.tiers.session_copies import SessionCopy
 from sglang_live.engine_channel.inbox import STORAGE_ENV
 from sglang_live.kv.page_file import PageFile
 from sglang_live.kv.retention import Compaction
@@ -53,7 +54,7 @@ class _Operation:
     """
 
     session_id: str
-    copy: HostCopy
+    copy: SessionCopy
     begin: int
     end: int
     slots: torch.Tensor
@@ -194,7 +195,7 @@ class StoredTails:
         self,
         queue: _Queue,
         session_id: str,
-        copy: HostCopy,
+        copy: SessionCopy,
         begin: int,
         end: int,
         slots: torch.Tensor,

@@ -139,7 +139,7 @@ def acknowledge(cache: FakeCache, copies: HostCopies, most: int = ROW) -> None:
     """The oldest of each queue, as LiveRadixCache does."""
     controller = cache.cache_controller
     for queue, link in (
-        (controller.ack_write_queue, copies.to_host),
+        (controller.ack_write_queue, copies.to_tier),
         (controller.ack_load_queue, copies.to_device),
     ):
         for ack in queue[:most]:
