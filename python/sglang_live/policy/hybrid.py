@@ -49,18 +49,20 @@ def without_best_effort(view: StageView) -> StageView:
 def listeners_slack_s(view: StageView, config: PolicyConfig) -> float:
     """Returns for how long the listeners can do without this stage; inf: there is none.
 
-    A stream that has not sounded has a share of the time left to its first sound for each round of
-    its first chunk. One that takes much longer is stuck, or has no telemetry, and does not count.
+    A stream has a share of the time left to its first sound for each round of its first chunk. One
+    that takes much longer is stuck, or has no telemetry, and does not count. From that chunk on it
+    has its buffer, also while the chunk is on its way to the listener.
     Unknown buffers cannot be protected.
     """
     assert view.best_effort is not None
     heard = view.managed & ~view.best_effort.which
     if not np.count_nonzero(heard):
         return math.inf
-    playing = heard & view.started & ~view.waiting
+    has_chunk = view.buffered_s >= config.chunk_steps * config.step_s
+    playing = heard & (view.started | has_chunk) & ~view.waiting
     least_s = float(np.fmin.reduce(view.buffered_s, where=playing, initial=math.inf))
     slack_s = least_s - latency_s(view.rates.round_s, config)
-    starting = heard & ~view.started
+    starting = heard & ~(view.started | (has_chunk & ~view.waiting))
     if np.count_nonzero(starting):
         waited_s = view.now_s - view.arrived_s[starting]
         waited_s = waited_s[waited_s <= config.max_startup_s]

@@ -182,6 +182,14 @@ def test_best_effort_fits_half_of_the_smallest_slack():
     assert n_decoding(HYBRID, view) == 26
 
 
+def test_a_stream_whose_first_chunk_is_made_counts_by_its_buffer():
+    own = [running() for _ in range(40)]
+    # Its time to the first sound, of which it has a quarter for each round, does not count any more.
+    assert n_decoding(HYBRID, mixed([starting(age_s=0.1)], own)) == 21
+    made = mixed([starting(age_s=0.1, buffered_s=LATENCY_S + 0.07)], own)
+    assert n_decoding(HYBRID, made) == 31
+
+
 def test_the_error_of_predictions_is_kept_as_a_margin():
     own = [running() for _ in range(40)]
     cost = replace(COST, decode_error=0.25)
