@@ -184,7 +184,7 @@ def test_best_effort_fits_half_of_the_smallest_slack():
 
 def test_a_stream_whose_first_chunk_is_made_counts_by_its_buffer():
     own = [running() for _ in range(40)]
-    # Its time to the first sound, of which it has a quarter for each round, does not count any more.
+    # Its time to the first sound, a quarter of which each round may take, does not count any more.
     assert n_decoding(HYBRID, mixed([starting(age_s=0.1)], own)) == 21
     made = mixed([starting(age_s=0.1, buffered_s=LATENCY_S + 0.07)], own)
     assert n_decoding(HYBRID, made) == 31
