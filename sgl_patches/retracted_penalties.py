@@ -7,4 +7,5 @@ WHY = "a retracted request's tokens are those of one that was not retracted"
 DROP_WHEN = "upstream counts the output of retracted requests"
 STAGES = ("thinker", "talker")
 CPU_ONLY = False
+WITH_POLICIES = True
 HOOK = "sglang_live.bridge.scheduler.paused:count_written"
