@@ -270,7 +270,7 @@ def section(results: Path) -> str:
             *turn_table(turns["rows"], turns["device_times"]),
             "",
         ]
-    for document in documents(results, "simulated_hybrid"):
+    for document in (*documents(results, "hybrid"), *documents(results, "simulated_hybrid")):
         parts += [
             f"### Best effort: {hybrid.title(document)}",
             "",

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmark.hybrid.arms import ARMS
 from benchmark.hybrid.engine import EngineSize
+from benchmark.hybrid.idle_share import needed_share
 from benchmark.hybrid.listeners import LEAD_S, TPOT_S, TTFT_S
+from benchmark.hybrid.report import ALONE, LIVE_ALONE, STOCK_ALONE, line, summary
 from benchmark.hybrid.run import Run, RunConfig, run
 from benchmark.hybrid.workload import KINDS, SERVICES, Workload
 from benchmark.load.provenance import config_of, facts
@@ -27,8 +27,6 @@ from sglang_live.device_model.costs import ThinkerCosts
 from sglang_live.device_model.model import load_device_model
 
 MODELS = Path(device_model.__file__).parent
-# Best-effort work alone, and listeners alone: what the others are compared with.
-ALONE, STOCK_ALONE, LIVE_ALONE = "best-effort alone", "stock, heard alone", "heard alone"
 _ATTAINED = 0.99
 _SEARCH_STEPS = 7
 
@@ -77,22 +75,6 @@ class Bench:
             low, high = (middle, high) if found.outcome.attained >= _ATTAINED else (low, middle)
         return low
 
-    def needed_share(self, workload: Workload, per_s: float) -> float:
-        """Share of the time that listeners need if each stream has one step per frame.
-
-        Rounds that are shared cost less for each stream: this is the least that they take.
-        """
-        turns = workload.turns(per_s, self.options.seconds, self.options.seeds[0])
-        prefill_s = sum(
-            self.costs.prefill_s(turn.prompt_tokens - turn.cached_tokens, turn.audio_s)
-            for turn in turns
-        )
-        n_streams = sum(turn.output_tokens for turn in turns) * TPOT_S / self.options.seconds
-        kv = sum((t.prompt_tokens + t.output_tokens / 2) * t.output_tokens for t in turns)
-        kv_each = kv / max(1, sum(turn.output_tokens for turn in turns))
-        round_s = self.costs.decode_s(round(n_streams), round(n_streams * kv_each))
-        return prefill_s / self.options.seconds + round_s / TPOT_S
-
 
 def rows_of(bench: Bench, workload: Workload, capacity: float) -> list[dict[str, Any]]:
     """Arms of one load and seed follow one another, on the same turns."""
@@ -108,10 +90,11 @@ def rows_of(bench: Bench, workload: Workload, capacity: float) -> list[dict[str,
                 *((arm, arm, options.in_flight) for arm in options.arms),
             ):
                 row = _row(name, load, per_s, seed, bench.run(arm, workload, per_s, n, seed))
-                idle = max(0.0, 1 - bench.needed_share(workload, per_s))
+                turns = workload.turns(per_s, options.seconds, options.seeds[0])
+                idle = max(0.0, 1 - needed_share(turns, bench.costs, options.seconds))
                 row["bound_tokens_per_s"] = round(idle * alone.outcome.be_tokens_per_s, 1)
                 rows.append(row)
-                print(_line(row), flush=True)
+                print(line(row), flush=True)
     return rows
 
 
@@ -122,33 +105,6 @@ def _row(name: str, load: float, per_s: float, seed: int, made: Run) -> dict[str
     if rounds is not None and rounds.totals["rounds"]:
         row["policy_ms"] = round(1000 * rounds.totals["decide_s"] / rounds.totals["rounds"], 4)
     return row
-
-
-def _line(row: dict[str, Any]) -> str:
-    return (
-        f"{row['load']:4.0%} {row['arm']:<20} seed {row['seed']}: "
-        f"first token {row['ttft_p50_s']:.3f} / {row['ttft_p99_s']:.3f} s, "
-        f"within objectives {row['attained']:.4f}, continuous {row['continuous']:.4f}, "
-        f"best effort {row['be_tokens_per_s']:.0f} of {row['bound_tokens_per_s']:.0f} tokens/s"
-    )
-
-
-def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Means over seeds; of the times the mean of each seed's quantile."""
-    kept = ("ttft_p50_s", "ttft_p99_s", "attained", "continuous", "normalised_s")
-    kept += ("be_tokens_per_s", "bound_tokens_per_s", "recomputed_tokens", "requeued", "policy_ms")
-    found: dict[tuple[float, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        found.setdefault((row["load"], row["arm"]), []).append(row)
-    return [
-        {"load": load, "arm": arm, "n": sum(row["n"] for row in group)}
-        | {
-            name: round(float(np.mean([row[name] for row in group])), 5)
-            for name in kept
-            if name in group[0]
-        }
-        for (load, arm), group in sorted(found.items(), key=lambda item: item[0][0])
-    ]
 
 
 def _options() -> Options:

@@ -1,19 +1,18 @@
 """What users experience, and what best-effort work gets done: the record of one run.
 
-In: results of the engine. Out: Outcome. A listener hears one token of text every TPOT_S, as speech,
-from LEAD_S after the first token on: what is ahead of that is buffered.
+In: results of an engine, simulated or not. Out: Outcome. A listener hears one token of text every
+TPOT_S, as speech, from LEAD_S after the first token on: what is ahead of that is buffered.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from benchmark.hybrid.workload import Work
 from sglang_live.policy.view import FRAME_S
 from sglang_live.simulation.engine.requests import Request
-from sglang_live.simulation.events import Events
 
 # The paper's objectives have these two parts; speech consumes a token per frame.
 TTFT_S, TPOT_S = 0.5, FRAME_S
@@ -86,15 +85,21 @@ class Outcome:
         return {name: round(getattr(self, name), 5) for name in self.__slots__}
 
 
+class Now(Protocol):
+    """The time of a run: 0 is its begin."""
+
+    def now_s(self) -> float: ...
+
+
 @dataclass(slots=True)
 class Record:
-    """A Consumer of an engine.
+    """A Consumer of a simulated engine; of a running one, its clients call took() and ended().
 
     more: called when best-effort work is done, to give more.
     started: called when a listener begins to hear.
     """
 
-    events: Events
+    clock: Now
     warm_s: float
     more: Callable[[], None] = lambda: None
     started: Callable[[Request], None] = lambda req: None
@@ -103,24 +108,30 @@ class Record:
     n_be_done: int = 0
 
     def outputs(self, reqs: list[Request]) -> None:
-        now_s = self.events.now_s()
         for req in reqs:
-            job = req.owner
-            if job.first_s is None:
-                job.first_s = now_s
-                if job.heard:
-                    self.started(req)
-                elif now_s >= self.warm_s:
-                    self.be_tokens += req.prompt_tokens
-            elif job.heard:
-                job.late_s = max(job.late_s, now_s - token_due_s(job, job.n_out))
-            job.n_out, job.last_s = job.n_out + 1, now_s
-            if not job.heard and now_s >= self.warm_s:
-                self.be_tokens += 1
+            if self.took(req.owner, 1) and req.owner.heard:
+                self.started(req)
 
     def finished(self, req: Request) -> None:
-        req.owner.done_s = self.events.now_s()
-        if not req.owner.heard:
+        self.ended(req.owner)
+
+    def took(self, job: Job, n_tokens: int) -> bool:
+        """Record output tokens that came at once. Returns whether they are the first."""
+        now_s, is_first = self.clock.now_s(), job.first_s is None
+        if is_first:
+            job.first_s = now_s
+            if not job.heard and now_s >= self.warm_s:
+                self.be_tokens += job.work.prompt_tokens
+        elif job.heard:
+            job.late_s = max(job.late_s, now_s - token_due_s(job, job.n_out))
+        job.n_out, job.last_s = job.n_out + n_tokens, now_s
+        if not job.heard and now_s >= self.warm_s:
+            self.be_tokens += n_tokens
+        return is_first
+
+    def ended(self, job: Job) -> None:
+        job.done_s = self.clock.now_s()
+        if not job.heard:
             self.n_be_done += 1
             self.more()
 

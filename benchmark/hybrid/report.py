@@ -1,10 +1,15 @@
-"""Tables of stored results, for docs/benchmarks.md."""
+"""Lines and tables of results, for the terminal and for docs/benchmarks.md."""
 
 from typing import Any
 
+import numpy as np
+
+# Best-effort work alone, and listeners alone: what the others are compared with.
+ALONE, STOCK_ALONE, LIVE_ALONE = "best-effort alone", "stock, heard alone", "heard alone"
+
 NAMES = {
-    "heard alone": "heard alone, policies without `hybrid`",
-    "stock, heard alone": "heard alone, stock SGLang",
+    STOCK_ALONE: "heard alone, stock SGLang",
+    LIVE_ALONE: "heard alone, policies without `hybrid`",
     "fcfs": "stock SGLang",
     "priority": "stock SGLang, priority scheduling with preemption",
     "bros": "BROS by the letter",
@@ -24,8 +29,13 @@ def title(document: dict[str, Any]) -> str:
 
 def conditions(document: dict[str, Any]) -> str:
     config, objectives = document["config"], document["objectives"]
+    how = "Simulated: one thinker"
+    if is_of_engine(document):
+        how = "A running thinker, prompts, pool and chunk sent with " + (
+            f"one token for {config['divisor']}" if config["divisor"] > 1 else "all tokens"
+        )
     return (
-        f"Simulated: one thinker, a pool of {config['pool_tokens']:,} tokens, "
+        f"{how}, a pool of {config['pool_tokens']:,} tokens, "
         f"{config['in_flight']} best-effort requests in flight, {config['seconds']:.0f} s for each "
         f"of {len(config['seeds'])} seeds. The capacity is {document['capacity_per_s']:.1f} turns "
         f"per second; objectives are a first token within {objectives['ttft_s']:g} s, and none "
@@ -33,24 +43,69 @@ def conditions(document: dict[str, Any]) -> str:
     )
 
 
+def is_of_engine(document: dict[str, Any]) -> bool:
+    return bool(document["benchmark"] == "hybrid")
+
+
 def table(document: dict[str, Any]) -> list[str]:
-    lines = [
-        "| load | arm | first token, P50 / P99 | within objectives | continuous "
-        "| best effort, tokens/s | of the idle share |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in document["summary"]:
-        if row["arm"] not in NAMES:
-            continue
-        work = row["be_tokens_per_s"]
-        cells = (
+    heads = ["load", "arm", "first token, P50 / P99", "within objectives", "continuous"]
+    heads += ["best effort, tokens/s", "of the idle share"]
+    if is_of_engine(document):
+        heads += ["policies, per round", "requeued, retracted", "late results"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    arms = list(NAMES)
+    rows = [row for row in document["summary"] if row["arm"] in NAMES]
+    for row in sorted(rows, key=lambda row: (row["load"], arms.index(row["arm"]))):
+        work, most = row["be_tokens_per_s"], row["bound_tokens_per_s"]
+        cells = [
             f"{100 * row['load']:.0f} %",
             NAMES[row["arm"]],
             f"{1000 * row['ttft_p50_s']:.0f} / {1000 * row['ttft_p99_s']:.0f} ms",
             f"{100 * row['attained']:.1f} %",
             f"{100 * row['continuous']:.1f} %",
             f"{work:,.0f}" if work else "—",
-            f"{100 * work / row['bound_tokens_per_s']:.0f} %" if work else "—",
-        )
+            f"{100 * work / most:.0f} %" if work and most else "—",
+        ]
+        if is_of_engine(document):
+            cells += _engine_cells(row)
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def _engine_cells(row: dict[str, Any]) -> list[str]:
+    cost = f"{1000 * row['policy_ms']:.0f} µs" if "policy_ms" in row else "—"
+    moves = "—"
+    if row.get("requeued") is not None and row["be_tokens_per_s"]:
+        moves = f"{row['requeued']:.0f}, {row['retracted']:.0f}"
+    return [cost, moves, f"{100 * row['late']:.0f} %" if "late" in row else "—"]
+
+
+def line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['load']:4.0%} {row['arm']:<20} seed {row['seed']}: "
+        f"first token {row['ttft_p50_s']:.3f} / {row['ttft_p99_s']:.3f} s, "
+        f"within objectives {row['attained']:.4f}, continuous {row['continuous']:.4f}, "
+        f"best effort {row['be_tokens_per_s']:.0f}"
+        + (f" of {row['bound_tokens_per_s']:.0f}" if "bound_tokens_per_s" in row else "")
+        + " tokens/s"
+        + (f", late {row['late']:.0%}" if "late" in row else "")
+    )
+
+
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Means over seeds; of the times the mean of each seed's quantile."""
+    kept = ("ttft_p50_s", "ttft_p99_s", "attained", "continuous", "normalised_s")
+    kept += ("be_tokens_per_s", "bound_tokens_per_s", "recomputed_tokens", "requeued", "policy_ms")
+    kept += ("retracted", "late")
+    found: dict[tuple[float, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["load"], row["arm"]), []).append(row)
+    return [
+        {"load": load, "arm": arm, "n": sum(row["n"] for row in group)}
+        | {
+            name: round(float(np.mean([row[name] for row in group])), 5)
+            for name in kept
+            if name in group[0]
+        }
+        for (load, arm), group in sorted(found.items(), key=lambda item: item[0][0])
+    ]
