@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sglang_live.bridge.prompt_groups import PromptGroups
+from sglang_live.bridge.prompt_groups import PromptGroups, n_counted_again
 from sglang_live.engine_channel.messages import Progress
 from sglang_live.policy.view import FIRST_INTERRUPTS, BestEffort, StageRates, StageView
 
@@ -41,6 +41,7 @@ _COLUMNS = {
     "audio_s": (np.float64, 0.0),
     "deadline_s": (np.float64, np.inf),
     "group": (np.int64, 0),
+    "shared_tokens": (np.int64, 0),
     "interrupts": (np.float64, FIRST_INTERRUPTS),
     "urgency": (np.int8, NO_CLASS),
 }
@@ -53,15 +54,20 @@ class BestEffortClass:
     Attributes:
         deadline_s: see policy.view.BestEffort.
         prefix: equal for requests whose prompts begin alike.
+        prompt: int64 token ids that determine its KV; empty: no other request has the same KV.
     """
 
     deadline_s: float
     prefix: int
+    prompt: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class BestEffortCounts:
-    """Best-effort requests now, and the KV tokens that they hold."""
+    """Best-effort requests now, and the KV tokens that they hold.
+
+    kv_tokens: what several share with the first of their group counts once.
+    """
 
     running: int
     paused: int
@@ -152,7 +158,9 @@ class StreamTable:
             if best_effort is not None:
                 self._columns["best_effort"][slot] = True
                 self._columns["deadline_s"][slot] = best_effort.deadline_s
-                self._columns["group"][slot] = self._groups.of(best_effort.prefix)
+                group, n_shared = self._groups.of(best_effort.prefix, best_effort.prompt)
+                self._columns["group"][slot] = group
+                self._columns["shared_tokens"][slot] = n_shared
         row = {
             "waiting": True,
             "paused": False,
@@ -332,6 +340,7 @@ class StreamTable:
         holds = which & ~waiting
         n_paused = int(np.count_nonzero(holds & columns["paused"][:n]))
         tokens = columns["prompt_tokens"][:n][holds].sum() + columns["produced"][:n][holds].sum()
+        tokens -= n_counted_again(columns["group"][:n][holds], columns["shared_tokens"][:n][holds])
         return BestEffortCounts(
             running=int(np.count_nonzero(holds)) - n_paused,
             paused=n_paused,

@@ -193,6 +193,30 @@ def test_best_effort_requests_are_counted_with_the_kv_that_they_hold():
     assert table.best_effort(()) is None and not table.has_best_effort
 
 
+def test_a_prefix_that_best_effort_requests_share_is_counted_once():
+    table = StreamTable(0.08)
+    first = np.arange(30)
+    prompts = (first, np.append(first[:20], [70, 71]), np.append(first[:25], 80), first + 100)
+    for n, prompt in enumerate(prompts):
+        own = BestEffortClass(math.inf, int(prompt[0]), prompt.astype(np.int64).tobytes())
+        table.wait(
+            f"batch-{n}",
+            now_s=1.0,
+            managed=False,
+            prompt_tokens=len(prompt),
+            prefill_tokens=len(prompt),
+            best_effort=own,
+        )
+    held = 0
+    for n, more in enumerate((30, 2, 1, 30)):
+        table.admit(f"batch-{n}", 2.0)
+        held += more
+        assert table.best_effort_counts().kv_tokens == held
+    table.remove("batch-0")
+    # The prefix stays for those that are left.
+    assert table.best_effort_counts().kv_tokens == 25 + 2 + 1 + 30
+
+
 def test_requests_whose_prompts_begin_alike_are_a_group_by_the_arrival_of_the_first():
     table = best_effort_table()
     groups = table.best_effort(("batch-2",)).group

@@ -26,13 +26,20 @@ _EXPIRY = re.compile(re.escape(BATCH_PREFIX) + r"by(\d{1,12})-")
 PRIORITY, PRIORITY_OF_OTHERS = -2, 2**63 - 1
 
 
-def class_of(req: Req) -> BestEffortClass | None:
-    """None: it is no best-effort request."""
+def class_of(req: Req, *, kv_by_tokens: bool = True) -> BestEffortClass | None:
+    """None: it is no best-effort request.
+
+    kv_by_tokens: whether a request's token ids determine its KV.
+    """
     if not is_best_effort(req.rid):
         return None
     expiry = _EXPIRY.match(req.rid)
-    first = array("q", req.origin_input_ids[:_PREFIX_TOKENS]).tobytes()
-    return BestEffortClass(float(expiry[1]) if expiry else math.inf, zlib.crc32(first))
+    prompt = array("q", req.origin_input_ids).tobytes()
+    return BestEffortClass(
+        deadline_s=float(expiry[1]) if expiry else math.inf,
+        prefix=zlib.crc32(prompt[: 8 * _PREFIX_TOKENS]),
+        prompt=prompt if kv_by_tokens else b"",
+    )
 
 
 class BestEffort:

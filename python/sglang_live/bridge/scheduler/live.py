@@ -309,6 +309,9 @@ class LiveScheduler(MemoryScheduler):
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
         is_interrupted = self._interrupt_if_early(req)
+        own = None
+        if self.best_effort is not None:
+            own = class_of(req, kv_by_tokens=self.kv_by_tokens)
         self._counts["retracted"] += is_retracted
         self.request_log.queued(req, is_retracted)
         if self.tier_events is not None:
@@ -323,7 +326,7 @@ class LiveScheduler(MemoryScheduler):
                 prompt_tokens=n_tokens,
                 prefill_tokens=n_new,
                 audio_s=batch_times.audio_s_of(req, max(0, n_tokens - n_new), n_tokens),
-                best_effort=class_of(req) if self.best_effort is not None else None,
+                best_effort=own,
             )
         super()._add_request_to_queue(req, is_retracted)
         if self.best_effort is not None and not self.enable_priority_scheduling:

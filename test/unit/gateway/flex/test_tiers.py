@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 
 from sglang_live.gateway.flex.gate import FlexConfig
+from sglang_live.gateway.native.request_check import OF_USE_UNTIL
 from test.unit.gateway.fakes import MODEL, FakeOrchestrator, app_of
 from test.unit.gateway.http.test_transcription import file_of, writes
 from test.unit.gateway.live_server import listening
@@ -107,6 +108,22 @@ async def test_sglang_gets_flex_requests_under_names_of_their_own(path, body):
         for sent in ordinary, forged:
             assert sent["rid"].startswith("native-")
             assert not {"service_tier", "priority"} & set(sent)
+
+
+async def test_sglang_gets_a_line_of_a_batch_with_the_time_at_which_that_expires():
+    sglang = FakeSglang()
+    async with listening(sglang.app) as upstream:
+        app = app_of(FakeOrchestrator(), native_url=f"http://{upstream}")
+
+        async def line(scope, receive, send):
+            await app(scope | {OF_USE_UNTIL: 1_764_201_600}, receive, send)
+
+        transport = httpx.ASGITransport(line)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+            await http.post(COMPLETIONS, json={"prompt": "x"}, headers=FLEX_HEADER)
+            await http.post(COMPLETIONS, json={"prompt": "x"})
+        flex, ordinary = [json.loads(raw)["rid"] for _, _, raw in sglang.requests]
+    assert flex.startswith("batch-by1764201600-native-") and ordinary.startswith("native-")
 
 
 class SpeakingSglang(FakeSglang):
