@@ -24,8 +24,8 @@ from test.engine.turns import greedy_turn, think, user
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
-N_TOKENS = 40
-N_BATCH, N_HEARD = 21, 12
+N_TOKENS, N_TOKENS_HEARD = 40, 30
+N_BATCH, N_HEARD, N_GONE = 21, 12, 16
 RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
 HOST = {"enable_hierarchical_cache": True, "hicache_ratio": 1.5}
 
@@ -67,7 +67,16 @@ class Load:
 
     def __init__(self, stages, seed: int):
         self.pool, self._rng = Pool(stages), random.Random(seed)
-        self._n_heard = 0
+
+    def spoken(self) -> list[tuple[list[int], dict]]:
+        """Short prompts, and their sampling."""
+        requests = []
+        for at in range(N_HEARD):
+            prompt = [self._rng.randrange(10, 200) for _ in range(self._rng.randrange(20, 90))]
+            own = SAMPLING[at % len(SAMPLING)] | {"max_new_tokens": N_TOKENS_HEARD}
+            own.pop("min_new_tokens", None)
+            requests.append((prompt, own))
+        return requests
 
     def batch(self) -> list[tuple[list[int], dict]]:
         """Prompts of up to seven chunks, some of which begin alike, and their sampling."""
@@ -89,19 +98,18 @@ class Load:
         }
         return (await self.pool.post("/generate", body, 120)).json()["output_ids"]
 
-    async def heard(self) -> None:
-        """Responses that are heard as they are written, each after a short prompt."""
-        for _ in range(N_HEARD):
-            self._n_heard += 1
-            rid = f"{THINK_PREFIX}heard-{self._n_heard:06d}"
-            prompt = [self._rng.randrange(10, 200) for _ in range(self._rng.randrange(20, 90))]
+    async def heard(self, series: str, requests: list) -> list[list[int]]:
+        """Responses that are heard as they are written, one after the other."""
+        said = []
+        for n, (prompt, sampling) in enumerate(requests):
+            rid = f"{THINK_PREFIX}{series}-{n:06d}"
             playing = asyncio.create_task(self._play(rid))
             try:
-                said = await self.run(rid, prompt, {"max_new_tokens": 30, "temperature": 0})
+                said.append(await self.run(rid, prompt, sampling))
             finally:
                 playing.cancel()
-            assert len(said) == 30
             await asyncio.sleep(self._rng.choice((0.0, 0.05, 0.2)))
+        return said
 
     async def _play(self, rid: str) -> None:
         heard_s = 0.0
@@ -110,19 +118,21 @@ class Load:
             self.pool.feed.send(Progress.of([rid], [heard_s], [True], [0.4]))
             heard_s += 0.05
 
-    async def aborted(self, rid: str) -> None:
-        """A request whose client leaves soon."""
-        body = {
-            "rid": rid,
-            "input_ids": [self._rng.randrange(10, 200) for _ in range(300)],
-            "sampling_params": {"max_new_tokens": 400, "ignore_eos": True},
-        }
-        async with native_client(self.pool.spec, 60) as client:
-            running = asyncio.create_task(client.post("/generate", json=body))
-            await asyncio.sleep(self._rng.uniform(0.05, 0.8))
-            await client.post("/abort_request", json={"rid": rid})
-            response = await asyncio.wait_for(running, 10)
-        assert response.status_code in (200, 400)
+    async def gone(self, series: str) -> None:
+        """Requests of both classes whose clients leave: in the queue, in a prompt, in a decode."""
+        for n in range(N_GONE):
+            prefix = self._rng.choice((BATCH_PREFIX, THINK_PREFIX))
+            body = {
+                "rid": f"{prefix}{series}-{n:04d}",
+                "input_ids": [self._rng.randrange(10, 200) for _ in range(300)],
+                "sampling_params": {"max_new_tokens": 400, "ignore_eos": True},
+            }
+            async with native_client(self.pool.spec, 60) as client:
+                running = asyncio.create_task(client.post("/generate", json=body))
+                await asyncio.sleep(self._rng.choice((0.0, 0.05, 0.2, 0.6)))
+                await client.post("/abort_request", json={"rid": body["rid"]})
+                response = await asyncio.wait_for(running, 20)
+            assert response.status_code in (200, 400)
 
 
 async def be_totals(stages, stage: str) -> dict[str, float]:
@@ -131,21 +141,24 @@ async def be_totals(stages, stage: str) -> dict[str, float]:
     return {name: value for name, value in load.items() if name.startswith("policy_be_")}
 
 
-async def test_batches_have_the_outputs_of_runs_alone(stages):
+async def test_both_classes_have_the_outputs_of_runs_alone(stages):
+    """Also beside requests of both classes that are aborted at random."""
     load = Load(stages, 5)
-    requests = load.batch()
-    expected = [await load.run(f"alone-{n:04d}", *one) for n, one in enumerate(requests)]
+    batch, first, second = load.batch(), load.spoken(), load.spoken()
+    alone = [*batch, *first, *second]
+    expected = [await load.run(f"alone-{n:04d}", *one) for n, one in enumerate(alone)]
     await load.pool.post("/flush_cache", {})
     async with asyncio.timeout(240):
-        got, *_ = await asyncio.gather(
+        got, *heard, _, _ = await asyncio.gather(
             asyncio.gather(
-                *(load.run(f"{BATCH_PREFIX}{n:04d}", *one) for n, one in enumerate(requests))
+                *(load.run(f"{BATCH_PREFIX}{n:04d}", *one) for n, one in enumerate(batch))
             ),
-            load.heard(),
-            load.heard(),
-            *(load.aborted(f"{BATCH_PREFIX}gone-{n:04d}") for n in range(4)),
+            load.heard("first", first),
+            load.heard("second", second),
+            load.gone("gone"),
+            load.gone("left"),
         )
-    assert got == expected
+    assert [*got, *heard[0], *heard[1]] == expected
     totals = await be_totals(stages, "thinker")
     for name in ("decode_steps", "prefill_tokens"):
         assert totals[f"policy_be_{name}"] > 0, totals

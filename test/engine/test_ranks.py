@@ -114,4 +114,7 @@ WHAT = (
     "policy_loads",
     "policy_tokens_written",
     "policy_truncated",
+    "policy_be_decode_steps",
+    "policy_be_prefill_tokens",
+    "policy_be_pauses",
 )
