@@ -99,10 +99,6 @@ class HybridEngine(Engine):
         held = sum(req.kv for req in found.values() if not req.is_finished)
         return held + sum(self._tree.values())
 
-    def add(self, req: Request) -> None:
-        self.waiting.append(req)
-        self._note_waiting(req)
-
     def requeue_partial(self) -> None:
         """Return the half-prefilled prompt to the queue, and its KV into the tree."""
         req = self._prefill.partial
@@ -185,10 +181,8 @@ class HybridEngine(Engine):
             self.retract(req, copy_s)
 
     def _next_batch(self, now_s: float) -> Batch | None:
-        if self._last is not None and self._last.complete:
-            # As the loop does below, but before the arm looks.
-            live = [req for req in self._last.complete if not req.is_finished]
-            self.running = [*self.running, *live]
+        self._join_prefilled()  # before the arm looks
+        if self._last is not None:
             self._last.complete = []
         if any(req.is_finished for req in self.running):
             self.running = [req for req in self.running if not req.is_finished]
@@ -226,17 +220,8 @@ class HybridEngine(Engine):
             return False
         return self.arm.must_pause(req) or super()._must_pause(req)
 
-    def _note_waiting(self, req: Request) -> None:
-        if self.rounds is not None:
-            self.rounds.table.wait(
-                req.rid,
-                now_s=self.rounds.now_s,
-                managed=req.managed,
-                prompt_tokens=req.prompt_tokens,
-                prefill_tokens=req.left_to_prefill,
-                audio_s=req.audio_s,
-                best_effort=None if not self._tells or req.owner.heard else _CLASS,
-            )
+    def _class_of(self, req: Request) -> BestEffortClass | None:
+        return None if not self._tells or req.owner.heard else _CLASS
 
     @property
     def _tells(self) -> bool:

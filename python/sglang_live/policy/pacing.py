@@ -132,7 +132,7 @@ def next_resume_s(view: StageView, pause: Bools, marks: Marks) -> float:
     which = pause.nonzero()[0]
     if not len(which):
         return math.inf
-    low_s = np.broadcast_to(marks.low_s, len(view))[which]
+    low_s = marks.low_s[which] if isinstance(marks.low_s, np.ndarray) else marks.low_s
     left_s = float((view.buffered_s[which] - low_s).min())
     since_s = float(np.where(view.paused[which], view.since_s[which], view.now_s).min())
     return min(view.now_s + left_s, since_s + marks.max_s)

@@ -13,6 +13,7 @@ from sglang_live.bridge.batch_work import Launch
 from sglang_live.bridge.rate_meter import RateMeter
 from sglang_live.bridge.round_facts import Pool, RoundStamp
 from sglang_live.bridge.rounds import Rounds
+from sglang_live.bridge.stream_table import BestEffortClass
 from sglang_live.device_model.costs import EngineCosts
 from sglang_live.simulation.engine.device import Device
 from sglang_live.simulation.engine.pool import KvPool
@@ -110,15 +111,7 @@ class Engine:
     def add(self, req: Request) -> None:
         """Queue a request; within a message."""
         self.waiting.append(req)
-        if self.rounds is not None:
-            self.rounds.table.wait(
-                req.rid,
-                now_s=self.rounds.now_s,
-                managed=req.managed,
-                prompt_tokens=req.prompt_tokens,
-                prefill_tokens=req.left_to_prefill,
-                audio_s=req.audio_s,
-            )
+        self._note_waiting(req)
 
     def abort(self, req: Request) -> None:
         """End a request without its result; within a message."""
@@ -129,6 +122,22 @@ class Engine:
         elif req.rid in self.paused and not req.n_in_flight:
             del self.paused[req.rid]
             self._finish(req)
+
+    def _note_waiting(self, req: Request) -> None:
+        if self.rounds is not None:
+            self.rounds.table.wait(
+                req.rid,
+                now_s=self.rounds.now_s,
+                managed=req.managed,
+                prompt_tokens=req.prompt_tokens,
+                prefill_tokens=req.left_to_prefill,
+                audio_s=req.audio_s,
+                best_effort=self._class_of(req),
+            )
+
+    def _class_of(self, req: Request) -> BestEffortClass | None:
+        """None: it is no best-effort work, or no policy tells it from other work."""
+        return None
 
     # --- the loop ---
 
@@ -194,9 +203,7 @@ class Engine:
             self._decide(now_s)
         if self.paused:
             self._resume()
-        if self._last is not None and self._last.complete:
-            live = [req for req in self._last.complete if not req.is_finished]
-            self.running = [*self.running, *live]
+        self._join_prefilled()
         self._pause_requests()
         self._before_prefill()
         n_waiting = len(self.waiting)
@@ -205,6 +212,12 @@ class Engine:
             return self._launch_prefill(items, now_s)
         assert len(self.waiting) == n_waiting
         return self._launch_decode(now_s)
+
+    def _join_prefilled(self) -> None:
+        """Have the requests decode whose prompts the latest prefill completed."""
+        if self._last is not None and self._last.complete:
+            live = [req for req in self._last.complete if not req.is_finished]
+            self.running = [*self.running, *live]
 
     def _before_prefill(self) -> None:
         """Make way for the requests that this round's prefill is for."""
