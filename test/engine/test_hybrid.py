@@ -171,6 +171,33 @@ async def test_both_classes_have_the_outputs_of_runs_alone(stages):
     assert await total(stages, "thinker", "kv_tokens_used") == 0
 
 
+async def test_long_decodes_leave_the_kv_of_idle_sessions(stages):
+    load, rng = Load(stages, 8), random.Random(8)
+    pool = load.pool
+
+    def ids(n: int) -> list[int]:
+        return [rng.randrange(10, 200) for _ in range(n)]
+
+    long = {"max_new_tokens": 300, "temperature": 0}
+    requests = [(ids(20), long) for _ in range(4)]
+    expected = [await load.run(f"long-{n}", *one) for n, one in enumerate(requests)]
+    for name in ("idle-1", "idle-2"):
+        await pool.open(name)
+        await pool.say(name, ids(350), 4)
+    before = await total(stages, "thinker", "policy_sessions_evicted")
+    retracted = await total(stages, "thinker", "policy_be_retracted")
+    # 1,280 tokens beside 708 of sessions, in a pool of 1,600.
+    rids = [f"{BATCH_PREFIX}long-{n}" for n in range(4)]
+    got = await asyncio.gather(
+        *(load.run(rid, *one) for rid, one in zip(rids, requests, strict=True))
+    )
+    assert got == expected
+    assert await total(stages, "thinker", "policy_sessions_evicted") == before
+    assert await total(stages, "thinker", "policy_be_retracted") > retracted
+    for name in ("idle-1", "idle-2"):
+        await pool.close(name)
+
+
 async def test_flex_speech_has_the_codes_of_speech_alone(stages):
     jobs = []
     for n in range(8):

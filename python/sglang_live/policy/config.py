@@ -88,6 +88,8 @@ class PolicyConfig:
         overdue_turns: of streams that wait for too long at once, this share gets a step in a round.
         most_error: predictions with a larger error are not trusted beside listeners. A half more
             than predicted is as much as slack_share leaves.
+        growth_tokens: that each best-effort stream can decode beside the KV of idle sessions before
+            one of them is retracted: a prefill for some dozens of decode rounds.
         cap_streams: BROS's smallest cap on best-effort streams in a batch.
 
     Deadline, VoxServe:
@@ -134,6 +136,7 @@ class PolicyConfig:
     patience_s: float = 2.0
     overdue_turns: int = 8
     most_error: float = 0.5
+    growth_tokens: int = 64
     cap_streams: int = 128
     critical_s: float = 1.0
     n_startup_max: int = 8
@@ -152,7 +155,7 @@ class PolicyConfig:
                 raise ValueError(f"policy config: {name} must be positive, got {value}")
         whole = (
             *("chunk_steps", "chunk_tokens", "min_chunk_tokens", "n_startup_max"),
-            *("overdue_turns", "cap_streams"),
+            *("overdue_turns", "growth_tokens", "cap_streams"),
         )
         for name in whole:
             if not isinstance(getattr(self, name), int):

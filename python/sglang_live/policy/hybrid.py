@@ -235,10 +235,14 @@ class BestEffortRound:
         """Those of the waiting streams that find room beside the KV of idle sessions. One always
         may evict that, or none would ever run beside many sessions."""
         view, be = self.view, self._be
-        n_fit = int(view.prefill_tokens[ordered].cumsum().searchsorted(be.free_tokens, "right"))
-        if not np.count_nonzero(be.which & ~view.waiting):
-            n_fit = max(n_fit, 1)
-        return ordered[:n_fit]
+        free, needed = be.free_tokens, view.prefill_tokens[ordered]
+        n_holding = int(np.count_nonzero(be.which & ~view.waiting))
+        if be.free_tokens < view.free_tokens:
+            # It is retracted where its decodes would evict them: not soon after it began.
+            free -= n_holding * self.config.growth_tokens
+            needed = needed + self.config.growth_tokens
+        n_fit = int(needed.cumsum().searchsorted(free, "right"))
+        return ordered[: n_fit if n_holding else max(n_fit, 1)]
 
     def _prefill_tokens(
         self, admit: Ints, beside_heard: bool, slack_s: float, idle_s: float

@@ -303,9 +303,15 @@ def test_it_is_not_requeue_in_a_round_whose_prefill_is_put_off():
     assert decided.requeue is None
 
 
-def test_best_effort_leaves_the_kv_of_idle_sessions():
-    own = [queued(300), queued(300), queued(300)]
-    assert len(HYBRID.decide(mixed([], own, free_tokens=700)).admit) == 2
+def test_best_effort_leaves_the_kv_of_idle_sessions_with_room_to_decode():
+    own, more = [queued(300), queued(300), queued(300)], PolicyConfig().growth_tokens
+    room = 600 + 2 * more
+    assert len(HYBRID.decide(mixed([], own, free_tokens=room)).admit) == 2
+    assert len(HYBRID.decide(mixed([], own, free_tokens=room - 1)).admit) == 1
+    assert len(HYBRID.decide(mixed([], [*own, running()], free_tokens=room)).admit) == 1
+    assert len(HYBRID.decide(mixed([], [*own, running()], free_tokens=room + more)).admit) == 2
+    no_sessions = {"view": {"free_tokens": 600}, "free_tokens": 600}
+    assert len(HYBRID.decide(mixed([], own, **no_sessions)).admit) == 2
     assert len(HYBRID.decide(mixed([], own, free_tokens=0)).admit) == 1
     assert len(HYBRID.decide(mixed([], [*own, running()], free_tokens=0)).admit) == 0
 

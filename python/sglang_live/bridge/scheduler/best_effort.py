@@ -94,6 +94,23 @@ class BestEffort:
             if found and scheduler.has_place(queue[0], running_batch):
                 return
 
+    def leave_sessions(self, batch: ScheduleBatch) -> None:
+        """Retract best effort until this decode round evicts no idle session. One request always
+        may, or none would ever run beside many sessions."""
+        scheduler, needed = self._scheduler, self._scheduler.page_size * len(batch.reqs)
+
+        def evicts() -> bool:
+            pool = scheduler._pool()
+            return bool(pool.idle and pool.free - pool.idle < needed)
+
+        if not self._rounds.table.has_best_effort or not evicts():
+            return
+        for rid in self._rounds.retracted_first()[:-1]:
+            if [req.rid for req in batch.reqs] != [rid] and scheduler._retract_one(rid, batch):
+                batch.batch_is_full = False
+                if not evicts():
+                    return
+
     def may_take_rows(self, waiting: list[Req]) -> list[Req]:
         """The waiting requests that may have rows of idle sessions: one of best effort at most."""
         table = self._rounds.table

@@ -115,6 +115,8 @@ class MemoryScheduler(ReportingScheduler):
         """
         if self.token_to_kv_pool_allocator.available_size() > 2 * self.page_size * len(batch.reqs):
             return
+        if self.best_effort is not None:
+            self.best_effort.leave_sessions(batch)
         n_before = len(batch.reqs)
         batch.filter_batch()  # those that have ended need no memory
         n_running = len(batch.reqs)

@@ -52,6 +52,7 @@ class FakeScheduler:
         self.batch = SimpleNamespace(reqs=[], batch_is_full=True)
         self.half = [request(rid, **facts) for rid, facts in half.items()]
         self.n_places, self.fits_without_best_effort = n_places, True
+        self.page_size, self.free, self.idle = 1, 500, 0
         self.best_effort = BestEffort(self, into_tree=True)
 
     def partial_prefills(self) -> list:
@@ -83,7 +84,9 @@ class FakeScheduler:
         return self.rounds.admission_order(waiting)
 
     def _pool(self) -> Pool:
-        return Pool(free=500, total=1000, free_rows=8)
+        # What leaves the batch becomes evictable.
+        free = self.free + 40 * len(self.waiting_queue)
+        return Pool(free=free, total=1000, free_rows=8, idle=self.idle)
 
     def has_place(self, req, running_batch) -> bool:
         return len(running_batch.reqs) < self.n_places
@@ -100,6 +103,18 @@ class FakeScheduler:
     def requeue(self, req, n_running: int) -> None:
         self.half.remove(req)
         self.waiting_queue.append(req)
+
+
+@pytest.mark.parametrize(("idle", "n_retracted"), [(0, 0), (450, 0), (497, 1), (537, 2), (900, 3)])
+def test_decodes_of_best_effort_do_not_evict_idle_sessions_but_for_one(idle, n_retracted):
+    scheduler = FakeScheduler(n_places=4)
+    for n in range(4):
+        scheduler.add(f"batch-{n}", waiting=False)
+    scheduler.decide()
+    scheduler.idle = idle
+    scheduler.best_effort.leave_sessions(scheduler.batch)
+    assert len(scheduler.waiting_queue) == n_retracted
+    assert len(scheduler.batch.reqs) == 4 - n_retracted
 
 
 def test_best_effort_makes_way_until_another_request_has_a_place():
