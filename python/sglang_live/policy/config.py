@@ -81,13 +81,14 @@ class PolicyConfig:
 
     Best effort:
         slack_share: share of the listeners' slack that a round with best effort in it may take.
-        first_sound_s: time to a first sound that best effort leaves to a stream; also the slack
-            without listeners, because one may come in any round.
+        most_round_s: most that a round with best effort in it may take, also without listeners: one
+            may come in any round, and waits for its end.
+        first_sound_s: time in which a stream's first chunk is made beside best effort.
         patience_s: best effort that has waited for longer gets a step, unless a stream may fall
             silent; then it gets one after max_pause_s.
         overdue_turns: of streams that wait for too long at once, this share gets a step in a round.
         most_error: predictions with a larger error are not trusted beside listeners. A half more
-            than predicted is as much as slack_share leaves.
+            than predicted is more than slack_share leaves.
         growth_tokens: that each best-effort stream can decode beside the KV of idle sessions before
             one of them is retracted: a prefill for some dozens of decode rounds.
         cap_streams: BROS's smallest cap on best-effort streams in a batch.
@@ -131,7 +132,8 @@ class PolicyConfig:
     max_preempt_s: float = 0.25
     max_bypass_s: float = 2.0
     max_wait_s: float = 10.0
-    slack_share: float = 0.5
+    slack_share: float = 0.75
+    most_round_s: float = 0.1
     first_sound_s: float = 0.3
     patience_s: float = 2.0
     overdue_turns: int = 8

@@ -49,7 +49,7 @@ def without_best_effort(view: StageView) -> StageView:
 def listeners_slack_s(view: StageView, config: PolicyConfig) -> float:
     """Returns for how long the listeners can do without this stage; inf: there is none.
 
-    A stream has a share of the time left to its first sound for each round of its first chunk. One
+    A stream before its first sound needs the rounds of its first chunk in the time that is left. One
     that takes much longer is stuck, or has no telemetry, and does not count. From that chunk on it
     has its buffer, also while the chunk is on its way to the listener.
     Unknown buffers cannot be protected.
@@ -65,10 +65,10 @@ def listeners_slack_s(view: StageView, config: PolicyConfig) -> float:
     starting = heard & ~(view.started | (has_chunk & ~view.waiting))
     if np.count_nonzero(starting):
         waited_s = view.now_s - view.arrived_s[starting]
-        waited_s = waited_s[waited_s <= config.max_startup_s]
-        if len(waited_s):
-            left_s = config.first_sound_s - float(waited_s.max())
-            slack_s = min(slack_s, left_s / config.chunk_steps)
+        n_steps = config.chunk_steps - view.buffered_s[starting] // config.step_s
+        left_s = config.first_sound_s - waited_s - n_steps * view.rates.round_s
+        is_on_its_way = waited_s <= config.max_startup_s
+        slack_s = float(np.fmin.reduce(left_s, where=is_on_its_way, initial=slack_s))
     return max(slack_s, 0.0)
 
 
@@ -155,14 +155,13 @@ class BestEffortRound:
     def _limit_s(self, slack_s: float, error: float, free_s: float) -> float:
         """The predicted duration that a round with best effort in it may have.
 
-        A listener may come in any round, so one without listeners is bounded, too. With listeners
-        a prediction that is far off is not trusted at all.
+        A listener may come in any round, so all are bounded. With listeners a prediction that is far off is not trusted at all.
 
         Args:
             free_s: time in which nothing else would be computed.
         """
         config = self.config
-        limit_s = max(config.slack_share * min(slack_s, config.first_sound_s), free_s)
+        limit_s = max(min(config.slack_share * slack_s, config.most_round_s), free_s)
         if error > config.most_error:
             return 0.0 if math.isfinite(slack_s) else limit_s / (1.0 + config.most_error)
         return limit_s / (1.0 + error)

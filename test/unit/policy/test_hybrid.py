@@ -29,9 +29,11 @@ from .views import (
 )
 
 # Of a stage that has its device for itself, and of one that shares it: decodes have an interval.
-HYBRID = policy_of(("urgency", "pacing", "hybrid"), PolicyConfig(interval_steps=0.0))
-SHARED = policy_of(("urgency", "pacing", "hybrid"))
-CAPPED = policy_of(("urgency", "pacing", "bros"), PolicyConfig(interval_steps=0.0))
+HALF = PolicyConfig(slack_share=0.5, most_round_s=0.15)
+ALONE = replace(HALF, interval_steps=0.0)
+HYBRID = policy_of(("urgency", "pacing", "hybrid"), ALONE)
+SHARED = policy_of(("urgency", "pacing", "hybrid"), HALF)
+CAPPED = policy_of(("urgency", "pacing", "bros"), ALONE)
 PLAIN = policy_of(("urgency", "pacing"), PolicyConfig(interval_steps=0.0))
 PLAIN_SHARED = policy_of(("urgency", "pacing"))
 INTERVAL_S = 0.03
@@ -184,9 +186,9 @@ def test_best_effort_fits_half_of_the_smallest_slack():
 
 def test_a_stream_whose_first_chunk_is_made_counts_by_its_buffer():
     own = [running() for _ in range(40)]
-    # Its time to the first sound, a quarter of which each round may take, does not count any more.
-    assert n_decoding(HYBRID, mixed([starting(age_s=0.1)], own)) == 21
-    made = mixed([starting(age_s=0.1, buffered_s=LATENCY_S + 0.07)], own)
+    # Its time to the first sound does not count any more.
+    assert n_decoding(HYBRID, mixed([starting(age_s=0.1995)], own)) == 17
+    made = mixed([starting(age_s=0.1995, buffered_s=LATENCY_S + 0.07)], own)
     assert n_decoding(HYBRID, made) == 31
 
 
@@ -209,10 +211,13 @@ def test_predictions_that_are_far_off_are_not_trusted_beside_listeners(error):
     assert HYBRID.decide(alone).prefill_budget > 0
 
 
-def test_a_stream_on_its_way_to_its_first_sound_has_a_share_of_the_time_for_each_round():
+def test_a_stream_on_its_way_to_its_first_sound_keeps_the_time_for_the_rounds_of_its_chunk():
     own = [running() for _ in range(100)]
-    # (0.3 - 0.096) s over four rounds, half of it: 25.5 ms.
-    assert n_decoding(HYBRID, mixed([starting(age_s=0.096)], own)) == 22
+    # 0.3 - 0.0945 s less four rounds, half of it: 72.7 ms.
+    assert n_decoding(HYBRID, mixed([starting(age_s=0.0945)], own)) == 69
+    # With a token of the four it has one round less to go.
+    begun = replace(starting(age_s=0.0945), buffered_s=0.08)
+    assert n_decoding(HYBRID, mixed([begun], own)) == 77
     assert n_decoding(HYBRID, mixed([starting(age_s=0.4)], own)) == 0
     # One that never sounds does not end best effort.
     assert n_decoding(HYBRID, mixed([starting(age_s=6.0)], own)) == 100
@@ -351,7 +356,7 @@ def test_the_cap_alone_does_not_bound_prompts():
 
 
 def test_both_bounds_together_take_the_smaller_one():
-    both = policy_of(("urgency", "pacing", "hybrid", "bros"), PolicyConfig(interval_steps=0.0))
+    both = policy_of(("urgency", "pacing", "hybrid", "bros"), ALONE)
     own = [running() for _ in range(40)]
     assert n_decoding(both, mixed([playing(LATENCY_S + 0.06)], own, cap=10)) == 10
     assert n_decoding(both, mixed([playing(LATENCY_S + 0.061)], own, cap=64)) == 27
