@@ -221,6 +221,7 @@ def main() -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
     options = replace(default, **vars(parser.parse_args()))
     device = Path(options.device_model) if options.device_model else None
+    known = facts(device)
     model_path = drawn_length_model(shallow=device is not None)
     with tempfile.TemporaryDirectory() as folder:
         flags = [f"--batch-dir={folder}", f"--max-sessions={options.users + 4}"]
@@ -237,7 +238,7 @@ def main() -> None:
         print(json.dumps(row), flush=True)
     if options.json:
         blocks = [{n: getattr(block, n) for n in Block.__slots__} for block in callers.blocks]
-        document = facts(device) | {
+        document = known | {
             "benchmark": "hybrid_callers",
             "config": config_of(options),
             "blocks": blocks,

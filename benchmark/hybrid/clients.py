@@ -1,8 +1,8 @@
 """Turns and best-effort work as requests to a running thinker.
 
 In: turns, a supply of work. Out: took() and ended() of a Record. Requests go over SGLang's own API
-with this project's ids. That a listener begins to hear is told over the control channel, as the
-stages behind a thinker tell it.
+with this project's ids; turns of conversations in sessions that hold their KV. That a listener
+begins to hear is told over the control channel, as the stages behind a thinker tell it.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 import numpy as np
 
+from benchmark.hybrid.conversations import TOKENS, Conversations
 from benchmark.hybrid.listeners import LEAD_S, Job, Record
 from benchmark.hybrid.workload import Work
 from sglang_live.engine_channel.messages import BATCH_PREFIX, THINK_PREFIX, Progress
@@ -26,7 +27,6 @@ from sglang_live.stages.spec import StageSpec
 _PRIORITY, _PRIORITY_OF_HEARD = 0, 100
 # Tokens in one message. The first token comes at once, and of a message the first token is judged.
 _HEARD_INTERVAL, _NO_STREAM = 2, 1 << 20
-_TOKENS = (10, 200)  # ids of text
 
 
 class SinceBegin:
@@ -72,6 +72,7 @@ class Clients:
     http: aiohttp.ClientSession
     feed: FeedSocket | None
     record: Record
+    conversations: Conversations
     divisor: int
     rng: np.random.Generator
 
@@ -100,15 +101,21 @@ class Clients:
         await asyncio.sleep(work.arrives_s - self.record.clock.now_s())
         job = Job(work, heard=True, arrives_s=work.arrives_s)
         self.record.jobs.append(job)
-        await self._ask(job, f"{THINK_PREFIX}{number:06d}")
+        session = await self.conversations.take(work) if work.cached_tokens else ""
+        await self._ask(job, f"{THINK_PREFIX}{number:06d}", session)
+        if session:
+            self.conversations.give_back(session, work)
 
     async def _work(self, supply: Iterator[Work], numbers: Iterator[int]) -> None:
         while True:
             job = Job(next(supply), heard=False, arrives_s=self.record.clock.now_s())
             await self._ask(job, f"{BATCH_PREFIX}{next(numbers):06d}")
 
-    async def _ask(self, job: Job, rid: str) -> None:
-        async for n_tokens in self._tokens(self._body(job, rid)):
+    async def _ask(self, job: Job, rid: str, session: str = "") -> None:
+        body = self._body(job, rid)
+        if session:
+            body["session_params"] = {"id": session}
+        async for n_tokens in self._tokens(body):
             if self.record.took(job, n_tokens) and job.heard and self.feed is not None:
                 # What the thinker makes is heard after the stages behind it.
                 told_s = LEAD_S + THINKER.pipeline_s
@@ -117,10 +124,10 @@ class Clients:
         self.record.ended(job)
 
     def _body(self, job: Job, rid: str) -> dict[str, object]:
-        n_prompt = max(1, job.work.prompt_tokens // self.divisor)
+        n_new = job.work.prompt_tokens - job.work.cached_tokens
         return {
             "rid": rid,
-            "input_ids": self.rng.integers(*_TOKENS, n_prompt).tolist(),
+            "input_ids": self.rng.integers(*TOKENS, max(1, n_new // self.divisor)).tolist(),
             "sampling_params": {
                 "max_new_tokens": job.work.output_tokens,
                 "temperature": 0,

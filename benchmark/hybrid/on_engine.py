@@ -3,10 +3,11 @@
     python -m benchmark.hybrid.on_engine --json out.json
 
 The comparison of benchmark.hybrid, with SGLang's own scheduler in real time: on a modelled device
-with a small model beneath it, or with `--device-model ''` on this machine. All turns are chats, of
-which the whole prompt is computed. Arms that differ by flags have an engine each; all get the same
-turns and work. The capacity is the most turns per second of which the policies, without best-effort
-work, serve 99 % within the objectives. It is searched on `tune`, and the arms run on `held_out`.
+with a small model beneath it, or with `--device-model ''` on this machine. The users' speech counts
+as the tokens that it makes; it is not encoded. Arms that differ by flags have an engine each; all
+get the same turns and work. The capacity is the most turns per second of which the policies,
+without best-effort work, serve 99 % within the objectives. It is searched on `tune`, and the arms
+run on `held_out`.
 """
 
 import argparse
@@ -23,10 +24,11 @@ import numpy as np
 
 from benchmark.hybrid.clients import Clients, SinceBegin, http_of
 from benchmark.hybrid.coarse_device import coarse_device
+from benchmark.hybrid.conversations import Conversations
 from benchmark.hybrid.idle_share import needed_share
 from benchmark.hybrid.listeners import LEAD_S, TPOT_S, TTFT_S, Record
 from benchmark.hybrid.report import ALONE, LIVE_ALONE, line, summary
-from benchmark.hybrid.workload import PARTS, Part, Workload
+from benchmark.hybrid.workload import KINDS, PARTS, Part, Workload
 from benchmark.load.provenance import ROOT, config_of, facts
 from benchmark.native_client import native_client
 from benchmark.thinker import load_of, spent, thinker
@@ -36,7 +38,6 @@ from sglang_live.stages.engine_host import FeedSocket
 from sglang_live.stages.supervisor import Replica
 
 H100 = ROOT / "python" / "sglang_live" / "device_model" / "h100_qwen3_omni.toml"
-KIND = "chat"
 # Before it the engine fills; the latest turns have not been served at the end.
 WARM_S, TAIL_S = 8.0, 4.0
 _ATTAINED = 0.99
@@ -81,7 +82,8 @@ class Options:
     in_flight: int = 128
     pool_tokens: int = 400_000
     chunk_tokens: int = 8192
-    rows: int = 256
+    rows: int = 512
+    kind: str = "voice"
     best_effort: str = "code"
     engines: str = ",".join(ENGINES)
     seed: int = 1
@@ -98,16 +100,20 @@ class RunningThinker:
     async def run(self, part: Part, per_s: float, n_best_effort: int) -> dict[str, Any]:
         """A row of results."""
         options = self._options
-        workload = Workload.load(part, KIND, options.best_effort)
+        workload = Workload.load(part, options.kind, options.best_effort)
         turns = workload.turns(per_s, options.seconds, options.seed)
-        before = await load_of(self._replica)
+        rng = np.random.default_rng([options.seed, 3])
         async with http_of(self._replica.spec) as http:
+            conversations = Conversations(http, options.divisor, rng)
+            if options.kind == "voice":
+                await conversations.open(turns)
+            before = await load_of(self._replica)
             record = Record(SinceBegin(), WARM_S)
-            rng = np.random.default_rng([options.seed, 3])
-            clients = Clients(http, self._feed, record, options.divisor, rng)
+            clients = Clients(http, self._feed, record, conversations, options.divisor, rng)
             supply = workload.supply(options.seed)
             await clients.run(turns, supply, n_best_effort, options.seconds)
-        grown = spent(before, await load_of(self._replica))
+            grown = spent(before, await load_of(self._replica))
+            await conversations.close()
         await self._settle()
         outcome = record.outcome(options.seconds, TAIL_S, grown.get("device_modelled_s", 0.0))
         row = {"per_s": round(per_s, 3), "seed": options.seed} | outcome.to_json()
@@ -196,12 +202,13 @@ def _arms_of(engine: str, in_flight: int) -> list[tuple[str, int]]:
 def bound(rows: list[dict[str, Any]], options: Options) -> None:
     """Add to each row the best effort that the time would allow which listeners do not need."""
     alone = next((row["be_tokens_per_s"] for row in rows if row["arm"] == ALONE), 0.0)
-    workload = Workload.load(PARTS[1], KIND, options.best_effort)
+    workload = Workload.load(PARTS[1], options.kind, options.best_effort)
     costs = load_device_model(Path(options.device_model)).thinker if options.device_model else None
     for row in rows:
         needed = row["load"]
         if costs is not None:
             turns = workload.turns(row["per_s"], options.seconds, options.seed)
+            turns = [replace(turn, audio_s=0.0) for turn in turns]
             needed = needed_share(turns, costs, options.seconds)
         row["bound_tokens_per_s"] = round(max(0.0, 1 - needed) * alone, 1)
 
@@ -215,13 +222,15 @@ def main() -> None:
     options = replace(default, **vars(parser.parse_args()))
     if unknown := set(options.engines.split(",")) - ENGINES.keys():
         parser.error(f"unknown engines {sorted(unknown)}; there are {list(ENGINES)}")
+    if options.kind not in KINDS:
+        parser.error(f"unknown kind {options.kind}; there are {list(KINDS)}")
+    known = facts(Path(options.device_model) if options.device_model else None)
     capacity, rows = asyncio.run(measure(options))
     bound(rows, options)
     if options.json:
-        device = Path(options.device_model) if options.device_model else None
-        document = facts(device) | {
+        document = known | {
             "benchmark": "hybrid",
-            "config": config_of(options) | {"kind": KIND, "seeds": [options.seed]},
+            "config": config_of(options) | {"seeds": [options.seed]},
             "objectives": {"ttft_s": TTFT_S, "tpot_s": TPOT_S, "lead_s": LEAD_S},
             "capacity_per_s": capacity,
             "rows": rows,
