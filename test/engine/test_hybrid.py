@@ -187,7 +187,7 @@ async def test_long_decodes_leave_the_kv_of_idle_sessions(stages):
         await pool.open(name)
         await pool.say(name, ids(350), 4)
     before = await total(stages, "thinker", "policy_tokens_evicted")
-    retracted = await total(stages, "thinker", "policy_be_retracted")
+    retracted = await total(stages, "thinker", "policy_retracted")
     # 1,280 tokens beside 708 of sessions, in a pool of 1,600.
     rids = [f"{BATCH_PREFIX}long-{n}" for n in range(4)]
     got = await asyncio.gather(
@@ -196,7 +196,7 @@ async def test_long_decodes_leave_the_kv_of_idle_sessions(stages):
     assert got == expected
     # A retracted request's KV is not free until its copy to the host is made.
     assert await total(stages, "thinker", "policy_tokens_evicted") - before < 100
-    assert await total(stages, "thinker", "policy_be_retracted") > retracted
+    assert await total(stages, "thinker", "policy_retracted") > retracted
     for name in ("idle-1", "idle-2"):
         await pool.close(name)
 
