@@ -49,9 +49,9 @@ def without_best_effort(view: StageView) -> StageView:
 def listeners_slack_s(view: StageView, config: PolicyConfig) -> float:
     """Returns for how long the listeners can do without this stage; inf: there is none.
 
-    A stream before its first sound needs the rounds of its first chunk in the time that is left. One
-    that takes much longer is stuck, or has no telemetry, and does not count. From that chunk on it
-    has its buffer, also while the chunk is on its way to the listener.
+    A stream before its first sound needs the rounds of its first chunk in the time that is left.
+    One that takes much longer is stuck, or has no telemetry, and does not count. From that chunk on
+    it has its buffer, also while the chunk is on its way to the listener.
     Unknown buffers cannot be protected.
     """
     assert view.best_effort is not None
@@ -155,7 +155,8 @@ class BestEffortRound:
     def _limit_s(self, slack_s: float, error: float, free_s: float) -> float:
         """The predicted duration that a round with best effort in it may have.
 
-        A listener may come in any round, so all are bounded. With listeners a prediction that is far off is not trusted at all.
+        A listener may come in any round, so all are bounded. With listeners a prediction that is
+        far off is not trusted at all.
 
         Args:
             free_s: time in which nothing else would be computed.
