@@ -60,6 +60,7 @@ REASONS = {
         "book_arrival synchronize": RESULT,
         "launch_work int": "seq_lens_cpu",
     },
+    "bridge/prompt_groups.py": {"n_alike int": NUMPY},
     "bridge/scheduler/best_effort.py": {"class_of float": HOST},
     "bridge/scheduler/codes_observer.py": {"_HostFrames.consume tolist": RESULT},
     "bridge/scheduler/round_log.py": {
