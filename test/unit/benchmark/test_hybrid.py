@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmark.hybrid.arms import ARMS
+from benchmark.hybrid.coarse_device import coarse_device
+from benchmark.hybrid.conversations import at_once
 from benchmark.hybrid.engine import EngineSize
 from benchmark.hybrid.listeners import AUDIBLE_GAP_S, LEAD_S, TPOT_S, Job, Record
 from benchmark.hybrid.run import Run, RunConfig, run
@@ -89,6 +91,23 @@ def test_the_policy_keeps_what_is_heard_as_it_is_without_best_effort():
     assert hybrid.outcome.attained == alone.outcome.attained == 1.0
     assert hybrid.outcome.ttft_p99_s < 0.3
     assert hybrid.outcome.be_tokens_per_s > made("live", per_s=0.0).outcome.be_tokens_per_s / 4
+
+
+def test_a_share_of_the_tokens_costs_as_much_on_a_coarse_device(tmp_path):
+    path = Path(device_model.__file__).parent / "h100_qwen3_omni.toml"
+    fine, coarse = load_device_model(path), load_device_model(coarse_device(path, 4, tmp_path))
+    assert coarse.thinker.prefill_s(250, 2.0) == pytest.approx(fine.thinker.prefill_s(1000, 2.0))
+    assert coarse.thinker.decode_s(8, 2500) == pytest.approx(fine.thinker.decode_s(8, 10_000))
+    assert coarse.thinker.kv_token_bytes == 4 * fine.thinker.kv_token_bytes
+    assert (coarse.talker, coarse.vocoder, coarse.link) == (fine.talker, fine.vocoder, fine.link)
+
+
+def test_turns_need_as_many_conversations_as_play_at_the_same_time():
+    # A response of 50 tokens plays until 5 s after its request.
+    turns = [Work(at_s, 100, 50, cached_tokens=90) for at_s in (0.0, 4.0, 4.5, 7.0)]
+    assert at_once(turns) == 3
+    assert at_once(turns[:1]) == 1
+    assert at_once([]) == 0
 
 
 def test_a_run_is_repeatable():
