@@ -55,7 +55,8 @@ def http_of(spec: StageSpec) -> aiohttp.ClientSession:
     """Many streams at once to SGLang's own API of a stage."""
     return aiohttp.ClientSession(
         "http://native",
-        connector=aiohttp.UnixConnector(spec.native_socket, limit=0),
+        # The engine closes a connection after five idle seconds; the client must close it before.
+        connector=aiohttp.UnixConnector(spec.native_socket, limit=0, keepalive_timeout=2.0),
         headers={"authorization": f"Bearer {spec.native_key}"},
         timeout=aiohttp.ClientTimeout(total=None),
     )
