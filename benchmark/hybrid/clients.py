@@ -105,7 +105,7 @@ class Clients:
         session = await self.conversations.take(work) if work.cached_tokens else ""
         await self._ask(job, f"{THINK_PREFIX}{number:06d}", session)
         if session:
-            self.conversations.give_back(session, work)
+            self.conversations.release(session, work)
 
     async def _work(self, supply: Iterator[Work], numbers: Iterator[int]) -> None:
         while True:

@@ -49,7 +49,7 @@ class Conversations:
         del self._free[name]
         return name
 
-    def give_back(self, name: str, turn: Work) -> None:
+    def release(self, name: str, turn: Work) -> None:
         self._free[name] = turn.cached_tokens // self._divisor
 
     async def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Callers of a whole server with a full batch queue and without one: first audio, and continuity.
+"""Users of a whole server with a full batch queue and without one: first audio, and continuity.
 
-    python -m benchmark.hybrid.callers --users 8 --json out.json
+    python -m benchmark.hybrid.beside_batch --users 8 --json out.json
 
 One server, whose users speak, listen and speak again from beginning to end. Blocks of some seconds
 follow one another in turn, with no other work and with a batch that has more lines than the server
@@ -33,7 +33,7 @@ from sglang_live.clock import MonotonicClock
 from sglang_live.simulation.load.rows import TurnRow
 from sglang_live.simulation.load.stats import is_useful, percentile
 
-NONE, BATCH = "callers alone", "beside a batch"
+NONE, BATCH = "users alone", "beside a batch"
 _ENDPOINT = "/v1/completions"
 # After a block its running lines end.
 _PAUSE_S = 3.0
@@ -132,7 +132,7 @@ def lines_of(options: Options, model: str) -> str:
 
 
 @dataclass(slots=True)
-class Callers:
+class UsersBesideBatch:
     server: ServerProcess
     options: Options
     model: str
@@ -214,7 +214,7 @@ def summaries(blocks: list[Block], rows: list[TurnRow]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("python -m benchmark.hybrid.callers", description=__doc__)
+    parser = argparse.ArgumentParser("python -m benchmark.hybrid.beside_batch", description=__doc__)
     default = Options()
     for name in Options.__slots__:
         value = getattr(default, name)
@@ -230,16 +230,16 @@ def main() -> None:
             str(model_path), options.policies, tuple(flags), _START_TIMEOUT_S
         ) as server:
             before = device_times(server.metrics())
-            callers = Callers(server, options, model_path.name)
-            rows = asyncio.run(callers.run())
+            load = UsersBesideBatch(server, options, model_path.name)
+            rows = asyncio.run(load.run())
             times = grown(before, device_times(server.metrics()))
-    found = summaries(callers.blocks, rows)
+    found = summaries(load.blocks, rows)
     for row in found:
         print(json.dumps(row), flush=True)
     if options.json:
-        blocks = [{n: getattr(block, n) for n in Block.__slots__} for block in callers.blocks]
+        blocks = [{n: getattr(block, n) for n in Block.__slots__} for block in load.blocks]
         document = known | {
-            "benchmark": "hybrid_callers",
+            "benchmark": "hybrid_beside_batch",
             "config": config_of(options),
             "blocks": blocks,
             "device": times,
