@@ -270,13 +270,25 @@ def section(results: Path) -> str:
             *turn_table(turns["rows"], turns["device_times"]),
             "",
         ]
-    for document in (*documents(results, "hybrid"), *documents(results, "simulated_hybrid")):
+    of_engines = [d for d in documents(results, "hybrid") if d["benchmark"] == "hybrid"]
+    for document in (*of_engines, *documents(results, "simulated_hybrid")):
         parts += [
             f"### Best effort: {hybrid.title(document)}",
             "",
             f"{hybrid.conditions(document)} {source(document)}.",
             "",
             *hybrid.table(document),
+            "",
+        ]
+    for document in documents(results, "hybrid_beside_batch"):
+        config = document["config"]
+        parts += [
+            f"### Users beside a full batch queue, {config['users']} at once",
+            "",
+            f"{config['rounds']} blocks of {config['block_s']:.0f} s of each kind, in turn, on one "
+            f"server. {source(document)}.",
+            "",
+            *hybrid.batch_table(document),
             "",
         ]
     if rows := single_rows(results):

@@ -80,6 +80,32 @@ def _engine_cells(row: dict[str, Any]) -> list[str]:
     return [cost, moves, f"{100 * row['late']:.0f} %" if "late" in row else "—"]
 
 
+def batch_table(document: dict[str, Any]) -> list[str]:
+    """Of benchmark.hybrid.beside_batch: both kinds of blocks, and how far those of one differ."""
+    heads = ["users", "first audio after the end of turn, P50 / P90", "P50 of each block"]
+    heads += ["useful", "continuous", "turns", "batch, tokens/s"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    kinds, blocks = document["summary"][:2], document["summary"][2:]
+    for row in kinds:
+        own = [block for block in blocks if block["arm"].startswith(row["arm"])]
+        medians = sorted(_ms(block["first_audio_p50_ms"]) for block in own)
+        cells = (
+            row["arm"],
+            f"{_ms(row['first_audio_p50_ms'])} / {_ms(row['first_audio_p90_ms'])} ms",
+            f"{', '.join(medians)} ms",
+            f"{100 * row['useful']:.0f} %",
+            f"{100 * row['continuous']:.0f} %",
+            str(row["n"]),
+            f"{row['batch_tokens_per_s']:,.0f}" if row["batch_lines"] else "—",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _ms(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.0f}"
+
+
 def line(row: dict[str, Any]) -> str:
     return (
         f"{row['load']:4.0%} {row['arm']:<20} seed {row['seed']}: "
