@@ -60,7 +60,7 @@ class FakeScheduler(MemoryScheduler):
 
     def __init__(self, streams: dict[str, tuple[float | None, int, bool]], free: int = 0):
         self.retracted: list[str] = []
-        self.sliced_prefill = None
+        self.sliced_prefill = self.best_effort = None
         self.chunked_req = None
         self.tree_cache = FakePool(0)
         self.token_to_kv_pool_allocator = FakePool(free)
