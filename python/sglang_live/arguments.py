@@ -57,6 +57,7 @@ def parse(argv: list[str]) -> ServerConfig:
         policies=policies,
         retention=retention if policies.retention else None,
         session_storage=parse_storage(own, policies, stages["thinker"].args),
+        elastic_kv=own.elastic_kv,
         api_keys=_keys(own.api_key, "SGLANG_LIVE_API_KEYS"),
         batch_only_keys=_keys(own.batch_only_key, "SGLANG_LIVE_BATCH_ONLY_KEYS"),
         flex=flex_config(own),
@@ -96,9 +97,7 @@ def _stages(
 ) -> dict[str, StageConfig]:
     stages = {}
     for stage in STAGES:
-        args = dict(stage_args[stage])
-        if stage != "vocoder":
-            args = {**shared, **args}
+        args = (shared if stage != "vocoder" else {}) | stage_args[stage]
         connect = tuple(a for a in args.pop("connect", "").split(",") if a)
         replicas = args.pop("replicas", len(connect) or None)
         listed = args.pop("device", (DEFAULT_DEVICE,))
@@ -215,6 +214,7 @@ def _add_policy_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         help="growth beyond both before the session is compacted",
     )
+    add("--elastic-kv", action="store_true", help="KV pools exchange memory (without a GPU)")
     add(
         "--turn-prefill-s",
         type=float,

@@ -77,6 +77,7 @@ class ServerConfig:
     policies: the policies that are on; OFF: SGLang's own scheduling.
     retention: bounds of what sessions keep of long conversations; None: sessions keep everything.
     session_storage: disk space of each thinker; None: KV stays in host memory.
+    elastic_kv: whether the KV pools of thinker and talker exchange memory.
     api_keys: accepted keys; empty: no key is needed.
     batch_only_keys: further ones, for flex requests and batches alone.
     flex: bound on flex requests.
@@ -112,6 +113,7 @@ class ServerConfig:
     policies: Policies = OFF
     retention: RetentionConfig | None = None
     session_storage: SessionStorage | None = None
+    elastic_kv: bool = False
     api_keys: tuple[str, ...] = ()
     batch_only_keys: tuple[str, ...] = ()
     flex: FlexConfig = field(default_factory=FlexConfig)
@@ -155,6 +157,8 @@ class ServerConfig:
             if file and not file.is_file():
                 raise BadInputError(f"there is no file {file}")
         self._check_access()
+        if self.elastic_kv:
+            self._check_elastic()
 
     @property
     def sessions_per_key(self) -> int | None:
@@ -207,6 +211,17 @@ class ServerConfig:
             raise BadInputError("drain-s must be seconds, at least 0")
         if not 0 <= self.idle_session_s < math.inf:
             raise BadInputError("idle-session-s must be seconds, at least 0")
+
+    def _check_elastic(self) -> None:
+        """Whether the pools of the stages can exchange memory."""
+        if not self.policies:
+            raise BadInputError("--elastic-kv needs policies: SGLang's own scheduler cannot resize")
+        for name in ("thinker", "talker"):
+            stage = self.stages.get(name, StageConfig())
+            if stage.connect or stage.replicas > 1:
+                raise BadInputError(f"--elastic-kv needs one {name}, which this server starts")
+            if stage.args.get("tp_size", 1) * stage.args.get("pp_size", 1) > 1:
+                raise BadInputError(f"--elastic-kv needs a {name} of one rank")
 
     def _check_access(self) -> None:
         keys = (*self.api_keys, *self.batch_only_keys)

@@ -56,6 +56,7 @@ from sglang_live.stages.supervisor import Replica, Supervisor
 from sglang_live.stages.transport.wire import fallbacks
 from sglang_live.stages.zygote import Zygote, is_useful
 from sglang_live.telemetry.capacity_metrics import CapacityCollector
+from sglang_live.telemetry.kv_mover_metrics import KvMoverCollector
 from sglang_live.telemetry.log_lines import log_in_lines
 from sglang_live.telemetry.log_writing import LogDrops, protect_own_output
 from sglang_live.telemetry.metrics import GatewayMetrics
@@ -104,6 +105,8 @@ def check_flags(config: ServerConfig, model: ModelFacts) -> None:
     for name, stage in config.stages.items():
         if name not in model.stages and stage.flags:
             raise BadInputError(f"{stage.flags[0]}: this model has no {name}")
+    if config.elastic_kv and not {"thinker", "talker"} <= set(model.stages):
+        raise BadInputError("--elastic-kv: this model has no other engine to exchange memory with")
     of_thinker = {
         "--cpu-weights": config.cpu_weights,
         "--session-storage": config.session_storage,
@@ -224,6 +227,8 @@ def _metrics(
     metrics.registry.register(orchestrator.speculations)
     metrics.registry.register(fallbacks)
     metrics.registry.register(supervisor.queue_counts)
+    if supervisor.kv_mover is not None:
+        metrics.registry.register(KvMoverCollector(supervisor.kv_mover.report))
     return metrics
 
 

@@ -51,6 +51,7 @@ def stage_specs(
                     log_format=config.log_format,
                     device_model=str(config.device_model or ""),
                     stuck_after_s=config.stuck_after_s,
+                    elastic_kv=config.elastic_kv and stage != "vocoder",
                     environment=weights_environment(stage, config.cpu_weights, model),
                 )
             )

@@ -26,6 +26,7 @@ from test.engine.reference import Reference
 # Variants of the engine that run with `nightly` alone. Each page size, and rounds with and without
 # overlap, run in some of the other files.
 NIGHTLY = {
+    "test_elastic_kv.py": ("page-16-no-overlap-graphs",),
     "test_full_pool.py": ("page-1",),
     "test_graphs.py": ("no-overlap",),
     "test_host_tier.py": ("page-16-no-overlap-slow-link",),
@@ -125,20 +126,26 @@ async def running_stages(
     family: str = FAMILY,
     voices: str = "",
     shares_device: bool = False,
+    elastic_kv: bool = False,
+    talker_args: dict | None = None,
 ) -> AsyncIterator[Stages]:
     """Start stages.
 
     names: the stages to start. Each takes some seconds.
     engine_args: arguments of thinker and talker.
-    thinker_args: further arguments of the thinker.
+    thinker_args, talker_args: further arguments of one of them.
     session_storage: the thinker's, "<bytes>:<directory>".
     voices: the talker's, see StageSpec.
-    shares_device: see StageSpec.
+    shares_device, elastic_kv: see StageSpec.
     device_model: a file of test/data/device_models, without its suffix. "": none.
     """
     run_dir = RunDir.make()
     both = engine_args or {}
-    args = {"thinker": both | (thinker_args or {}), "talker": both, "vocoder": {}}
+    args = {
+        "thinker": both | (thinker_args or {}),
+        "talker": both | (talker_args or {}),
+        "vocoder": {},
+    }
     environments = {"talker": talker_environment, "thinker": thinker_environment}
     specs = [
         StageSpec(
@@ -159,6 +166,7 @@ async def running_stages(
             device_model=str(DEVICE_MODELS / f"{device_model}.toml") if device_model else "",
             session_storage=session_storage if stage == "thinker" else "",
             voices=voices if stage == "talker" else "",
+            elastic_kv=elastic_kv and stage != "vocoder",
         )
         for stage in names
     ]

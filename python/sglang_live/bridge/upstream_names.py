@@ -14,6 +14,9 @@ NAMES = (
             "init_ipc_channels": "self, port_args",
             "init_idle_sleeper": "self",
             "init_running_status": "self",
+            "init_memory_pools": "self",
+            "init_req_max_new_tokens": "self, req",
+            "send_abort_output": "self, abort_req, req",
             "init_request_dispatcher": "self",
             "init_invariant_checker": "self",
             "init_load_inquirer": "self",
@@ -44,9 +47,32 @@ NAMES = (
             "load_inquirer new_token_ratio_tracker forward_stream_ctx "
             "max_total_num_tokens req_to_token_pool token_to_kv_pool_allocator "
             "tree_cache tp_worker spec_algorithm enable_overlap enable_lora device_module "
-            "attn_dp_enabled enable_priority_scheduling"
+            "attn_dp_enabled enable_priority_scheduling kv_events_publisher "
+            "beam_coordinator max_req_len max_req_input_len model_config"
         ),
         used_in="bridge/scheduler",
+    ),
+    Upstream(
+        "sglang.srt.managers.scheduler",
+        functions={"_make_abort_req": "req, finished_reason="},
+        used_in="bridge/tiers/elastic_scheduler.py",
+    ),
+    Upstream(
+        "sglang.srt.managers.schedule_policy",
+        attributes="CLIP_MAX_NEW_TOKENS",
+        used_in="bridge/tiers/elastic_scheduler.py",
+    ),
+    Upstream(
+        "sglang.srt.mem_cache.allocator.TokenToKVPoolAllocator",
+        functions={"clear": "self", "get_kvcache": "self"},
+        attributes="free_pages release_pages need_sort size page_size",
+        used_in="bridge/tiers/elastic_pool.py",
+    ),
+    Upstream(
+        "sglang.srt.mem_cache.allocator.PagedTokenToKVPoolAllocator",
+        functions={"clear": "self", "get_kvcache": "self"},
+        attributes="free_pages staged_pages num_staged_pages num_pages need_sort size",
+        used_in="bridge/tiers/elastic_pool.py",
     ),
     Upstream(
         "sglang.srt.managers.schedule_batch.ScheduleBatch",

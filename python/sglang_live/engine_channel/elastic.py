@@ -67,7 +67,7 @@ class Obtainable(msgspec.Struct, frozen=True, tag=True):
 class Give(msgspec.Struct, frozen=True, tag=True):
     """Order to free the end of the pool and hand over its memory.
 
-    urgent: evict idle sessions for it.
+    urgent: evict idle sessions for it, and not only what the radix tree has cached.
     """
 
     granules: int

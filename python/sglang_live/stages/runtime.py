@@ -26,6 +26,7 @@ from sglang_live.bridge.scheduler.progress_lock import forgo_progress_lock
 from sglang_live.bridge.seams import STAGE_ENV
 from sglang_live.device_model.model import DEVICE_MODEL_ENV
 from sglang_live.devices import devices_of_ranks
+from sglang_live.engine_channel.elastic import ELASTIC_ENV
 from sglang_live.engine_channel.inbox import POLICIES_ENV, SHARED_DEVICE_ENV, STORAGE_ENV
 from sglang_live.errors import SeamError
 from sglang_live.messages import Ready, SessionHint
@@ -184,6 +185,8 @@ def main() -> None:
     os.environ[STAGE_ENV] = spec.stage
     os.environ[POLICIES_ENV] = ",".join(spec.policies.names)
     os.environ[STORAGE_ENV] = spec.session_storage
+    elastic = json.dumps([str(spec.kv_mover_path), spec.stage]) if spec.elastic_kv else ""
+    os.environ[ELASTIC_ENV] = elastic
     os.environ[SHM_NAMES_ENV] = shm_names(spec.run, os.getpid())
     use_temporary_folder(spec)
     forgo_progress_lock()

@@ -15,6 +15,7 @@ from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import StageUnavailableError
 from sglang_live.messages import Ready
 from sglang_live.stages.endings import cause_of, oom_kills, was_work
+from sglang_live.stages.memory.kv_mover import KvMover
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
 from sglang_live.stages.stage_logs import StageLogs
 from sglang_live.stages.transport.client import StageClient
@@ -86,6 +87,7 @@ class Supervisor:
 
     Attributes:
         queue_counts: of all replicas, since the start.
+        kv_mover: None if no stage has elastic KV.
     """
 
     def __init__(
@@ -108,6 +110,8 @@ class Supervisor:
         self._logs: StageLogs | None = None
         self._command, self._clock = command, clock or MonotonicClock()
         self._watchers: list[asyncio.Task[None]] = []
+        elastic = next((spec for spec in specs if spec.elastic_kv), None)
+        self.kv_mover = KvMover(elastic.kv_mover_path) if elastic is not None else None
 
     async def start(self) -> None:
         """Start all replicas and wait until each has been ready once.
@@ -117,6 +121,8 @@ class Supervisor:
         """
         as_json = any(replica.spec.log_format == "json" for replica in self.replicas)
         self._logs = StageLogs(self._log_dir, self._drops, as_json=as_json)
+        if self.kv_mover is not None:
+            self.kv_mover.start()
         first_up = [asyncio.get_running_loop().create_future() for _ in self.replicas]
         self._watchers = [
             asyncio.create_task(self._watch(replica, up), name=f"watch {replica.spec.name}")
@@ -130,6 +136,8 @@ class Supervisor:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         for replica in self.replicas:
             await self._put_down(replica, "server stops")
+        if self.kv_mover is not None:
+            await self.kv_mover.stop()
         if self._logs is not None:
             await asyncio.to_thread(self._logs.close)
 

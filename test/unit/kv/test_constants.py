@@ -1,6 +1,7 @@
 """docs/kv.md states the constants that hold."""
 
 from sglang_live.kv import preload, retention
+from sglang_live.kv.elastic import ElasticConfig
 from sglang_live.kv.link import LinkConfig
 from sglang_live.kv.next_use import NextUseConfig
 from sglang_live.kv.preload import PreloadConfig
@@ -15,6 +16,7 @@ def test_docs_state_every_constant():
         NextUseConfig(),
         LinkConfig(),
         PreloadConfig(),
+        ElasticConfig(),
         ("REMAINING_SPEECH_S", preload.REMAINING_SPEECH_S),
         ("PROTECTED_S", preload.PROTECTED_S),
     )

@@ -45,6 +45,7 @@ def test_series_in_expressions_exist(expressions):
     known = {family.name for family in registry.collect()}
     known |= {"sglang_live_stage_up", "sglang_live_stage_load", "sglang_live_stage_starts"}
     known |= {"sglang_live_turn_mark_seconds", "sglang_live_capacity_budget_share"}
+    known |= {"sglang_live_kv_mover"}
     assert expressions()
     for expression in expressions():
         for name in re.findall(r"sglang_live_\w+", expression):

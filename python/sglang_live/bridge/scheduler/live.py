@@ -15,13 +15,13 @@ from sglang_live.bridge.batch_work import Launch
 from sglang_live.bridge.scheduler import batch_times
 from sglang_live.bridge.scheduler.best_effort import PRIORITY, PRIORITY_OF_OTHERS, class_of
 from sglang_live.bridge.scheduler.fault_injection import FaultInjection
-from sglang_live.bridge.scheduler.memory import MemoryScheduler
 from sglang_live.bridge.scheduler.paused import PausedRequest, ReqsView, decode_batch_of
 from sglang_live.bridge.scheduler.progress import ProgressCell
 from sglang_live.bridge.scheduler.round_log import RoundLog
 from sglang_live.bridge.scheduler.sliced_prefill import audio_within
 from sglang_live.bridge.scheduler.sync_log import SyncLog
 from sglang_live.bridge.session.cache import SessionCache
+from sglang_live.bridge.tiers.elastic_scheduler import ElasticScheduler
 from sglang_live.engine_channel.messages import SPEAK_PREFIX, THINK_PREFIX, TURN_PREFILL_PREFIX
 from sglang_live.policy.config import THINKER
 
@@ -31,7 +31,7 @@ IDLE_WAIT_MS = 20
 LOADING_WAIT_MS = 5
 
 
-class LiveScheduler(MemoryScheduler):
+class LiveScheduler(ElasticScheduler):
     policy_config = THINKER
 
     # --- setting up ---

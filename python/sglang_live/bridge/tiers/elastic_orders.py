@@ -62,6 +62,7 @@ class ElasticOrders:
         self._give: Give | None = None
         self._give_until_s = 0.0
         self._releasing: Future[list[Run]] | None = None
+        self._taken: Taken | None = None  # not sent yet
         self._need: Need | None = None
         self.totals = dict.fromkeys(
             (
@@ -70,6 +71,7 @@ class ElasticOrders:
                 "elastic_refused_in_use",
                 "elastic_refused_unmapped",
                 "elastic_refused_too_long",
+                "elastic_unsent",
                 "elastic_evicted_tokens",
                 "elastic_drain_s",
                 "elastic_resize_s",
@@ -120,11 +122,12 @@ class ElasticOrders:
         assert self.pool is not None
         return self._link.fileno(), self.pool.done_event
 
-    def step(self, now_s: float, evict: Callable[[int], int]) -> bool:
+    def step(self, now_s: float, evict: Callable[[int, bool], int]) -> bool:
         """Take orders and carry them on. Returns whether the pool's capacity has changed.
 
         Args:
-            evict: evicts a number of the cache's tokens; returns how many it has.
+            evict: evicts a number of the radix tree's tokens, or, with True, of the tree's and of
+                idle sessions'; returns how many it has.
         Raises:
             OSError, EOFError: the mover is gone, and with it the server.
         """
@@ -155,9 +158,8 @@ class ElasticOrders:
             reserved=granules(reserved),
             idle=granules(idle),
         )
-        if need != self._need:
+        if need != self._need and self._sends(need):
             self._need = need
-            send(self._link, need)
 
     def report(self) -> dict[str, float]:
         assert self.pool is not None
@@ -180,10 +182,10 @@ class ElasticOrders:
         elif isinstance(order, PeerDied):
             self.pool.free_away()
 
-    def _drain(self, give: Give, now_s: float, evict: Callable[[int], int]) -> None:
+    def _drain(self, give: Give, now_s: float, evict: Callable[[int, bool], int]) -> None:
         assert self.pool is not None
         n_used = self.pool.drain()
-        if n_used and give.urgent and (n_evicted := evict(n_used)):
+        if n_used and (n_evicted := evict(n_used, give.urgent)):
             self.totals["elastic_evicted_tokens"] += n_evicted
             n_used = self.pool.drain()
         if not n_used or now_s >= self._give_until_s:
@@ -192,21 +194,36 @@ class ElasticOrders:
 
     def _answer_give(self, runs: list[Run]) -> None:
         assert self.pool is not None
+        given = Given(runs, self.pool.granules)
+        if not self._sends(given, self.pool.memory.files_of(runs)):
+            return
         self._give = self._releasing = None
-        send(self._link, Given(runs, self.pool.granules), self.pool.memory.files_of(runs))
         self.pool.released()  # closes the files of what has left
         self.totals["elastic_released"] += bool(runs)
         self.totals["elastic_refused_in_use"] += not runs
 
     def _answer_take(self) -> None:
         assert self.pool is not None
-        error = ""
         try:
-            if not self.pool.mapped():
-                return
-            self.totals["elastic_received"] += 1
+            if self.pool.mapped():
+                self._taken = Taken("", self.pool.granules)
+                self.totals["elastic_received"] += 1
         except (OSError, ValueError) as failure:
             log.error("kv_memory_not_mapped error=%s", failure)
-            error = str(failure)
+            self._taken = Taken(str(failure), self.pool.granules)
             self.totals["elastic_refused_unmapped"] += 1
-        send(self._link, Taken(error, self.pool.granules))
+        if self._taken is not None and self._sends(self._taken):
+            self._taken = None
+
+    def _sends(self, message: Need | Given | Taken, files: tuple[int, ...] = ()) -> bool:
+        """Send a message. Returns False while the mover does not read: a later round tries again.
+
+        Raises:
+            OSError: the mover is gone.
+        """
+        try:
+            send(self._link, message, files)
+        except BlockingIOError:
+            self.totals["elastic_unsent"] += 1
+            return False
+        return True

@@ -27,11 +27,32 @@ from sglang_live.kv.granules import Run
 log = logging.getLogger(__name__)
 
 
+class _StagedTokens(PagedTokenToKVPoolAllocator):
+    """SGLang's allocator of single tokens, whose freed ones are a list as with larger pages.
+
+    Upstream's copies all freed tokens whenever one more is added, so that adding memory to a large
+    pool would take longer than to a small one.
+    """
+
+    free_pages: Tensor
+
+    def alloc(self, need_size: int) -> Tensor | None:
+        if need_size > len(self.free_pages):
+            self.merge_and_sort_free()
+        if need_size > len(self.free_pages):
+            return None
+        taken, self.free_pages = self.free_pages[:need_size], self.free_pages[need_size:]
+        return taken
+
+    def free(self, free_index: Tensor) -> None:
+        self.free_page_ids(free_index)  # none is freed twice, so upstream does not look for it
+
+
 class ElasticPool:
     """
     Args:
         allocator: of a pool with elastic_memory, before its first use. Its size becomes that of
-            the memory.
+            the memory. One of single tokens changes its class, because others refer to it already.
     Raises:
         ValueError: the allocator is of another kind.
     """
@@ -39,6 +60,10 @@ class ElasticPool:
     def __init__(self, allocator: BaseTokenToKVPoolAllocator):
         if type(allocator) not in (TokenToKVPoolAllocator, PagedTokenToKVPoolAllocator):
             raise ValueError(f"elastic KV does not fit {type(allocator).__name__}")
+        if type(allocator) is TokenToKVPoolAllocator:
+            allocator.__class__ = _StagedTokens
+            allocator.debug_mode = False
+        assert isinstance(allocator, PagedTokenToKVPoolAllocator)
         self._allocator = allocator
         self.memory: ElasticMemory = allocator.get_kvcache().elastic_memory
         self._page_size = allocator.page_size
@@ -175,17 +200,12 @@ class ElasticPool:
         size = self.memory.geometry.tokens(self._units)
         allocator = self._allocator
         allocator.size = allocator.get_kvcache().size = size
-        if isinstance(allocator, PagedTokenToKVPoolAllocator):
-            allocator.num_pages = size // self._page_size
+        allocator.num_pages = size // self._page_size
 
     def _add(self, page_ids: Tensor) -> None:
-        if not len(page_ids):
-            return
-        if isinstance(self._allocator, PagedTokenToKVPoolAllocator):
+        if len(page_ids):
             self._allocator.staged_pages.append(page_ids)
             self._allocator.num_staged_pages += len(page_ids)
-        else:
-            self._allocator.release_pages = torch.cat((self._allocator.release_pages, page_ids))
 
     def _take_free(self, first: int) -> list[Tensor]:
         """Remove the free pages from `first` on from the allocator's lists, and return them."""
@@ -193,18 +213,13 @@ class ElasticPool:
         at = int(torch.searchsorted(allocator.free_pages, first))
         taken = [allocator.free_pages[at:]]
         allocator.free_pages = allocator.free_pages[:at]
-        if isinstance(allocator, PagedTokenToKVPoolAllocator):
-            staged = []
-            for pages in allocator.staged_pages:
-                is_tail = pages >= first
-                taken.append(pages[is_tail])
-                staged.append(pages[~is_tail])
-            allocator.staged_pages = [pages for pages in staged if len(pages)]
-            allocator.num_staged_pages = sum(map(len, staged))
-        else:
-            is_tail = allocator.release_pages >= first
-            taken.append(allocator.release_pages[is_tail])
-            allocator.release_pages = allocator.release_pages[~is_tail]
+        if allocator.staged_pages:
+            staged = torch.cat(allocator.staged_pages)
+            is_tail = staged >= first
+            taken.append(staged[is_tail])
+            if len(taken[-1]):
+                staged = staged[~is_tail]
+            allocator.staged_pages, allocator.num_staged_pages = [staged], len(staged)
         return [pages for pages in taken if len(pages)]
 
     def _clear_and_keep_out(self) -> None:

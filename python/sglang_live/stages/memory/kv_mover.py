@@ -30,6 +30,7 @@ from sglang_live.engine_channel.elastic import (
     PeerDied,
     Take,
     Taken,
+    ToEngine,
     ToMover,
     Welcome,
     files_by_memory,
@@ -53,6 +54,8 @@ _STAGES = ("thinker", "talker")
 _REVIEW_S = 1.0
 # An engine that could not free its memory is not asked again at once.
 _PAUSE_S = 0.5
+# An engine that answers no order for so long may never do so: nothing is promised of its memory.
+_LATE_S = 3.0
 # An engine whose greeting is late is not ours.
 _MOST_UNNAMED = 8
 
@@ -88,6 +91,7 @@ class KvMover:
         self._tasks: set[asyncio.Task[None]] = set()
         self._news = asyncio.Event()
         self._paused_until_s = dict.fromkeys(_STAGES, 0.0)
+        self._is_late = False  # the answer to the open order
         self._listener: socket.socket | None = None
         self.counts: Counter[str] = Counter()
         self.move_s = 0.0
@@ -265,7 +269,7 @@ class KvMover:
         return views[0], views[1]
 
     def _tell_obtainable(self) -> None:
-        views = self._views()
+        views = None if self._is_late else self._views()
         for at, stage in enumerate(_STAGES):
             engine = self._engines.get(stage)
             if engine is None:
@@ -346,20 +350,24 @@ class KvMover:
         Raises:
             _EngineLostError: there will be none.
         """
-        engine.answer = asyncio.get_running_loop().create_future()
+        engine.answer = answer = asyncio.get_running_loop().create_future()
         if engine.pidfd < 0 or not self._send(engine, order, files):
             raise _EngineLostError
         try:
-            return await engine.answer
+            await asyncio.wait([answer], timeout=_LATE_S)
+            if not answer.done():
+                self.counts["orders_late"] += 1
+                self._is_late = True
+                self._tell_obtainable()
+            return await answer
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                answer.result().close()  # it came while the server stops
+            raise
         finally:
-            engine.answer = None
+            engine.answer, self._is_late = None, False
 
-    def _send(
-        self,
-        engine: Engine,
-        message: Welcome | Obtainable | Give | Take | PeerDied,
-        files: tuple[int, ...] = (),
-    ) -> bool:
+    def _send(self, engine: Engine, message: ToEngine, files: tuple[int, ...] = ()) -> bool:
         """Whether it was sent; not to an engine that has gone, or does not read."""
         try:
             send(engine.link, message, files)

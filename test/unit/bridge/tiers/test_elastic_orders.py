@@ -3,14 +3,28 @@
 import asyncio
 import json
 import random
+import socket
+import threading
 import time
 
 import pytest
 import torch
 
 from sglang_live.bridge.tiers.elastic_orders import ElasticOrders
-from sglang_live.engine_channel.elastic import ELASTIC_ENV
+from sglang_live.engine_channel.elastic import (
+    ELASTIC_ENV,
+    Give,
+    Given,
+    Hello,
+    Need,
+    Packet,
+    ToMover,
+    Welcome,
+    receive,
+    send,
+)
 from sglang_live.kv.elastic import ElasticConfig
+from sglang_live.kv.granules import count
 from sglang_live.stages.memory.kv_mover import KvMover
 from test.unit.bridge.tiers.test_elastic_pool import Engine
 
@@ -33,8 +47,10 @@ class Loop:
         self.engine = Engine(self.page, START[self.stage], greet=self.orders.greet)
         self.orders.pool = self.engine.pool
 
-    def evict(self, n_tokens: int) -> int:
+    def evict(self, n_tokens: int, with_sessions: bool) -> int:
         freed = 0
+        if not with_sessions:
+            return 0
         while self.idle and freed < n_tokens:
             slots = self.idle.pop()
             self.engine.allocator.free(slots)
@@ -101,6 +117,51 @@ async def test_pools_stay_exact_while_the_mover_moves_their_memory(tmp_path, mon
     await mover.stop()
     with pytest.raises(EOFError):
         thinker.orders.step(time.monotonic(), thinker.evict)
+
+
+def test_while_the_mover_does_not_read_an_engine_goes_on_and_answers_later(tmp_path):
+    """As when the server is stopped by a signal, and continues."""
+    theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    orders = ElasticOrders("thinker", ours)
+    greeting = threading.Thread(target=lambda: welcome(theirs))
+    greeting.start()
+    orders.pool = Engine(1, START["thinker"], greet=orders.greet).pool
+    greeting.join()
+    for needed in range(2000):
+        orders.report_need(64 * needed, 64 * needed, 0)
+    assert orders.totals["elastic_unsent"] > 0
+    unit = orders.pool.memory.geometry.granules
+    before = orders.pool.granules
+    theirs.setblocking(False)
+    send(theirs, Give(unit, urgent=False))
+    until_s = time.monotonic() + 20
+    unsent = orders.totals["elastic_unsent"]
+    while orders.totals["elastic_unsent"] < unsent + 3 and time.monotonic() < until_s:
+        orders.step(time.monotonic(), lambda n_tokens, with_sessions: 0)
+    told = [packet.message for packet in all_received(theirs)]
+    assert not any(isinstance(message, Given) for message in told)
+    orders.step(time.monotonic(), lambda n_tokens, with_sessions: 0)
+    (packet,) = all_received(theirs)
+    assert isinstance(packet.message, Given)
+    assert (count(packet.message.runs), packet.message.size) == (unit, before - unit)
+    orders.report_need(64, 64, 0)
+    (packet,) = all_received(theirs)
+    assert isinstance(packet.message, Need)
+    theirs.close()
+
+
+def welcome(link: socket.socket) -> None:
+    packet = receive(link, ToMover, wait=True)
+    assert packet is not None and isinstance(packet.message, Hello)
+    send(link, Welcome(packet.message.start))
+
+
+def all_received(link: socket.socket) -> list[Packet]:
+    packets = []
+    while (packet := receive(link, ToMover)) is not None:
+        packet.close()
+        packets.append(packet)
+    return packets
 
 
 def test_without_its_variable_an_engine_has_one_size(monkeypatch):

@@ -3,6 +3,7 @@
 import multiprocessing as mp
 import os
 import socket
+import time
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -31,7 +32,8 @@ class FakeKvEngine:
     """Drives a process that behaves as an engine.
 
     Args:
-        behaviour: "dies_on_give", "dies_on_take", "refuses_give", "cannot_map", or "".
+        behaviour: "dies_on_give", "dies_on_take", "refuses_give", "cannot_map", or "". Also
+            "hangs_on_give", for two seconds.
     """
 
     def __init__(self, path: Path, stage: str, start: int, behaviour: str = ""):
@@ -91,6 +93,8 @@ def _run(path: str, stage: str, start: int, behaviour: str, commands) -> None:
             elif isinstance(order, Give):
                 if behaviour == "dies_on_give":
                     os._exit(1)
+                if behaviour == "hangs_on_give":
+                    time.sleep(2.0)
                 n = 0 if behaviour == "refuses_give" else min(order.granules, count(runs) - UNIT)
                 runs, freed = split(runs, count(runs) - n)
                 send(link, Given(freed, count(runs)), tuple(files[r.memory] for r in freed))

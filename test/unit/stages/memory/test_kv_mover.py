@@ -7,7 +7,9 @@ import random
 import pytest
 import pytest_asyncio
 
+from sglang_live.engine_channel.elastic import Give, Given, Packet
 from sglang_live.kv.elastic import ElasticConfig
+from sglang_live.stages.memory import kv_mover
 from sglang_live.stages.memory.kv_mover import KvMover
 from test.unit.stages.memory.fake_kv_engine import UNIT, FakeKvEngine
 
@@ -135,6 +137,35 @@ async def test_after_the_death_of_a_giver_the_next_one_begins_with_the_rest(pair
     await pair.ask("talker", needed=25 * UNIT)
     await pair.until(lambda: pair.mover.report()["talker_granules"] >= 25 * UNIT)
     assert sum(await pair.sizes()) == 2 * START
+
+
+async def test_nothing_is_promised_of_an_engine_that_does_not_answer(pair, monkeypatch):
+    monkeypatch.setattr(kv_mover, "_LATE_S", 0.2)
+    await pair.both(talker="hangs_on_give")
+    await pair.ask("thinker", needed=30 * UNIT)
+    await pair.until(lambda: pair.count("orders_late") == 1)
+    async with asyncio.timeout(20):
+        while (await pair.ask("thinker"))["obtainable"] != 0:
+            await asyncio.sleep(0.02)
+    await pair.until(lambda: pair.count("moves_urgent") == 1)  # it goes on
+    assert await pair.sizes() == [10 * UNIT, 30 * UNIT]
+    async with asyncio.timeout(20):
+        while (await pair.ask("thinker"))["obtainable"] == 0:
+            await asyncio.sleep(0.02)
+
+
+async def test_files_of_an_answer_that_comes_while_the_mover_stops_are_closed(pair):
+    await pair.both(talker="hangs_on_give")
+    talker, file = pair.mover._engines["talker"], os.memfd_create("late")
+    ordering = asyncio.create_task(pair.mover._order(talker, Give(UNIT, urgent=True)))
+    while talker.answer is None:
+        await asyncio.sleep(0)
+    talker.answer.set_result(Packet(Given([], START), [file]))
+    ordering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ordering
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file)
 
 
 async def test_an_engine_that_dies_of_an_order_ends_the_move(pair):
