@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from benchmark.load.server import LAUNCH_SERVER
 from benchmark.load.storm import StormSpec
 from sglang_live.config import ServerConfig
 from sglang_live.device_model.model import load_device_model
@@ -52,6 +53,8 @@ class LoadConfig:
         drawn_replies: whether responses have lengths drawn from reply_durations, with a demo
             model that keeps them (benchmark.load.drawn_length_model.py).
         max_tokens: bound of every response, for models that write long ones. None: no bound.
+        server_module: program that serves.
+        kv: whether the thinker's KV is measured.
     """
 
     policies: tuple[str, ...] = ("off",)
@@ -79,6 +82,8 @@ class LoadConfig:
     start_timeout_s: float = 600.0
     drawn_replies: bool = False
     max_tokens: int | None = None
+    server_module: str = LAUNCH_SERVER
+    kv: bool = False
     json: Path | None = None
 
     def __post_init__(self):

@@ -4,11 +4,10 @@ A result that the host noticed after its modelled time is late: the machine comp
 slower than the device it models, and the times of the run are partly its own.
 """
 
-import re
 from collections import defaultdict
 
-_SERIES = re.compile(r"^sglang_live_stage_load\{([^}]*)\} (\S+)$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
+from benchmark.load.stage_load import stage_loads
+
 _PREFIX = "device_"
 
 DeviceTimes = dict[str, dict[str, float]]
@@ -16,12 +15,15 @@ DeviceTimes = dict[str, dict[str, float]]
 
 def device_times(metrics: str) -> DeviceTimes:
     """Counters by stage, summed over its replicas; empty if the device is not modelled."""
-    found: DeviceTimes = defaultdict(lambda: defaultdict(float))
-    for labels, value in _SERIES.findall(metrics):
-        label = dict(_LABEL.findall(labels))
-        if label.get("what", "").startswith(_PREFIX):
-            found[label["stage"]][label["what"].removeprefix(_PREFIX)] += float(value)
-    return {stage: dict(counters) for stage, counters in found.items()}
+    found = {
+        stage: {
+            name.removeprefix(_PREFIX): value
+            for name, value in load.items()
+            if name.startswith(_PREFIX)
+        }
+        for stage, load in stage_loads(metrics).items()
+    }
+    return {stage: counters for stage, counters in found.items() if counters}
 
 
 def grown(before: DeviceTimes, after: DeviceTimes) -> DeviceTimes:

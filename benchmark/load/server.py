@@ -31,27 +31,41 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def command(model_path: str, policies: str, port: int, server_args: tuple[str, ...]) -> list[str]:
+LAUNCH_SERVER = "sglang_live.launch_server"
+
+
+def command(
+    model_path: str,
+    policies: str,
+    port: int,
+    server_args: tuple[str, ...],
+    module: str = LAUNCH_SERVER,
+) -> list[str]:
     """The launch command of an arm.
 
     `all` are all policies except `admission`: the workload determines the number of sessions.
     `default` gives no policies, as a user does.
     """
-    module = [sys.executable, "-m", "sglang_live.launch_server"]
+    program = [sys.executable, "-m", module]
     place = ["--model-path", model_path, "--host", "127.0.0.1", "--port", str(port)]
     names = ",".join(name for name in POLICIES if name != "admission")
     arm = ["--live-policies", names if policies == "all" else policies.replace("+", ",")]
-    return [*module, *place, *(arm if policies != "default" else ()), *server_args]
+    return [*program, *place, *(arm if policies != "default" else ()), *server_args]
 
 
 class ServerProcess:
     """Context manager around one server process and everything it starts."""
 
     def __init__(
-        self, model_path: str, policies: str, server_args: tuple[str, ...], timeout_s: float
+        self,
+        model_path: str,
+        policies: str,
+        server_args: tuple[str, ...],
+        timeout_s: float,
+        module: str = LAUNCH_SERVER,
     ):
         self.port = free_port()
-        self.command = command(model_path, policies, self.port, server_args)
+        self.command = command(model_path, policies, self.port, server_args, module)
         self.start_s = 0.0
         self._timeout_s = timeout_s
         self._process: subprocess.Popen[bytes] | None = None

@@ -1,23 +1,15 @@
 """Number of codec frames that the talker has generated, from the server's /metrics."""
 
-import re
 import time
 from collections.abc import Callable
 
-# Stages report their load every two seconds.
-PING_S = 2.5
-
-_SERIES = re.compile(r"^sglang_live_stage_load\{([^}]*)\} (\S+)$", re.MULTILINE)
+from benchmark.load.stage_load import PING_S, stage_loads
 
 
 def talker_frames(metrics: str) -> int | None:
     """Sum over the talker's replicas. None if the server has no such metric."""
-    values = [
-        float(value)
-        for labels, value in _SERIES.findall(metrics)
-        if 'stage="talker"' in labels and 'what="frames"' in labels
-    ]
-    return round(sum(values)) if values else None
+    frames = stage_loads(metrics).get("talker", {}).get("frames")
+    return None if frames is None else round(frames)
 
 
 class FrameCount:

@@ -24,7 +24,7 @@ BROKEN = "import sys; print('stage talker: no such model'); sys.exit(3)"
 
 
 def stand_in(monkeypatch, source: str):
-    def launch(_model_path, _policies, port, _server_args):
+    def launch(_model_path, _policies, port, _server_args, _module):
         return [sys.executable, "-c", source, str(port)]
 
     monkeypatch.setattr(server_module, "command", launch)
