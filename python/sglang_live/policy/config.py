@@ -40,9 +40,9 @@ class PolicyConfig:
             wrong.
 
     Yielding to urgent streams:
-        saturated: a stage that computes for a larger share of the time yields only to streams
-            that have not sounded, which need few rounds. It has no time to spare, and small
-            rounds cost more per stream.
+        saturated: in a stage that computes for a larger share of the time no stream yields. What
+            they would make later has no time then: small rounds cost more per stream, and the
+            next burst finds their buffers short.
         max_yield_s: as max_pause_s, for streams that pause for urgent ones.
         yield_rounds: rounds for which a stream typically stays urgent: the first two chunks.
 
@@ -112,7 +112,7 @@ class PolicyConfig:
     max_gap_s: float = 10.0
     flip_s: float = 2e-4
     flip_share: float = 0.05
-    saturated: float = 0.9
+    saturated: float = 0.7
     company_share: float = 0.3
     max_pause_s: float = 10.0
     max_yield_s: float = 2.0

@@ -145,9 +145,6 @@ class RoundPolicy:
             found.append(pacing_marks(view, self.safe_s, self.config, crowded=crowded))
         if yields:
             found.append(yield_marks(view, self.safe_s, self.config))
-        elif view.peer_urgent and self.order != "fcfs":
-            # The peer gains only where whole rounds are left out, so bursts should coincide.
-            found.append(yield_marks(view, self.safe_s, self.config, n_chunks=2))
         return reduce(lower, found) if found else None
 
     @staticmethod
@@ -164,6 +161,4 @@ class RoundPolicy:
         rounds = self.config.yield_rounds
         if view.rates.round_s_per_stream * rounds < 2.0 * self.config.flip_s:
             return False  # pausing and resuming costs more than the urgent streams gain
-        if view.rates.busy > self.config.saturated:
-            return bool(np.count_nonzero(urgent == U1))
-        return len(urgent) > 0
+        return len(urgent) > 0 and view.rates.busy <= self.config.saturated

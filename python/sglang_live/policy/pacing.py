@@ -75,16 +75,14 @@ def pacing_marks(
     return Marks(low_s=low_s, high_s=high_s, max_s=config.max_pause_s)
 
 
-def yield_marks(
-    view: StageView, safe_s: float, config: PolicyConfig, *, n_chunks: int = 1
-) -> Marks:
+def yield_marks(view: StageView, safe_s: float, config: PolicyConfig) -> Marks:
     """Marks while others are urgent: a stream resumes just in time, and pauses soon after.
 
     Slow rounds delay the urgent streams, so these marks leave no time to catch up in them.
     """
     low_s = max(_in_time_s(view.rates.round_s, config), safe_s)
     # A stream that pauses within a chunk has made no new sound.
-    high_s = low_s + n_chunks * config.chunk_steps * config.step_s
+    high_s = low_s + config.chunk_steps * config.step_s
     return Marks(low_s=low_s, high_s=high_s, max_s=config.max_yield_s)
 
 

@@ -252,15 +252,6 @@ def test_where_pacing_and_yielding_both_apply_the_shorter_pause_does():
     assert both.decide(view).pause.tolist() == [False, False, True]
 
 
-def test_beside_an_urgent_engine_the_high_mark_is_two_chunks_above_the_low_one():
-    alone = policy_of(("urgency",), EXACT)
-    rates = replace(EXACT_RATES, round_s_per_stream=1.0)  # no company
-    low_s = yield_marks(view_of(playing(1.0), rates=rates), 0.5, EXACT).low_s
-    for more_s, is_paused in ((0.5, False), (0.5 + 2**-10, True)):
-        view = view_of(playing(low_s + more_s), rates=rates, peer_urgent=True)
-        assert alone.decide(view).pause.tolist() == [is_paused]
-
-
 @pytest.mark.parametrize(
     "edge",
     [
