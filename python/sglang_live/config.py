@@ -24,6 +24,9 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _RESPONSES_PER_MINUTE_OF_A_SESSION = 30
 # Half of the pauses within turns are shorter; half a second of silence ends a turn by default.
 _SPECULATE_MS = 200
+# A recogniser and a voice take longer than the rest of that silence. Longer than the closures of
+# most stop consonants.
+_SPECULATE_RECOGNISED_MS = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,12 +180,16 @@ class ServerConfig:
             return self.max_responses_per_minute
         return _RESPONSES_PER_MINUTE_OF_A_SESSION * (self.sessions_per_key or self.max_sessions)
 
-    @property
-    def speculation_ms(self) -> int | None:
-        """Silence after which a speculative turn may start; None: there are none."""
-        if self.speculate_ms is None:
-            return _SPECULATE_MS if self.policies.truncate else None
-        return self.speculate_ms or None
+    def speculation_ms(self, *, recognises: bool) -> int | None:
+        """Silence after which a speculative turn may start; None: there are none.
+
+        recognises: a recogniser hears for the model.
+        """
+        if self.speculate_ms is not None:
+            return self.speculate_ms or None
+        if not self.policies.truncate:
+            return None
+        return _SPECULATE_RECOGNISED_MS if recognises else _SPECULATE_MS
 
     def _check_counts(self) -> None:
         for name in (

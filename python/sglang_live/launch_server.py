@@ -287,7 +287,7 @@ def _gateway_config(
         native_api_key=native.native_key if native else None,
         native_socket=native.native_socket if native else None,
         retention=config.retention,
-        speculate_ms=config.speculation_ms if model.has_thinker else None,
+        speculate_ms=(config.speculation_ms(recognises=recognises) if model.has_thinker else None),
         # A chunk of a fixed length ends within a word, which a recogniser needs as a whole.
         turn_prefill_s=config.turn_prefill_s if turn_prefill and not recognises else 0.0,
         about=config.model.introduction.about,

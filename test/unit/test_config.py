@@ -148,7 +148,8 @@ def test_paths_are_read_from_flags_and_environment(monkeypatch):
     ],
 )
 def test_speculative_turns_are_on_where_they_can_be_truncated(flags, ms):
-    assert parsed(*flags).speculation_ms == ms
+    assert parsed(*flags).speculation_ms(recognises=False) == ms
+    assert parsed(*flags).speculation_ms(recognises=True) == (80 if ms == 200 else ms)
 
 
 def test_speculative_turns_that_cannot_be_truncated_are_refused():

@@ -115,7 +115,9 @@ class SpeechPaused:
 
 @dataclass(frozen=True, slots=True)
 class SpeechResumed:
-    """The user speaks on after a SpeechPaused: the turn is not over."""
+    """The user speaks on after a SpeechPaused: the turn is not over. silence_ms: of the pause."""
+
+    silence_ms: int
 
 
 SpeechEvent = (
@@ -156,6 +158,12 @@ class SpeechDetector:
     @property
     def speaking(self) -> bool:
         return self._speaking
+
+    @property
+    def silence_ms(self) -> int:
+        """How long the user of a turn has been silent; 0: not now."""
+        silence = self._position - self._speech_end if self._in_silence else 0
+        return silence // SAMPLES_PER_MS
 
     @property
     def onset_sample(self) -> int | None:
@@ -328,7 +336,8 @@ class SpeechDetector:
 
     def _step_speaking(self, voiced: bool, silent: bool) -> SpeechEvent | None:
         if voiced:
-            resumed = SpeechResumed() if self._paused else None
+            silence = self._position - WINDOW_SAMPLES - self._speech_end
+            resumed = SpeechResumed(silence // SAMPLES_PER_MS) if self._paused else None
             self._speech_end = self._position
             self._in_silence = self._paused = False
             self._wait_ms = None

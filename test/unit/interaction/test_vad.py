@@ -401,7 +401,8 @@ def test_a_pause_is_one_event_and_the_turn_goes_on():
     events = detector.feed(np.zeros(55 * WINDOW_SAMPLES, np.int16))
     kinds = [SpeechStarted, SpeechPaused, SpeechResumed, SpeechPaused]
     assert [type(event) for event in events] == kinds
-    _, first, _, second = events
+    _, first, resumed, second = events
+    assert resumed.silence_ms == 20 * WINDOW_MS
     assert first.at_ms - first.speech_end_ms == pytest.approx(200, abs=WINDOW_MS)
     assert not detector.is_in(first) and detector.is_in(second)
     assert detector.wait(first, 0) is None

@@ -9,6 +9,7 @@ import pytest
 from sglang_live.core import INPUT_RATE_HZ, AudioPart
 from sglang_live.gateway.realtime.turns.turn_prefill import TurnPrefill
 from sglang_live.interaction.input_buffer import InputBuffer
+from sglang_live.interaction.turn_end import PAUSE_MS
 from test.unit.gateway.fakes import FakeOrchestrator, connected, services, spoken, tone
 
 SECOND = INPUT_RATE_HZ
@@ -167,10 +168,10 @@ def test_a_short_chunk_is_given_up_when_the_user_goes_on_and_a_long_one_is_kept(
     turn = PausedTurn()
     turn.say(1.0)
     turn.pause()
-    turn.prefill.resume()
+    turn.prefill.resume(300)
     turn.say(3.0)
     turn.pause()
-    turn.prefill.resume()
+    turn.prefill.resume(300)
     turn.say(0.8)
     turn.pause()
     assert turn.prefilled == [1, 1, 2]
@@ -181,11 +182,32 @@ def test_a_short_chunk_is_given_up_when_the_user_goes_on_and_a_long_one_is_kept(
     assert np.array_equal(joined(chunks[:-1]), audio.pcm[: -round(0.2 * SECOND)])
 
 
+def test_a_chunk_is_given_up_after_a_short_pause_unless_it_is_long():
+    turn = PausedTurn()
+    turn.say(4.0)
+    turn.pause()
+    turn.prefill.grow(turn.buffer, turn.start, PAUSE_MS - 1)
+    assert turn.prefill.final_clips == ()
+    turn.prefill.grow(turn.buffer, turn.start, PAUSE_MS)
+    assert len(turn.prefill.final_clips) == 1
+    turn.prefill.resume(PAUSE_MS - 1)
+    turn.say(4.5)
+    turn.pause()
+    turn.prefill.resume(PAUSE_MS - 1)
+    turn.say(1.0)
+    turn.pause()
+    assert turn.prefilled == [1, 1, 2]
+    [final] = turn.prefill.final_clips
+    assert len(final.pcm) / SECOND == pytest.approx(8.7)
+    audio, chunks = turn.end()
+    assert np.array_equal(joined(chunks[:-1]), audio.pcm[: -round(0.2 * SECOND)])
+
+
 def test_a_turn_that_ends_without_a_pause_has_its_rest_as_speech():
     turn = PausedTurn()
     turn.say(4.0)
     turn.pause()
-    turn.prefill.resume()
+    turn.prefill.resume(300)
     turn.say(2.0)
     audio, chunks = turn.end()
     assert np.array_equal(joined(chunks), audio.pcm)

@@ -7,8 +7,9 @@ arXiv 2606.22983, section 3).
 In: the utterance's audio as it grows, its pauses. Out: its chunks, as messages for the model's
 session.
 Owner: one TurnPrefill per connection. Once a chunk is prefilled its limits and its key stay as
-they are: the message of the whole utterance must begin with the same chunks. A short chunk before
-a pause in which the turn did not end is given up: a recogniser needs its context.
+they are: the message of the whole utterance must begin with the same chunks. A recogniser needs
+context and whole words, so that a chunk is given up if the turn does not end in its pause, and the
+chunk or the pause is short.
 """
 
 from collections.abc import Callable
@@ -20,11 +21,15 @@ from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.responses.speculation import Utterance
 from sglang_live.interaction.input_buffer import InputBuffer
+from sglang_live.interaction.turn_end import PAUSE_MS
 
 # The least audio left for the last chunk: the encoder makes no token of a few milliseconds.
 _MIN_REST_SAMPLES = INPUT_RATE_HZ // 4
 # Before a pause in which the turn goes on; about a clause.
 _MIN_KEPT_SAMPLES = 3 * INPUT_RATE_HZ
+# A chunk as long as this is kept before any pause: recognised once more in each, it would cost more
+# than a word that the pause may divide.
+_LONG_SAMPLES = 8 * INPUT_RATE_HZ
 
 
 class TurnPrefill:
@@ -55,6 +60,7 @@ class TurnPrefill:
         self._ends: list[int] = []  # of the chunks, in samples from the utterance's beginning
         self._n_prefilled = 0
         self._in_pause = False  # nothing has been said since the last chunk
+        self._silence_ms = 0
         self._preheat_due = False
 
     def begin(self) -> None:
@@ -62,8 +68,12 @@ class TurnPrefill:
         self.reset()
         self._preheat_due = self._preheats
 
-    def grow(self, buffer: InputBuffer, start_sample: int) -> None:
-        """The utterance, which began at start_sample, goes on up to the end of the buffer."""
+    def grow(self, buffer: InputBuffer, start_sample: int, silence_ms: int = 0) -> None:
+        """The utterance, which began at start_sample, goes on up to the end of the buffer.
+
+        silence_ms: for how long the user has been silent.
+        """
+        self._silence_ms = silence_ms
         if self._preheat_due and self._prefill(()):
             self._preheat_due = False
         while self._chunk_samples:
@@ -80,11 +90,11 @@ class TurnPrefill:
             self._in_pause = True
             self._prefill_new()
 
-    def resume(self) -> None:
-        """The user speaks again."""
+    def resume(self, silence_ms: int) -> None:
+        """The user speaks again, after this silence."""
         if not self._in_pause:
             return
-        n_kept, self._in_pause = self._n_kept, False
+        n_kept, self._in_pause = self._n_kept(silence_ms), False
         del self._chunks[n_kept:], self._ends[n_kept:]
         self._n_prefilled = min(self._n_prefilled, n_kept)
 
@@ -94,7 +104,7 @@ class TurnPrefill:
         chunks do not end at pauses."""
         if not self._at_pauses:
             return ()
-        final = self._chunks[: min(self._n_prefilled, self._n_kept)]
+        final = self._chunks[: min(self._n_prefilled, self._n_kept(self._silence_ms))]
         return tuple(part for chunk in final for part in chunk.parts if isinstance(part, AudioPart))
 
     def finish(self, audio: AudioPart) -> Utterance:
@@ -112,12 +122,11 @@ class TurnPrefill:
         """End of the last chunk, in samples from the utterance's beginning."""
         return self._ends[-1] if self._ends else 0
 
-    @property
-    def _n_kept(self) -> int:
-        """Chunks that are kept if the user speaks on."""
+    def _n_kept(self, silence_ms: int) -> int:
+        """Chunks that are kept if the user speaks on after this silence."""
         begin = self._ends[-2] if len(self._ends) > 1 else 0
-        is_short = self._in_pause and self._end - begin < _MIN_KEPT_SAMPLES
-        return len(self._chunks) - is_short
+        least = _MIN_KEPT_SAMPLES if silence_ms >= PAUSE_MS else _LONG_SAMPLES
+        return len(self._chunks) - (self._in_pause and self._end - begin < least)
 
     def _cut(self, buffer: InputBuffer, start_sample: int, end: int) -> None:
         audio = AudioPart(buffer.peek(start_sample + self._end, start_sample + end))

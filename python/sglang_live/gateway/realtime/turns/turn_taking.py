@@ -244,7 +244,8 @@ class TurnTaking:
         if detector is None:
             return
         if detector.speaking:
-            self._turn_prefill.grow(self._buffer, self._turn_start_ms * SAMPLES_PER_MS)
+            start = self._turn_start_ms * SAMPLES_PER_MS
+            self._turn_prefill.grow(self._buffer, start, detector.silence_ms)
             clips = () if detection and detection.judges_turns else self._turn_prefill.final_clips
             self.transcripts.grow(self._item_id, clips, self.config.transcription)
         if self._buffer.excess_samples:
@@ -270,7 +271,7 @@ class TurnTaking:
                 self._on_paused(event)
             case SpeechResumed():
                 self._pause_ms = None
-                self._turn_prefill.resume()
+                self._turn_prefill.resume(event.silence_ms)
                 self.turn_runner.withdraw_speculative()
             case SpeechStopped():
                 self._on_stopped(event)
@@ -374,8 +375,7 @@ class TurnTaking:
         self.responses.create_when_idle(plan)
 
     def _on_response_done(self, unheard_s: float) -> None:
-        detection = self.config.turn_detection
-        if detection and detection.idle_timeout_ms is not None:
+        if (detection := self.config.turn_detection) and detection.idle_timeout_ms is not None:
             self._idle.arm(unheard_s + detection.idle_timeout_ms / 1000)
 
     def _on_missing_audio(self) -> None:
