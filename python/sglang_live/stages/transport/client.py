@@ -60,9 +60,14 @@ class StageClient:
         self._reader = asyncio.create_task(self._read(), name=f"read {name}")
 
     def open(self, job_id: str) -> Job:
-        """Raises StageUnavailableError while the stage is down."""
+        """An open job with the same id fails: the stage serves the later one alone.
+
+        Raises StageUnavailableError while the stage is down.
+        """
         if self._down is not None:
             raise self._down
+        if (earlier := self._jobs.get(job_id)) is not None:
+            earlier.replaced()
         job = Job(self, job_id)
         self._jobs[job_id] = job
         return job
@@ -75,8 +80,9 @@ class StageClient:
         """Ids of jobs that the stage has begun and not ended."""
         return [job_id for job_id, job in self._jobs.items() if job.in_stage]
 
-    def forget(self, job_id: str) -> None:
-        self._jobs.pop(job_id, None)
+    def forget(self, job: Job) -> None:
+        if self._jobs.get(job.job_id) is job:
+            del self._jobs[job.job_id]
 
     @property
     def is_down(self) -> bool:

@@ -22,7 +22,7 @@ class Sender(Protocol):
 
     def send_later(self, message: AnyMessage) -> None: ...
 
-    def forget(self, job_id: str) -> None: ...
+    def forget(self, job: "Job") -> None: ...
 
     def tensors(self) -> wire.TensorFrames: ...
 
@@ -140,11 +140,18 @@ class Job:
         self._unread.end(error)
         self._window.lift()  # its waiting senders then fail
 
+    def replaced(self) -> None:
+        """Fail, because another job is opened under this one's id. The stage's job is the other's
+        from now on, so that it is not cancelled.
+        """
+        self._end()
+        self.fail(StageFailedError(f"{self._client.name}: job {self.job_id} was opened again"))
+
     async def __aenter__(self) -> "Job":
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._client.forget(self.job_id)
+        self._client.forget(self)
         self._stop_stage()
         for tensors in self._tensors:
             tensors.release()

@@ -1,6 +1,7 @@
 """Jobs between a StageClient and a StageServer: order, ends, errors, back-pressure."""
 
 import asyncio
+import contextlib
 
 import numpy as np
 import pytest
@@ -402,6 +403,28 @@ async def test_a_job_that_is_begun_again_after_it_failed_is_a_job_like_any_other
         await client.ping(PATIENCE_S)
     await stage.until(lambda: stage.cancelled == ["j"])
     assert n_runs == 2
+
+
+async def test_a_job_opened_under_an_open_jobs_id_fails_the_earlier_one_at_once(serve):
+    """It would otherwise wait for messages that the later one receives."""
+
+    async def run(job):
+        async for message in job.inputs():
+            await job.send(Pcm(job.job_id, bytes(message.ids)))
+
+    stage = serve(run)
+    client = stage.peer()
+    async with contextlib.AsyncExitStack() as left_first:
+        earlier = await left_first.enter_async_context(client.open("j"))
+        await earlier.begin(voice())
+        async with client.open("j") as later:
+            await later.begin(voice())
+            with pytest.raises(StageFailedError, match="opened again"):
+                await heard(earlier)
+            await left_first.aclose()  # which does not cancel the later one
+            await later.send(TalkerInput("j", [7]))
+            [event] = await heard(later, Pcm)
+    assert event.pcm == bytes([7])
 
 
 async def test_a_peer_that_disconnects_loses_its_own_jobs_only(serve):
