@@ -19,7 +19,7 @@ from sglang_live.errors import StageFailedError
 from sglang_live.kv.retention import RetentionConfig
 from test.engine import tiny_cascade
 from test.engine.conftest import Stages, running_stages
-from test.engine.test_pauses import total
+from test.engine.gauges import total
 from test.engine.turns import greedy_turn, reply_of, think, user
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from sglang_live.bridge.platform.cpu import GRAPHS_ENV
 from test.engine import parity_claims
 from test.engine.conftest import Stages, running_stages
-from test.engine.test_pauses import hear, pause_patterns, total
+from test.engine.gauges import until
+from test.engine.test_pauses import hear, pause_patterns
 from test.engine.turns import greedy_turn, think, user
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -194,6 +195,6 @@ async def test_tokens_and_codes_equal_eager_engines(graph_stages, kinds, eager, 
 
 async def test_the_loads_did_pause_and_retract(graph_stages, retracts):
     """Otherwise the claims above would be empty."""
-    assert await total(graph_stages, "talker", "policy_pauses") > 0
+    await until(graph_stages, "talker", "policy_pauses", lambda n: n > 0)
     if retracts:
         assert "Testing retraction" in graph_stages.supervisor.log_of("talker/0")

@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from sglang_live.kv.retention import RetentionConfig
 from test.engine.conftest import running_stages
+from test.engine.gauges import total, until, until_idle
 from test.engine.reference import AUDIO, chat
-from test.engine.test_pauses import total
 from test.engine.turns import greedy_turn, speak, think, user
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -86,7 +86,7 @@ async def test_long_responses_have_the_codes_of_a_windowed_reference(bounded, re
         np.testing.assert_array_equal(got, codes[:N_FRAMES])
     n_dropped = await total(stages, "talker", "policy_frames_compacted")
     assert n_dropped >= 2 * (N_FRAMES - 2 * (WINDOW + SLACK + 2 * page))
-    assert await total(stages, "talker", "kv_tokens_used") == 0
+    await until_idle(stages, "talker")
 
 
 async def test_a_prompt_whose_first_message_is_dropped_leaves_out_half_of_the_rest(bounded):
@@ -107,6 +107,7 @@ async def test_a_prompt_whose_first_message_is_dropped_leaves_out_half_of_the_re
         np.testing.assert_array_equal(got, await codes(alone, *read))
         alone.close()
     links.close()
+    await until(stages, "talker", "prompts_begun_anew", lambda n: n > n_before)
     assert await total(stages, "talker", "prompts_begun_anew") == n_before + 1
 
 
@@ -157,8 +158,8 @@ async def test_responses_longer_than_the_pool_run_concurrently(cramped):
         assert codes.shape == (N_FRAMES, 16)
         # Sampled codes vary; reading NaN would make them constant.
         assert len(np.unique(codes[-WINDOW:, 0])) > WINDOW // 4
-    assert await total(cramped, "talker", "policy_retracted") > 0
-    assert await total(cramped, "talker", "kv_tokens_used") == 0
+    await until(cramped, "talker", "policy_retracted", lambda n: n > 0)
+    await until_idle(cramped, "talker")
 
 
 async def test_a_history_too_long_for_the_talker_still_gets_speech(cramped):
@@ -171,4 +172,5 @@ async def test_a_history_too_long_for_the_talker_still_gets_speech(cramped):
         heard = await speak(links, turn, list(range(20, 30)), 8)
         assert heard.shape == (8, 16)
     links.close()
+    await until(cramped, "talker", "segments_left_out", lambda n: n > n_before + 2)
     assert await total(cramped, "talker", "segments_left_out") == n_before + 1 + 2

@@ -26,7 +26,7 @@ from sglang_live.stages.talker.piece_speech import PieceSpeech
 from sglang_live.telemetry.trace import TurnTrace
 from test.engine import tiny_cascade
 from test.engine.conftest import Stages, running_stages
-from test.engine.test_pauses import total
+from test.engine.gauges import total, until
 from test.engine.test_qwen3_tts import text_of
 from test.engine.turns import greedy_turn, user
 from test.orpheus import checkpoint as tiny
@@ -152,8 +152,8 @@ async def test_responses_that_share_batches_and_are_retracted_equal_transformers
     )
     for got, text in zip(heard, texts, strict=True):
         np.testing.assert_array_equal(got, await expected.codes(text))
-    assert await total(stages, "talker", "policy_retracted") > n_before
-    assert await total(stages, "talker", "requests_running") == 0
+    await until(stages, "talker", "policy_retracted", lambda n: n > n_before)
+    await until(stages, "talker", "requests_running", lambda n: n == 0)
 
 
 async def test_sampled_codes_depend_on_the_seed_alone(stages):
@@ -175,12 +175,10 @@ async def test_an_unknown_voice_is_refused_and_an_interruption_frees_the_engine(
     async with links.talker.open(turn) as speech, aclosing(speech.frames()) as chunks:
         await speech.write([0], text_of(0))
         await anext(chunks)
-        assert await total(stages, "talker", "replies") == 1
+        await until(stages, "talker", "replies", lambda n: n == 1)
     links.close()
-    async with asyncio.timeout(20):
-        while await total(stages, "talker", "requests_running"):
-            pass
-    assert await total(stages, "talker", "replies") == 0
+    for name in ("requests_running", "replies"):
+        await until(stages, "talker", name, lambda n: n == 0)
 
 
 async def test_a_turn_sounds_as_each_of_its_pieces_does_in_the_reference(stages, expected):

@@ -19,6 +19,7 @@ from benchmark.native_client import native_client
 from sglang_live.engine_channel.messages import THINK_PREFIX, Interrupt, Progress
 from sglang_live.stages.engine_host import FeedSocket
 from test.engine.conftest import IS_NIGHTLY, Stages, running_stages
+from test.engine.gauges import total, until
 from test.engine.turns import greedy_turn, think, user
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -93,13 +94,6 @@ class Thinker:
             )
         )
         return [response["output_ids"] for response in responses]
-
-
-async def total(stages: Stages, stage: str, name: str) -> float:
-    """A counter of a scheduler, from its stage's report."""
-    await asyncio.sleep(0.7)
-    ready = await stages.replica(stage).client.ping(5.0)
-    return ready.load[name]
 
 
 @pytest_asyncio.fixture(
@@ -220,8 +214,8 @@ async def test_paused_streams_have_the_codes_of_unpaused_ones(talkers, seed):
 async def test_the_patterns_did_pause_and_resume(live_stages, thinker, talkers):
     """Without pauses the claims above would be empty."""
     for stage in ("thinker", "talker"):
-        assert await total(live_stages, stage, "policy_pauses") > 20
-        assert await total(live_stages, stage, "policy_resumes") > 20
+        for name in ("policy_pauses", "policy_resumes"):
+            await until(live_stages, stage, name, lambda n: n > 20)
 
 
 async def until_paused(stages: Stages, thinker: Thinker, rids: list[str]) -> None:
@@ -260,8 +254,8 @@ async def test_a_paused_request_can_be_aborted_and_interrupted(live_stages, thin
     ended = await running[1]
     assert ended["meta_info"]["finish_reason"]["type"] == "length"
     assert 0 < len(ended["output_ids"]) < 200
-    assert await total(live_stages, "thinker", "policy_paused_now") == 0
-    assert await total(live_stages, "thinker", "requests_running") == 0
+    for name in ("policy_paused_now", "requests_running"):
+        await until(live_stages, "thinker", name, lambda n: n == 0)
 
 
 async def test_a_cache_is_not_flushed_under_a_paused_request(live_stages, thinker):

@@ -8,8 +8,6 @@ import asyncio
 import json
 import random
 import shutil
-import time
-from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +29,7 @@ from sglang_live.stages.talker.spoken_ids import SpokenIds
 from sglang_live.telemetry.trace import TurnTrace
 from test.engine import tiny_cascade
 from test.engine.conftest import Stages, running_stages
-from test.engine.test_pauses import total
+from test.engine.gauges import total, until
 from test.engine.turns import greedy_turn, user
 from test.qwen3_tts import checkpoint as tiny
 from test.qwen3_tts.reference import Reference
@@ -157,14 +155,6 @@ async def codes(
     return np.stack(frames)
 
 
-async def reported(stages: Stages, found: Callable[[dict[str, float]], bool]) -> None:
-    """Wait until the talker's report, which comes twice a second, says so."""
-    deadline_s = time.monotonic() + 120
-    while not found(load := (await stages.replica("talker").client.ping(5.0)).load):
-        assert time.monotonic() < deadline_s, load
-        await asyncio.sleep(0.2)
-
-
 async def _write(
     speech, text: str, part_every_s: float, writing: asyncio.Event | None = None
 ) -> None:
@@ -227,14 +217,14 @@ async def test_paused_and_retracted_streams_continue_as_in_the_reference(stages,
     n_before = await total(stages, "talker", "policy_paused_retracted")
     heard = asyncio.Event()
     waiting = [asyncio.create_task(codes(stages, turn_of(), t, listening=heard)) for t in texts[:4]]
-    await reported(stages, lambda load: load["policy_paused_now"] == 4)
+    await until(stages, "talker", "policy_paused_now", lambda n: n == 4)
     running = await asyncio.gather(*(codes(stages, turn_of(), t) for t in texts[4:]))
-    await reported(stages, lambda load: load["policy_paused_retracted"] > n_before)
+    await until(stages, "talker", "policy_paused_retracted", lambda n: n > n_before)
     heard.set()
     spoken = [*await asyncio.gather(*waiting), *running]
     for got, text in zip(spoken, texts, strict=True):
         np.testing.assert_array_equal(got, expected.codes(text))
-    assert await total(stages, "talker", "requests_running") == 0
+    await until(stages, "talker", "requests_running", lambda n: n == 0)
 
 
 async def test_streams_that_wait_for_text_are_retracted_and_continue_as_in_the_reference(
@@ -245,9 +235,9 @@ async def test_streams_that_wait_for_text_are_retracted_and_continue_as_in_the_r
     n_before = await total(stages, "talker", "policy_paused_retracted")
     written = asyncio.Event()
     waiting = [asyncio.create_task(codes(stages, turn_of(), t, writing=written)) for t in texts[:4]]
-    await reported(stages, lambda load: load["policy_paused_now"] == 4)
+    await until(stages, "talker", "policy_paused_now", lambda n: n == 4)
     running = await asyncio.gather(*(codes(stages, turn_of(), t) for t in texts[4:]))
-    await reported(stages, lambda load: load["policy_paused_retracted"] > n_before)
+    await until(stages, "talker", "policy_paused_retracted", lambda n: n > n_before)
     written.set()
     spoken = [*await asyncio.gather(*waiting), *running]
     for got, text in zip(spoken, texts, strict=True):
