@@ -118,6 +118,7 @@ def build_app(
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        services.start()
         if batch:
             batch.start()
         yield
@@ -137,7 +138,7 @@ def build_app(
     _add_realtime(app, keys, services, secrets)
     _add_speech(app, keys, services, flex)
     _add_models(app, keys, orchestrator)
-    _add_capacity(app, keys, orchestrator)
+    _add_capacity(app, keys, services)
     _add_description(app, keys, config, has_batches=batches is not None)
     _add_operations(app, keys, health, metrics, drain)
     if config.has_language_model:
@@ -268,9 +269,10 @@ def _add_models(app: FastAPI, keys: Keys, orchestrator: Orchestrator) -> None:
     app.add_route("/v1/models/{model:path}", _guarded(keys, one_model), methods=["GET"])
 
 
-def _add_capacity(app: FastAPI, keys: Keys, orchestrator: Orchestrator) -> None:
+def _add_capacity(app: FastAPI, keys: Keys, services: RealtimeServices) -> None:
     async def capacity(_request: Request) -> Response:
-        return JSONResponse(capacity_body(orchestrator.capacity_now()))
+        now = services.loop_lag.limited(services.orchestrator.capacity_now())
+        return JSONResponse(capacity_body(now))
 
     app.add_route("/v1/capacity", _guarded(keys, capacity), methods=["GET"])
 

@@ -28,6 +28,7 @@ class GatewayConfig:
     max_sessions_per_secret: open sessions of one client secret.
     idle_session_s: seconds without any event or audio after which a session is closed; None:
         never.
+    max_loop_lag_s: mean delay of the event loop at which new sessions are refused; None: no limit.
     max_responses_per_minute: responses of one key and the secrets made with it; None: no limit.
     max_frame_bytes: one event, as text.
     max_append_bytes: audio in one event, decoded from base64.
@@ -68,6 +69,7 @@ class GatewayConfig:
     max_sessions_per_key: int | None = None
     max_sessions_per_secret: int = 4
     idle_session_s: float | None = None
+    max_loop_lag_s: float | None = 0.2
     max_responses_per_minute: int | None = None
     max_frame_bytes: int = MAX_FRAME_BYTES
     max_append_bytes: int = 15 * _MIB
@@ -126,6 +128,8 @@ class GatewayConfig:
         for name in positive:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.max_loop_lag_s is not None and self.max_loop_lag_s <= 0:
+            raise ValueError(f"max_loop_lag_s must be positive, got {self.max_loop_lag_s}")
         if self.idle_session_s is not None and self.idle_session_s <= 0:
             raise ValueError(f"idle_session_s must be positive, got {self.idle_session_s}")
         if self.turn_prefill_s < 0:

@@ -32,6 +32,7 @@ class GatewayMetrics:
         """Sessions, connections and requests of clients."""
         self.sessions_open = self._gauge("sessions_open", "Open realtime sessions.")
         self.sessions = self._counter("sessions", "Realtime sessions opened.")
+        self.loop_lag_s = self._gauge("loop_lag_seconds", "Mean delay of the event loop.")
         self.sessions_refused = self._counter(
             "sessions_refused", "Realtime connections refused, by error code.", "code"
         )

@@ -85,6 +85,7 @@ class RealtimeConnection:
         set_log_ids(session=self.session_id)
         sender = asyncio.create_task(self._outbox.drain())
         try:
+            self._services.loop_lag.check()
             voice_session = await self._services.orchestrator.open_session(self.session_id)
         except Exception as error:
             await self._refuse(error, sender)

@@ -9,6 +9,7 @@ from sglang_live.gateway.draining import Drain
 from sglang_live.gateway.rate_limits import OutOfBandSlots, RateLimits
 from sglang_live.gateway.realtime.context_limit import ContextLimit
 from sglang_live.gateway.realtime.item_budget import ItemBudget
+from sglang_live.gateway.realtime.loop_lag import LoopLag
 from sglang_live.gateway.realtime.turns.endpointing import Endpointing
 from sglang_live.gateway.realtime.turns.other_voices import OtherVoices, SpeakerThread
 from sglang_live.interaction.endpoint import EndpointModel
@@ -41,6 +42,7 @@ class RealtimeServices:
     out_of_band_slots: OutOfBandSlots = field(init=False)
     item_budget: ItemBudget = field(init=False)
     context_limit: ContextLimit = field(init=False)
+    loop_lag: LoopLag = field(init=False)
     scorer: SpeechScorer = field(init=False)
     endpointing: Endpointing | None = field(init=False)
     speaker_thread: SpeakerThread | None = field(init=False)
@@ -53,6 +55,7 @@ class RealtimeServices:
         self.out_of_band_slots = OutOfBandSlots(self.config.max_out_of_band_responses_in_all)
         self.item_budget = ItemBudget(self.config.max_conversation_bytes_of_all)
         self.context_limit = ContextLimit(self.orchestrator, self.metrics)
+        self.loop_lag = LoopLag(self.clock, self.metrics, self.config.max_loop_lag_s)
         self.scorer = SpeechScorer(self.speech_model)
         model = self.endpoint_model
         self.endpointing = Endpointing(model, self.clock, self.metrics) if model else None
@@ -64,7 +67,12 @@ class RealtimeServices:
         thread = self.speaker_thread
         return OtherVoices(thread, self.clock, self.metrics) if thread else None
 
+    def start(self) -> None:
+        """In the event loop that serves."""
+        self.loop_lag.start()
+
     def close(self) -> None:
+        self.loop_lag.close()
         self.scorer.close()
         self.echo_thread.shutdown(wait=False, cancel_futures=True)
         if self.endpointing:
