@@ -17,8 +17,8 @@ from benchmark.native_client import native_client
 from sglang_live.bridge.platform.cpu import GRAPHS_ENV
 from sglang_live.engine_channel.messages import BATCH_PREFIX, THINK_PREFIX, Progress
 from sglang_live.policy.policies import POLICIES
-from test.engine.conftest import running_stages
-from test.engine.gauges import total, until, until_idle
+from test.engine.conftest import IS_NIGHTLY, running_stages
+from test.engine.gauges import load_of, total, until, until_idle
 from test.engine.small_pool import Pool
 from test.engine.test_pauses import SAMPLING, speak_to
 from test.engine.turns import greedy_turn, think, user
@@ -26,7 +26,7 @@ from test.engine.turns import greedy_turn, think, user
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 N_TOKENS, N_TOKENS_HEARD = 40, 30
-N_BATCH, N_HEARD, N_GONE = 21, 12, 16
+N_BATCH, N_HEARD, N_GONE = (21, 12, 16) if IS_NIGHTLY else (15, 8, 10)
 RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
 HOST = {"enable_hierarchical_cache": True, "hicache_ratio": 1.5}
 
@@ -137,9 +137,10 @@ class Load:
 
 
 async def be_totals(stages, stage: str) -> dict[str, float]:
-    await asyncio.sleep(0.7)
-    load = (await stages.replica(stage).client.ping(5.0)).load
-    return {name: value for name, value in load.items() if name.startswith("policy_be_")}
+    """Of best effort, once nothing of it is left."""
+    for name in ("running", "paused", "waiting", "kv_tokens"):
+        await until(stages, stage, f"policy_be_{name}", lambda n: n == 0)
+    return await load_of(stages, stage)
 
 
 async def test_both_classes_have_the_outputs_of_runs_alone(stages):
@@ -166,8 +167,6 @@ async def test_both_classes_have_the_outputs_of_runs_alone(stages):
     # Which of them happen depends on how the requests meet.
     moves = ("pauses", "requeued", "retracted")
     assert sum(totals[f"policy_be_{name}"] for name in moves) > 0, totals
-    for name in ("running", "paused", "waiting", "kv_tokens"):
-        assert totals[f"policy_be_{name}"] == 0
     await until_idle(stages, "thinker")
 
 
@@ -223,6 +222,5 @@ async def test_flex_speech_has_the_codes_of_speech_alone(stages):
         np.testing.assert_array_equal(own, alone)
     totals = await be_totals(stages, "talker")
     assert totals["policy_be_decode_steps"] > 0
-    assert totals["policy_be_running"] == totals["policy_be_kv_tokens"] == 0
     for links, _ in jobs:
         links.close()
