@@ -8,11 +8,10 @@ number at which no frame is empty and P90 keeps the target. Then an open system 
 admission controller decides, with bounded sessions and with unbounded ones.
 """
 
-import argparse
 import asyncio
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import numpy as np
 
 from benchmark.frames.sessions import run_sessions, voices
 from benchmark.frames.stream import Stream
+from benchmark.load.options import read_options
 from benchmark.load.provenance import config_of, facts
 from benchmark.load.server import ServerProcess
 from sglang_live.policy.policies import POLICIES
@@ -142,10 +142,7 @@ def _args(options: Options, bounded: bool) -> tuple[str, ...]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in asdict(Options()).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
-    options = Options(**vars(parser.parse_args()))
+    options = read_options(Options(), __doc__)
     document = {"benchmark": "admission", **facts(), "config": config_of(options)}
     document |= {"ladder": [], "open_systems": []}
 

@@ -7,11 +7,10 @@ gateway, `all` bounds its sessions (Metronome, section 3 and 5.2; workload W6). 
 if a frame had no result, or was not answered within two seconds when the run ended.
 """
 
-import argparse
 import asyncio
 import json
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy as np
 from benchmark.frames.sessions import run_sessions, voices
 from benchmark.frames.stream import FrameRow
 from benchmark.frames.watch import predicted_s, saturated_s
+from benchmark.load.options import read_options
 from benchmark.load.provenance import config_of, facts
 from benchmark.load.server import ServerProcess
 
@@ -132,10 +132,7 @@ def line(arm: str, run: dict) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in asdict(Options()).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
-    options = Options(**vars(parser.parse_args()))
+    options = read_options(Options(), __doc__)
     plan = [(arm, run) for run in range(options.runs) for arm in options.arms.split(",")]
     random.Random(options.seed).shuffle(plan)
     print("arm   frames  late  empty  dropped   lost   P50 ms   P99 ms  full predicted saturated ")

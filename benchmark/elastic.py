@@ -10,14 +10,13 @@ Context: the longest prompt that the thinker answers, by bisection, of a server 
 fixed size and of one with --elastic-kv, for each page size. Lender, follow: see kv/elastic_load.py.
 """
 
-import argparse
 import asyncio
 import json
 import os
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,6 +26,7 @@ import torch
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 
 from benchmark.kv.elastic_load import Load, follow, lender
+from benchmark.load.options import read_options
 from benchmark.load.provenance import config_of, facts
 from benchmark.load.server import ServerProcess
 from sglang_live.bridge.platform.elastic_buffers import BufferPlan, create_elastic_buffers
@@ -232,21 +232,8 @@ def measure_follow(options: Options) -> list[dict]:
         return asyncio.run(follow(server, load_of(options), phases_s))
 
 
-def parse_args() -> Options:
-    parser = argparse.ArgumentParser(
-        prog="benchmark.elastic",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    for name, default in asdict(Options()).items():
-        flag = f"--{name.replace('_', '-')}"
-        choices = ("", *PARTS) if name == "only" else None
-        parser.add_argument(flag, type=type(default), default=default, choices=choices)
-    return Options(**vars(parser.parse_args()))
-
-
 def main() -> None:
-    options = parse_args()
+    options = read_options(Options(), __doc__, only=("", *PARTS))
     torch.set_num_threads(1)  # as in an engine on a CPU
     document = {"benchmark": "elastic", **facts(), "config": config_of(options)}
     for part, rows_of in PARTS.items():

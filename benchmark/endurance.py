@@ -8,12 +8,11 @@ music. Frames are empty while a killed stage restarts; they are counted separate
 at other times, of which there should be none (workload W6).
 """
 
-import argparse
 import asyncio
 import contextlib
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -23,6 +22,7 @@ import psutil
 from benchmark.frames.sessions import run_sessions
 from benchmark.frames.sounds import endless_sounds
 from benchmark.frames.stream import FrameRow, Stream
+from benchmark.load.options import read_options
 from benchmark.load.process_usage import MIB
 from benchmark.load.provenance import config_of, facts
 from benchmark.load.server import ServerProcess
@@ -195,10 +195,7 @@ def _latency(rows: list[FrameRow]) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in asdict(Options()).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
-    options = Options(**vars(parser.parse_args()))
+    options = read_options(Options(), __doc__)
     pool = f"--thinker.max-total-tokens={options.pool_tokens}"
     args = (pool, "--retention-window", str(options.window_tokens))
     with ServerProcess(options.model_path, "all", args, START_TIMEOUT_S) as server:

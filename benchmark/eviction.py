@@ -12,16 +12,16 @@ radix tree over its leaves, and in another arm one NumPy expression over arrays 
 date elsewhere.
 """
 
-import argparse
 import json
 import random
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from benchmark.load.options import read_options
 from benchmark.load.provenance import config_of, facts
 from sglang_live.kv.victim_index import VictimIndex
 
@@ -100,14 +100,6 @@ class Key:
             last_use_s=self.last_use_s,
             next_use_s=self.next_use_s,
         )
-
-
-def parse_options(argv: list[str] | None = None) -> Options:
-    parser = argparse.ArgumentParser(prog="benchmark.eviction", description=__doc__)
-    for field in fields(Options):
-        flag = "--" + field.name.replace("_", "-")
-        parser.add_argument(flag, type=field.type, default=field.default)
-    return Options(**vars(parser.parse_args(argv)))
 
 
 def drawn_next_use_s(now_s: float, draw: random.Random) -> float:
@@ -199,7 +191,7 @@ def table(rows: list[Row]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    options = parse_options(argv)
+    options = read_options(Options(), __doc__, argv)
     sizes = [int(n) for n in options.pages.split(",")]
     rows = [row for case in CASES for n in sizes for row in measure(case, n, options)]
     rows.sort(key=lambda row: (CASES.index(row.key), ARMS.index(row.what), row.n_pages))

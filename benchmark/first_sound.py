@@ -9,7 +9,6 @@ its own. TTFP counts from the end of speech in the recording. Turns that some ar
 user has finished are left out of the table, and counted.
 """
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmark.load.options import read_options
 from benchmark.load.provenance import config_of, facts
 from benchmark.load.server import ServerProcess
 from benchmark.turn_cost import mean_marks
@@ -167,11 +167,7 @@ def run(options: Options) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in config_of(Options()).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
-    parser.add_argument("--json", default="")
-    options = Options(**vars(parser.parse_args()))
+    options = read_options(Options(), __doc__)
     document = {
         "benchmark": "first_sound",
         **facts(),

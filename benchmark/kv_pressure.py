@@ -19,7 +19,6 @@ Without a device, tiers are one memory and copies cost nothing; --device-model h
 time.
 """
 
-import argparse
 import asyncio
 import json
 import random
@@ -46,6 +45,7 @@ from benchmark.kv.workload import (
     load_utterances,
     plan,
 )
+from benchmark.load.options import check_names, parser_of
 from benchmark.load.provenance import ROOT, config_of, facts
 from benchmark.native_client import native_client
 from benchmark.thinker import load_of, thinker
@@ -344,17 +344,9 @@ HEAD = (
 
 
 def parse_args() -> Options:
-    parser = argparse.ArgumentParser(
-        prog="benchmark.kv_pressure",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    for name, default in asdict(Options()).items():
-        flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=type(default), default=default)
+    parser = parser_of(Options(), __doc__)
     options = Options(**vars(parser.parse_args()))
-    if unknown := set(options.arms.split(",")) - ARMS.keys():
-        parser.error(f"unknown arms {sorted(unknown)}; there are {list(ARMS)}")
+    check_names(parser, "--arms", options.arms, ARMS)
     return options
 
 

@@ -7,7 +7,6 @@ prefilled. For both, the time to the first sound is measured in sessions over /v
 time to the first token in written chat. Arms are interleaved.
 """
 
-import argparse
 import asyncio
 import itertools
 import json
@@ -20,6 +19,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
+from benchmark.load.options import read_options
 from benchmark.load.provenance import config_of, facts
 from benchmark.load.server import ServerProcess
 from sglang_live.client.connecting import open_socket
@@ -283,11 +283,7 @@ def summary(rows: list[dict]) -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in config_of(Options()).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
-    parser.add_argument("--json", default="")
-    options = Options(**vars(parser.parse_args()))
+    options = read_options(Options(), __doc__)
     rows = run(options)
     if options.json:
         document = {

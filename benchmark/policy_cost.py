@@ -9,15 +9,15 @@ Streams are random: most play and have some audio buffered, some are paused, a f
 begun. Policy sets alternate round by round, so that a disturbance of the machine affects all.
 """
 
-import argparse
 import json
 import tempfile
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from benchmark.load.options import read_options
 from benchmark.load.provenance import facts
 from sglang_live.bridge.stream_table import StreamTable
 from sglang_live.engine_channel.inbox import Inbox
@@ -62,14 +62,6 @@ class Row:
     n_streams: int
     p50_ms: float
     p99_ms: float
-
-
-def parse_options() -> Options:
-    parser = argparse.ArgumentParser(prog="benchmark.policy_cost", description=__doc__)
-    for field in fields(Options):
-        flag = "--" + field.name.replace("_", "-")
-        parser.add_argument(flag, type=field.type, default=field.default)
-    return Options(**vars(parser.parse_args()))
 
 
 def random_view(n: int, rng: np.random.Generator, options: Options) -> StageView:
@@ -153,7 +145,7 @@ def print_table(rows: list[Row]) -> None:
 
 
 def main() -> None:
-    options = parse_options()
+    options = read_options(Options(), __doc__)
     rng = np.random.default_rng(options.seed)
     rows = [row for n in N_STREAMS for row in measure(n, rng, options)]
     rows += [measure_channel(n, options) for n in N_STREAMS]

@@ -11,17 +11,17 @@ another session and sends them again. The arms run in one engine, one after the 
 a compaction is the scheduler's own time in it, without waiting for the device.
 """
 
-import argparse
 import asyncio
 import json
 import random
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
 import numpy as np
 
+from benchmark.load.options import read_options
 from benchmark.load.provenance import config_of, facts
 from benchmark.native_client import native_client
 from benchmark.thinker import load_of, spent, thinker
@@ -193,20 +193,8 @@ def _print(row: dict) -> None:
         )
 
 
-def parse_args() -> Options:
-    parser = argparse.ArgumentParser(
-        prog="benchmark.retention",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    for name, default in asdict(Options()).items():
-        flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=type(default), default=default)
-    return Options(**vars(parser.parse_args()))
-
-
 def main() -> None:
-    options = parse_args()
+    options = read_options(Options(), __doc__)
     rows = asyncio.run(run(options))
     if options.json:
         document = {"benchmark": "retention", **facts(), "config": config_of(options), "rows": rows}

@@ -7,7 +7,6 @@ blocks of texts that alternate, so that a change of the machine's speed meets bo
 seconds of audio per second; latency is the time to the complete file.
 """
 
-import argparse
 import asyncio
 import itertools
 import json
@@ -19,6 +18,7 @@ from typing import Any
 
 import httpx
 
+from benchmark.load.options import read_options
 from benchmark.load.provenance import config_of, facts
 from benchmark.load.server import ServerProcess
 from sglang_live.simulation.load.stats import percentile
@@ -143,10 +143,7 @@ def run(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in asdict(Options()).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
-    options = Options(**vars(parser.parse_args()))
+    options = read_options(Options(), __doc__)
     rows, arms = run(options)
     for arm, found in arms.items():
         print(f"{arm:10} {found}")

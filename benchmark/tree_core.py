@@ -7,14 +7,13 @@ common beginning. Then, in turn: a resident prompt is looked up; room for a new 
 eviction; the new one is inserted. Medians over all turns.
 """
 
-import argparse
 import json
 import random
 import time
 from array import array
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +26,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from benchmark.load.options import read_options
 from benchmark.load.provenance import config_of, facts
 
 CORES = ("python", "rust")
@@ -129,19 +129,8 @@ def measure(core: str, n_prompts: int, options: Options) -> dict:
     return {"core": core, "prompts": n_prompts, **row}
 
 
-def parse_args() -> Options:
-    parser = argparse.ArgumentParser(
-        prog="benchmark.tree_core",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    for name, default in asdict(Options()).items():
-        parser.add_argument(f"--{name}", type=type(default), default=default)
-    return Options(**vars(parser.parse_args()))
-
-
 def main() -> None:
-    options = parse_args()
+    options = read_options(Options(), __doc__)
     rows = []
     print(f"{'core':8s} {'prompts':>8s}" + "".join(f"{step:>10s} us" for step in STEPS))
     for n_prompts in map(int, options.prompts.split(",")):

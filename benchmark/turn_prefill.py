@@ -8,7 +8,6 @@ the same for all. With a recogniser (`--model-path cascade --pieces 0,1`) any ot
 the policy, because its pieces end in pauses.
 """
 
-import argparse
 import asyncio
 import json
 import random
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmark.load.options import read_options
 from benchmark.load.provenance import config_of, facts
 from benchmark.load.server import ServerProcess
 from sglang_live.client import clip
@@ -128,11 +128,7 @@ def report(rows: list[dict]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in config_of(Options()).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
-    parser.add_argument("--json", default="")
-    options = Options(**vars(parser.parse_args()))
+    options = read_options(Options(), __doc__)
     rows = run(options)
     if options.json:
         document = {

@@ -4,12 +4,11 @@ Run: python -m benchmark.vocoder --json out.json
 Random weights: the cost does not depend on them. Both arms alternate within one run.
 """
 
-import argparse
 import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
 )
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
+from benchmark.load.options import read_options
 from benchmark.load.provenance import facts
 from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
 
@@ -53,14 +53,6 @@ class Row:
     redecode_ms: float
     streaming_rtf: float
     redecode_rtf: float
-
-
-def parse_options() -> Options:
-    parser = argparse.ArgumentParser(prog="benchmark.vocoder", description=__doc__)
-    for field in fields(Options):
-        flag = "--" + field.name.replace("_", "-")
-        parser.add_argument(flag, type=field.type, default=field.default)
-    return Options(**vars(parser.parse_args()))
 
 
 def build(options: Options) -> Qwen3OmniMoeCode2Wav:
@@ -124,7 +116,7 @@ def print_table(rows: list[Row]) -> None:
 
 
 def main() -> None:
-    options = parse_options()
+    options = read_options(Options(), __doc__)
     torch.manual_seed(options.seed)
     module = build(options)
     decoder = StreamingCode2Wav(module, device=options.device)

@@ -16,7 +16,6 @@ Loads that a request waits for are on the path of its turn; those that preload h
 are hidden.
 """
 
-import argparse
 import json
 import re
 import signal
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.load.config import LoadConfig, Run
+from benchmark.load.options import check_names, parser_of
 from benchmark.load.point import RunResult, Workload, measure, result_to_json
 from benchmark.load.provenance import config_of, facts
 from benchmark.load.report import LATE_FRAMES_LIMIT, collect
@@ -214,16 +214,9 @@ def _percent(share: float | None) -> str:
 
 
 def parse_args() -> Options:
-    parser = argparse.ArgumentParser(
-        prog="benchmark.voice_pressure",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    for name, default in asdict(Options()).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    parser = parser_of(Options(), __doc__)
     options = Options(**vars(parser.parse_args()))
-    if unknown := set(options.arms.split(",")) - ARMS.keys():
-        parser.error(f"unknown arms {sorted(unknown)}; there are {list(ARMS)}")
+    check_names(parser, "--arms", options.arms, ARMS)
     shares = options.pool_shares.split(",")
     if not all(re.fullmatch(r"\d*\.?\d+", share) and 0 < float(share) <= 1 for share in shares):
         parser.error("--pool-shares reads shares from 0 to 1, as in 0.25,0.5,1")

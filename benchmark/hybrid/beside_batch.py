@@ -8,11 +8,10 @@ can serve. A turn belongs to the block in which its user stopped speaking. Block
 by chance alone.
 """
 
-import argparse
 import asyncio
 import json
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from benchmark.hybrid.workload import PARTS, Workload
 from benchmark.load.config import LoadConfig, Run
 from benchmark.load.device_times import device_times, grown
 from benchmark.load.drawn_length_model import drawn_length_model
+from benchmark.load.options import read_options
 from benchmark.load.point import Workload as Voices
 from benchmark.load.provenance import config_of, facts
 from benchmark.load.server import ServerProcess
@@ -214,12 +214,7 @@ def summaries(blocks: list[Block], rows: list[TurnRow]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("python -m benchmark.hybrid.beside_batch", description=__doc__)
-    default = Options()
-    for name in Options.__slots__:
-        value = getattr(default, name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
-    options = replace(default, **vars(parser.parse_args()))
+    options = read_options(Options(), __doc__)
     device = Path(options.device_model) if options.device_model else None
     known = facts(device)
     model_path = drawn_length_model(shallow=device is not None)

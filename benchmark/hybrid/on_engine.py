@@ -10,7 +10,6 @@ without best-effort work, serve 99 % within the objectives. It is searched on `t
 run on `held_out`.
 """
 
-import argparse
 import asyncio
 import json
 import tempfile
@@ -29,6 +28,7 @@ from benchmark.hybrid.idle_share import needed_share
 from benchmark.hybrid.listeners import LEAD_S, TPOT_S, TTFT_S, Record
 from benchmark.hybrid.report import ALONE, LIVE_ALONE, line, summary
 from benchmark.hybrid.workload import KINDS, PARTS, Part, Workload
+from benchmark.load.options import check_names, parser_of
 from benchmark.load.provenance import ROOT, config_of, facts
 from benchmark.native_client import native_client
 from benchmark.thinker import load_of, spent, thinker
@@ -214,16 +214,10 @@ def bound(rows: list[dict[str, Any]], options: Options) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("python -m benchmark.hybrid.on_engine", description=__doc__)
-    default = Options()
-    for name in Options.__slots__:
-        value = getattr(default, name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
-    options = replace(default, **vars(parser.parse_args()))
-    if unknown := set(options.engines.split(",")) - ENGINES.keys():
-        parser.error(f"unknown engines {sorted(unknown)}; there are {list(ENGINES)}")
-    if options.kind not in KINDS:
-        parser.error(f"unknown kind {options.kind}; there are {list(KINDS)}")
+    parser = parser_of(Options(), __doc__)
+    options = Options(**vars(parser.parse_args()))
+    check_names(parser, "--engines", options.engines, ENGINES)
+    check_names(parser, "--kind", options.kind, KINDS)
     known = facts(Path(options.device_model) if options.device_model else None)
     capacity, rows = asyncio.run(measure(options))
     bound(rows, options)

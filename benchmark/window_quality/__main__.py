@@ -8,7 +8,6 @@ said at their beginning and at their end. The document is written after each arm
 has are not measured again.
 """
 
-import argparse
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmark.load.options import read_options
 from benchmark.load.provenance import config_of, facts
 from benchmark.window_quality.facts import Answer, FactSizes, ask, groups_of
 from benchmark.window_quality.held import Arm, HeldSessions, How
@@ -204,20 +204,8 @@ def _print(row: dict[str, Any]) -> None:
     print(f"{row['arm']['name']:20}  perplexity: {texts}  answers: {answers}", flush=True)
 
 
-def parse_args() -> Options:
-    parser = argparse.ArgumentParser(
-        prog="benchmark.window_quality",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    for name, default in asdict(Options()).items():
-        flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=type(default), default=default)
-    return Options(**vars(parser.parse_args()))
-
-
 def main() -> None:
-    options = parse_args()
+    options = read_options(Options(), __doc__)
     torch.set_num_threads(options.threads)
     rows = run(options)
     if options.picture:

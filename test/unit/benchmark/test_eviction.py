@@ -44,4 +44,4 @@ def test_sessions_have_forty_pages_and_leaves_one():
 @pytest.mark.parametrize("bad", [["--pages", "10,x"], ["--picks", "0"], ["--unknown", "2"]])
 def test_bad_options_are_refused(bad):
     with pytest.raises(ValueError):
-        eviction.parse_options(bad)
+        eviction.read_options(Options(), "", bad)
