@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 import torch
 
+from benchmark.native_client import native_client
 from test.engine.conftest import running_stages
 from test.engine.small_pool import Pool, check
 from test.engine.turns import greedy_turn, reply_of, think, user
@@ -56,6 +57,23 @@ async def test_stock_sessions_block_a_third_forever(endless_checkpoint, tmp_path
         assert not third.done()
         await pool.close("one")
         assert len(await third) == 20
+
+
+async def test_no_prompt_that_nearly_fills_the_pool_waits_forever(pool):
+    """Each is answered or refused, and the longest that is answered leaves two pages at most."""
+    rng, answered = random.Random(2), []
+    async with native_client(pool.spec, 20) as client:
+        for n in range(POOL_TOKENS - 50, POOL_TOKENS + 3):
+            body = {
+                "input_ids": [rng.randrange(10, 200) for _ in range(n)],
+                "sampling_params": {"max_new_tokens": 30, "temperature": 0, "ignore_eos": True},
+            }
+            response = await client.post("/generate", json=body)
+            assert response.status_code in (200, 400), response.text
+            if response.status_code == 200:
+                answered.append(n)
+    assert answered and max(answered) >= POOL_TOKENS - 2 * 16 - 6
+    assert answered == list(range(POOL_TOKENS - 50, max(answered) + 1))
 
 
 async def test_idle_sessions_are_evicted_and_continue_with_equal_tokens(pool, reference):

@@ -13,6 +13,7 @@ NAMES = (
         functions={
             "init_ipc_channels": "self, port_args",
             "init_idle_sleeper": "self",
+            "init_model_worker": "self",
             "init_running_status": "self",
             "init_memory_pools": "self",
             "init_req_max_new_tokens": "self, req",

@@ -30,6 +30,22 @@ class MemoryScheduler(ReportingScheduler):
     """
 
     kv_by_tokens = True
+    max_req_len: int  # SGLang's
+    max_req_input_len: int  # SGLang's
+
+    def init_model_worker(self) -> None:
+        super().init_model_worker()
+        self.max_req_len = min(self.max_req_len, self.longest_request(self.max_total_num_tokens))
+        self.max_req_input_len = min(self.max_req_input_len, self.max_req_len - 5)
+
+    def longest_request(self, pool_tokens: int) -> int:
+        """The most tokens, prompt and response, for which a request does not wait forever.
+
+        SGLang admits a request while more is free than its tokens and a page. The last pages of a
+        pool are never more than that, if a page has several tokens.
+        """
+        unusable = 1 if self.page_size == 1 else 2 * self.page_size
+        return int(min(self.model_config.context_len - 1, pool_tokens - unusable))
 
     def init_running_status(self) -> None:
         super().init_running_status()

@@ -151,9 +151,9 @@ class ElasticScheduler(MemoryScheduler):
         ):
             # Some are frozen dataclasses, so a plain assignment raises.
             object.__setattr__(observer, "max_total_num_tokens", n_tokens)
-        most = min(self.model_config.context_len, self._obtainable_tokens())
-        self.max_req_len = self.beam_coordinator.max_req_len = most - 1
-        self.max_req_input_len = self.max_req_len - 5
+        most = self.longest_request(self._obtainable_tokens())
+        self.max_req_len = self.beam_coordinator.max_req_len = most
+        self.max_req_input_len = most - 5
 
     def init_req_max_new_tokens(self, req: Req) -> None:
         if self.elastic is None:
