@@ -25,7 +25,7 @@ from sglang_live.interaction.silero import (
     SpeechWindows,
 )
 from sglang_live.interaction.turn_end import PAUSE_MS, cutoff_ms, judged, silence_ms
-from sglang_live.interaction.user_voice import UserVoice, sound_of
+from sglang_live.interaction.user_voice import UserVoice
 from sglang_live.interaction.vad import (
     SpeechDetector,
     SpeechDismissed,
@@ -239,7 +239,7 @@ def _own_voice(
     if not user.is_known:
         return scores
     pcm = due_windows(hearing, detector, scores)
-    return user.without_others(scores, detector.settings.threshold, sound_of(pcm))
+    return user.without_others(scores, detector.settings.threshold, pcm)
 
 
 def without_echo(hearing: Hearing, detector: SpeechDetector, scores: np.ndarray) -> np.ndarray:

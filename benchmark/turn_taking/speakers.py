@@ -14,7 +14,7 @@ from benchmark.turn_taking.components import (
 )
 from benchmark.turn_taking.timeline import Decision
 from sglang_live.interaction.silero import WINDOW_SAMPLES
-from sglang_live.interaction.user_voice import UserVoice, sound_of
+from sglang_live.interaction.user_voice import UserVoice
 from sglang_live.interaction.vad import SpeechDetector, SpeechDismissed, VadSettings
 from sglang_live.interaction.voiceprint import HeardVoice, SpeakerModel, Voiceprint, parts_of
 
@@ -88,7 +88,7 @@ class Listening:
                 found.append(Decision("released", at_ms))
             return np.where(scores >= threshold, np.float32(0), scores)
         if self._user.is_known and not self._voice.is_certain:
-            scores = self._user.without_others(scores, threshold, sound_of(pcm))
+            scores = self._user.without_others(scores, threshold, pcm)
         if (scores >= threshold).any():
             needed_ms = max(self.confirm_ms, outlast_ms(self.hearing, detector, scores))
             waits_ms = self._voice.outlast_ms if self._voiceprint.is_known else 0

@@ -61,8 +61,10 @@ class PlayedAudio:
 
         None: nothing was played in that time.
         """
-        found = np.zeros(n, np.float32)
         begin_s = end_s - n / RATE_HZ
+        if self._end_s <= begin_s:
+            return None
+        found = np.zeros(n, np.float32)
         is_empty = True
         for part in self._parts:
             at = round((part.start_s - begin_s) * RATE_HZ)

@@ -7,6 +7,7 @@ by one wake-up of the loop.
 
 import asyncio
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -17,6 +18,9 @@ from sglang_live.interaction.silero import SpeechModel, SpeechScores, SpeechStat
 
 # In one call of the model. Beyond this a window costs hardly less, and all wait for the last one.
 _MAX_WINDOWS_PER_CALL = 64
+# From one batch's begin to the next one's: so the windows of many users come together. Each call
+# takes the interpreter's lock from the event loop several times. A user alone does not wait.
+_LEAST_INTERVAL_S = 0.005
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +72,11 @@ class SpeechScorer:
         self._jobs.put(None)
 
     def _work(self) -> None:
+        next_s = 0.0
         while (job := self._jobs.get()) is not None:
+            if (early_s := next_s - time.monotonic()) > 0:
+                time.sleep(early_s)
+            next_s = time.monotonic() + _LEAST_INTERVAL_S
             if batch := self._batch_from(job):
                 self._add_results(self._score(batch))
 

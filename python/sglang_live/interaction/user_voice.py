@@ -88,19 +88,23 @@ class UserVoice:
             level = _db(float(sound.power[loud].mean()))
             self._turns.append((level, float(np.median(sound.tilts_db[loud]))))
 
-    def without_others(self, scores: Floats, threshold: float, sound: Sound) -> Floats:
+    def without_others(
+        self, scores: Floats, threshold: float, pcm: npt.NDArray[np.int16]
+    ) -> Floats:
         """The scores, 0 where the voice is another person's.
 
         Args:
             scores: [n] of speech in consecutive windows. threshold: from which one is a voice.
-            sound: of the same windows.
+            pcm: the same windows, int16, 16 kHz.
         """
-        own = scores.copy()
-        for at, score in enumerate(scores):
-            if score < threshold:
-                self._silent += 1
-                if self._silent >= _FORGOTTEN:
-                    self.forget()
+        is_voice = scores >= threshold
+        if not is_voice.any():
+            self._wait(len(scores))
+            return scores
+        own, sound = scores.copy(), sound_of(pcm)
+        for at, voice in enumerate(is_voice.tolist()):
+            if not voice:
+                self._wait(1)
                 continue
             self._silent = 0
             self._heard.append((float(sound.power[at]), float(sound.tilts_db[at])))
@@ -108,6 +112,11 @@ class UserVoice:
                 own[at] = 0.0
                 self._n_far += 1
         return own
+
+    def _wait(self, n_silent: int) -> None:
+        self._silent += n_silent
+        if self._silent >= _FORGOTTEN:
+            self.forget()
 
     def forget(self) -> None:
         """The next voice is a new one."""

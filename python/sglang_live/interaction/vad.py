@@ -202,7 +202,7 @@ class SpeechDetector:
     def scored(self, probabilities: np.ndarray, state: SpeechState) -> list[SpeechEvent]:
         """Return the events of the scores of the windows that were due."""
         self._state, self._n_due = state, 0
-        steps = (self._step(float(probability)) for probability in probabilities)
+        steps = (self._step(probability) for probability in probabilities.tolist())
         return [event for event in steps if event is not None]
 
     def force_stop(self, reason: EndReason) -> SpeechStopped:

@@ -17,9 +17,11 @@ _ZERO_CROSSINGS = 24
 _KAISER_BETA = 8.0  # about 80 dB in the stop band
 # Cutoff as a fraction of the lower Nyquist frequency; the rest is the transition band.
 _CUTOFF = 0.92
-# Output is computed in blocks of 4 or 1 periods of the filters' pattern. The inputs of a block are
-# copied, so a long block is cheaper per sample; single periods for the rest add no delay.
-_PERIODS = (4, 1)
+# Output is computed in blocks of 16 or 1 periods of the filters' pattern. The inputs of a block are
+# copied, so a long block is cheaper per sample; single periods for the rest add no delay. Pieces of
+# 10 ms are whole blocks of 16.
+_PERIODS = (16, 1)
+_NOTHING = np.zeros(0)
 
 
 class StreamResampler:
@@ -66,13 +68,16 @@ class StreamResampler:
         return self._n_out if self._passes else -(-self._n_in * self._up // self._down)
 
     def _emit(self) -> np.ndarray:
-        out = np.concatenate([self._filtered(*block) for block in self._blocks])
+        parts = [part for block in self._blocks if len(part := self._filtered(*block))]
+        out = parts[0] if len(parts) == 1 else np.concatenate([*parts, _NOTHING])
         self._n_out += len(out)
         return to_int16(out)
 
     def _filtered(self, block_in: int, taps: np.ndarray) -> np.ndarray:
         n_taps = len(taps)
-        n_blocks = max(0, (len(self._input) - n_taps) // block_in + 1)
+        n_blocks = (len(self._input) - n_taps) // block_in + 1
+        if n_blocks < 1:
+            return _NOTHING
         # The same as sliding_window_view, whose checks take longer than the filter on 20 ms pieces.
         strides = (8 * block_in, 8)
         windows = np.ndarray((n_blocks, n_taps), np.float64, self._input, 0, strides)

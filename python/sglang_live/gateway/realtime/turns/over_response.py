@@ -27,7 +27,7 @@ from sglang_live.interaction.barge_in import BargeIn
 from sglang_live.interaction.input_buffer import InputBuffer
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.silero import WINDOW_SAMPLES
-from sglang_live.interaction.user_voice import UserVoice, sound_of
+from sglang_live.interaction.user_voice import UserVoice
 from sglang_live.interaction.vad import (
     SAMPLES_PER_MS,
     SpeechDetector,
@@ -221,7 +221,7 @@ class OverResponse:
         self, scores: Scores, threshold: float, pcm: npt.NDArray[np.int16]
     ) -> Scores:
         n_before = self._user.n_far
-        scores = self._user.without_others(scores, threshold, sound_of(pcm))
+        scores = self._user.without_others(scores, threshold, pcm)
         if self._user.n_far and not n_before:
             self.metrics.voice_over_response.labels("side_talk", "far").inc()
             self.monitor.other_sound("side_talk")
