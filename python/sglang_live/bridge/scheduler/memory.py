@@ -17,7 +17,7 @@ from sglang_live.bridge.scheduler.sliced_prefill import (
     decode_tokens_left,
     prefill_tokens_left,
 )
-from sglang_live.bridge.session.truncate import n_computed, streaming_sessions
+from sglang_live.bridge.session.truncate import n_computed, n_kept, streaming_sessions
 
 
 class MemoryScheduler(ReportingScheduler):
@@ -109,7 +109,7 @@ class MemoryScheduler(ReportingScheduler):
         """Whether a request's prefill and decode fit into memory, by the measure of upstream's
         PrefillAdder: beside the tokens that the running requests are expected to decode.
         """
-        needed = self._tokens_to_prefill(req) + decode_tokens_left(req) + self.page_size
+        needed = self._tokens_to_hold(req) + decode_tokens_left(req) + self.page_size
         ratio = self.new_token_ratio_tracker.current
         promised = sum(
             decode_tokens_left(one) * (1.0 if one.sampling_params.ignore_eos else ratio)
@@ -245,6 +245,18 @@ class MemoryScheduler(ReportingScheduler):
         streaming = streaming_sessions(self.tree_cache)
         if req.session is not None and streaming is not None:
             n_tokens -= n_computed(streaming, req.session.session_id)
+        return max(1, n_tokens)
+
+    def _tokens_to_hold(self, req: Req) -> int:
+        """Memory that a waiting request needs for its prefill, where evictable KV counts as free.
+
+        That of its own session does, too; and what is on the host needs as much as what is
+        computed.
+        """
+        n_tokens = len(req.origin_input_ids) + len(req.output_ids)
+        streaming = streaming_sessions(self.tree_cache)
+        if req.session is not None and streaming is not None:
+            n_tokens -= n_kept(streaming, req.session.session_id)
         return max(1, n_tokens)
 
     def _pool(self) -> Pool:

@@ -102,7 +102,8 @@ class SlicedPrefill:
         found = []
         for req in queue:
             tokens = self._scheduler._tokens_to_prefill(req)
-            found.append((tokens, tokens + decode_tokens_left(req) + page_size))
+            held = self._scheduler._tokens_to_hold(req)
+            found.append((tokens, held + decode_tokens_left(req) + page_size))
         return found
 
     def _free(self, half: list[Req], running: list[Req]) -> int:

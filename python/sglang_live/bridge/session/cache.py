@@ -235,6 +235,15 @@ class SessionCache(StreamingSession):
         on_device: int = slot.kv.kv_committed_len
         return on_device if self.tier is None else self.tier.end_of(session_id, on_device)
 
+    def n_kept(self, session_id: str) -> int:
+        """Tokens of the session whose device memory cannot be evicted."""
+        slot = self.slots.get(session_id)
+        if slot is None:
+            return 0
+        is_evictable = self.idle is not None and session_id in self.idle
+        n_tokens: int = slot.kv.cache_protected_len if is_evictable else slot.kv.kv_committed_len
+        return n_tokens
+
     def update_tiers(self) -> None:
         """To be called once a round."""
         if self.tier is None:

@@ -63,6 +63,14 @@ def n_computed(streaming: StreamingSession, session_id: str) -> int:
     return 0 if slot is None else slot.kv.kv_committed_len
 
 
+def n_kept(streaming: StreamingSession, session_id: str) -> int:
+    """Tokens of a session whose device memory its next request has for certain."""
+    if isinstance(streaming, SessionCache):
+        return streaming.n_kept(session_id)
+    slot = streaming.slots.get(session_id)
+    return 0 if slot is None else slot.kv.kv_committed_len
+
+
 def _index_of(kv: Any, position: int) -> int | None:
     """Returns None if compaction dropped the position."""
     return kv.index_of(position) if isinstance(kv, LiveKvInfo) else position

@@ -126,7 +126,7 @@ class ElasticScheduler(MemoryScheduler):
 
     def _tokens_of_waiting(self, req: Req) -> int:
         # SGLang's admission asks for less than what is free.
-        n_tokens: int = self._tokens_to_prefill(req) + _tokens_to_come(req) + 2 * self.page_size
+        n_tokens: int = self._tokens_to_hold(req) + _tokens_to_come(req) + 2 * self.page_size
         return n_tokens
 
     # --- limits ---

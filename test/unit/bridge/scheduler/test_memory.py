@@ -184,3 +184,23 @@ def test_a_stream_with_time_that_waits_takes_no_memory():
     scheduler.decide()
     scheduler._retract_for([waiting], scheduler.batch)
     assert not scheduler.retracted
+
+
+class FakeSessions:
+    """Slots of sessions, in the role of SGLang's."""
+
+    def __init__(self, n_on_device: int):
+        self.slots = {"talks": SimpleNamespace(kv=SimpleNamespace(kv_committed_len=n_on_device))}
+
+
+@pytest.mark.parametrize(
+    ("n_on_device", "free", "fits"), [(0, 90, False), (0, 120, True), (80, 30, True)]
+)
+def test_a_session_needs_memory_for_all_that_is_not_on_the_device(n_on_device, free, fits):
+    scheduler = FakeScheduler({})
+    scheduler.tree_cache.session = FakeSessions(n_on_device)
+    req = FakeReq("waits", 0)
+    req.origin_input_ids = [0] * 90
+    req.sampling_params.max_new_tokens = 10
+    req.session = SimpleNamespace(session_id="talks")
+    assert scheduler.fits(req, [], free) == fits

@@ -55,6 +55,8 @@ class FakeScheduler:
     def _tokens_to_prefill(self, req: FakeReq) -> int:
         return prefill_tokens_left(req)
 
+    _tokens_to_hold = _tokens_to_prefill
+
     def _pool(self) -> SimpleNamespace:
         return SimpleNamespace(free=self.free)
 

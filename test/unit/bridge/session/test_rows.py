@@ -77,6 +77,17 @@ def test_a_session_that_has_grown_or_is_pinned_keeps_its_row(cache):
     assert cache.parked == [left, pinned]
 
 
+def test_a_request_holds_for_certain_what_cannot_be_evicted(cache):
+    slot = cache.add("talks", n_own=5)
+    slot.kv.kv_committed_len = IN_TREE + 5
+    # Another request may evict the session before this one begins.
+    assert cache.n_kept("talks") == IN_TREE
+    assert cache.n_computed("talks") == IN_TREE + 5
+    cache.pin(slot.virtual_node)
+    assert cache.n_kept("talks") == IN_TREE + 5
+    assert cache.n_kept("unknown") == 0
+
+
 def test_background_copies_look_at_no_more_sessions_than_they_copy(monkeypatch):
     tier = SessionTier.__new__(SessionTier)
     tier._sessions = SimpleNamespace(slots={})

@@ -72,7 +72,7 @@ class FakeScheduler(ElasticScheduler):
     def collect_inflight_reqs(self):
         return self._running
 
-    def _tokens_to_prefill(self, req) -> int:
+    def _tokens_to_hold(self, req) -> int:
         return len(req.origin_input_ids)
 
     def _release_aborted_request(self, req) -> None:
