@@ -24,7 +24,8 @@ def title(document: dict[str, Any]) -> str:
         "voice": "turns of voice sessions",
         "chat": "chats without a cached prompt, spoken",
     }[config["kind"]]
-    return f"{heard} beside best-effort work with the lengths of a {config['best_effort']} service"
+    where = "on a running engine" if is_of_engine(document) else "simulated"
+    return f"{heard} beside work with the lengths of a {config['best_effort']} service, {where}"
 
 
 def conditions(document: dict[str, Any]) -> str:
