@@ -1,7 +1,7 @@
 """From the end of a user's speech to the first sound of the response, with and without speculation.
 
     python -m benchmark.first_sound --model-path demo --json out.json
-    python -m benchmark.first_sound --model-path cascade --arms "--speculate-ms=off;"
+    python -m benchmark.first_sound --model-path cascade --arms="--speculate-ms=off;"
 
 Each arm is a server with these flags, none for the defaults; all run at the same time, and take
 turns: one user speaks a recording at real-time pace to each, with its own pauses, in a session of

@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from sglang_live.engine_channel.messages import SpeechStart, TruncateSession
 from test.engine.bounded_sessions import SINK, BoundedSession, Engine
-from test.engine.conftest import running_stages
+from test.engine.conftest import IS_NIGHTLY, running_stages
 from test.engine.small_pool import Pool, check
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -65,7 +65,7 @@ async def test_sessions_loaded_from_the_host_continue_with_equal_tokens(pool, re
     lost = await pool.load("policy_tokens_lost")
     for name in names:
         await pool.open(name)
-    for _ in range(160):
+    for _ in range(160 if IS_NIGHTLY else 100):
         name = rng.choice(names)
         if rng.random() < 0.15 and said[name]:
             # The newest token is computed by the next request.
@@ -104,7 +104,7 @@ async def test_bounded_sessions_move_between_tiers_and_are_compacted(stages, poo
     sessions = [BoundedSession(engine, f"bounded-{n}") for n in range(14)]
     for session in sessions:
         await session.open()
-    for n in range(120):
+    for n in range(120 if IS_NIGHTLY else 80):
         session = sessions[n] if n < len(sessions) else rng.choice(sessions)
         n_new = rng.randrange(1, 60) if session.ids else SINK
         if rng.random() < 0.5:

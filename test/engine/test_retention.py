@@ -16,7 +16,7 @@ import torch
 from sglang_live.core import AudioPart, HistoryItem
 from sglang_live.kv.retention import RetentionConfig
 from test.engine.bounded_sessions import SINK, SLACK, WINDOW, Engine, run_session
-from test.engine.conftest import running_stages
+from test.engine.conftest import IS_NIGHTLY, running_stages
 from test.engine.reference import AUDIO, Reference
 from test.engine.turns import greedy_turn, reply_of, think, user
 
@@ -69,8 +69,9 @@ async def bounded(request, endless_checkpoint, tmp_path_factory):
 
 
 async def test_a_long_session_matches_a_windowed_reference(bounded, reference):
-    # In one variant, long enough to drop the window a hundred times.
-    n_turns, n_windows = (320, 100) if bounded.page == 1 else (60, 20)
+    # In one variant, long enough to drop the window many times.
+    many = (320, 100) if IS_NIGHTLY else (160, 50)
+    n_turns, n_windows = many if bounded.page == 1 else (60, 20)
     session = await run_session(bounded, "long", seed=1, n_turns=n_turns)
     assert session.n_dropped > n_windows * WINDOW
     session.check(reference)
