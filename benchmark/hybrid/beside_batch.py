@@ -237,7 +237,7 @@ def main() -> None:
             "benchmark": "hybrid_beside_batch",
             "config": config_of(options),
             "blocks": blocks,
-            "device": times,
+            "device_times": times,
             "summary": found,
             "turns": [row.to_json() for row in rows],
         }
