@@ -33,7 +33,7 @@ class Paper:
         config = SimulateConfig(repeats=options.repeats, seed=options.seed)
         document = self._document(options.json, config)
         for experiment in self._experiments:
-            if options.only not in ("", experiment.name):
+            if not experiment.name.startswith(options.only):
                 continue
             if experiment.name not in document["experiments"]:
                 rows = rows_of(experiment, options.repeats, options.seed)
@@ -43,7 +43,7 @@ class Paper:
                     options.json.write_text(json.dumps(document, indent=1) + "\n")
         if options.picture is not None:
             found = {
-                name: [Row(**row) for row in one["rows"]]
+                name: [Row.from_json(row) for row in one["rows"]]
                 for name, one in document["experiments"].items()
             }
             draw(self._title, self._panels(found), options.picture)
@@ -60,10 +60,18 @@ class Paper:
 
     def _parse(self, description: str | None) -> argparse.Namespace:
         names = [one.name for one in self._experiments]
+
+        def begins(text: str) -> str:
+            if any(name.startswith(text) for name in names):
+                return text
+            raise argparse.ArgumentTypeError(f"no experiment begins so: {'; '.join(names)}")
+
         parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
         parser.add_argument("--repeats", type=int, default=3, help="seeds (default: %(default)s)")
         parser.add_argument("--seed", type=int, default=1)
-        parser.add_argument("--only", default="", choices=names, help="this experiment")
+        parser.add_argument(
+            "--only", type=begins, default="", metavar="NAME", help="those whose names begin so"
+        )
         parser.add_argument("--json", type=Path, help="write the document, or continue it")
         parser.add_argument("--picture", type=Path, help="draw the curves, SVG or PNG")
         return parser.parse_args()

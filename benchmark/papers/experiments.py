@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmark.simulate.__main__ import Loads
 from benchmark.simulate.config import SimulateConfig
 from sglang_live.simulation.load.stats import PointStats
+from sglang_live.simulation.load.timeline import Span, spans
 from sglang_live.simulation.run import Simulated, World, point_of
 
 
@@ -22,10 +22,11 @@ class Experiment:
     Attributes:
         figure: of the paper.
         arms: policies, as benchmark.simulate names them.
-        users: numbers of concurrent users.
+        users: numbers of concurrent users; of all arrivals, if settings have arrive_s.
         barge_in: shares of interrupted responses.
         settings: fields of SimulateConfig that differ from its defaults.
         n_servers: side by side; each user gets one of them by chance.
+        span_s: of the spans of time in which turns are counted; 0: they are not.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Experiment:
     barge_in: tuple[float, ...] = (0.0,)
     settings: dict[str, Any]
     n_servers: int = 1
+    span_s: float = 0.0
 
     def config(self, repeats: int, seed: int) -> SimulateConfig:
         return SimulateConfig(
@@ -51,7 +53,11 @@ class Experiment:
 class Row:
     """What is kept of a point. Times from the detected end of the turn, in ms; shares from 0.
 
-    kv_tokens: most that the thinker held; None: of several servers.
+    users: as in the experiment. arrivals_per_s: of them; None: all begin within a few seconds.
+    failed: turns, refused ones among them. sessions_left: that never ended.
+    most_sessions: at once, in one run. kv_tokens: most that the thinker held. None: several
+        servers.
+    over_time: turns of all seeds by time, if the experiment asks for it.
     """
 
     arm: str
@@ -70,9 +76,14 @@ class Row:
     completed: int
     failed: int
     kv_tokens: int | None
+    arrivals_per_s: float | None = None
+    refused: int = 0
+    most_sessions: int | None = None
+    sessions_left: int = 0
+    over_time: tuple[Span, ...] = ()
 
     @classmethod
-    def of(cls, point: PointStats, barge_in: float, kv_tokens: int | None) -> "Row":
+    def of(cls, point: PointStats, barge_in: float, **others: Any) -> "Row":
         wait, rtf = point.ttfp_after_detection_ms, point.rtf
         found = cls(
             arm=point.policies,
@@ -90,52 +101,73 @@ class Row:
             useful_turns_per_s=point.useful_turns_per_s,
             completed=point.completed,
             failed=point.failed,
-            kv_tokens=kv_tokens,
+            refused=point.refused,
+            **others,
         )
         rounded = {n: round(v, 4) for n, v in asdict(found).items() if isinstance(v, float)}
         return replace(found, **rounded)
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> "Row":
+        over_time = tuple(Span(**one) for one in found.get("over_time", ()))
+        return cls(**{**found, "over_time": over_time})
 
 
 class Servers:
     """Servers side by side, each with users of its own, whose number is drawn."""
 
-    def __init__(self, n_servers: int, config: SimulateConfig, barge_in: float):
+    def __init__(self, experiment: Experiment, config: SimulateConfig, barge_in: float):
         self._world = World(config.workload(barge_in), config.server, config.users)
-        self._n_servers, self._config = n_servers, config
+        self._experiment, self._config, self._barge_in = experiment, config, barge_in
 
-    def point(self, arm: str, n_users: int) -> PointStats:
-        runs: list[Simulated] = []
-        for repeat in range(self._config.repeats):
-            rng = np.random.default_rng((self._config.seed, repeat, n_users))
-            for server, n in enumerate(np.bincount(rng.integers(0, self._n_servers, n_users))):
-                if n:
-                    # A repeat of its own: the users of every server are other ones.
-                    number = repeat * self._n_servers + server
-                    runs.append(self._world.simulate(arm, int(n), number))
+    def row(self, arm: str, n_users: int) -> Row:
+        runs = self._runs(arm, n_users)
         point = point_of(arm, n_users, runs)
         # The point is of runs one after the other, but those of a repeat are side by side.
         beside = len(runs) / self._config.repeats
-        return replace(
+        point = replace(
             point,
             turns_per_s=point.turns_per_s * beside,
             useful_turns_per_s=point.useful_turns_per_s * beside,
         )
+        is_alone = self._experiment.n_servers == 1
+        arrive_s, span_s = self._config.arrive_s, self._experiment.span_s
+        return Row.of(
+            point,
+            self._barge_in,
+            kv_tokens=runs[-1].most_used["thinker"] if is_alone else None,
+            arrivals_per_s=n_users / arrive_s if arrive_s else None,
+            most_sessions=max(run.most_sessions for run in runs) if is_alone else None,
+            sessions_left=sum(run.sessions_left for run in runs),
+            over_time=_over_time(runs, span_s) if span_s else (),
+        )
+
+    def _runs(self, arm: str, n_users: int) -> list[Simulated]:
+        runs, n_servers = [], self._experiment.n_servers
+        for repeat in range(self._config.repeats):
+            rng = np.random.default_rng((self._config.seed, repeat, n_users))
+            for server, n in enumerate(np.bincount(rng.integers(0, n_servers, n_users))):
+                if n:
+                    # A repeat of its own: the users of every server are other ones.
+                    runs.append(self._world.simulate(arm, int(n), repeat * n_servers + server))
+        return runs
 
 
 def rows_of(experiment: Experiment, repeats: int, seed: int) -> list[Row]:
     config = experiment.config(repeats, seed)
     rows = []
     for barge_in in experiment.barge_in:
-        loads = Loads(config, barge_in)
-        servers = Servers(experiment.n_servers, config, barge_in)
-        for n in experiment.users:
-            for arm in experiment.arms:
-                if experiment.n_servers > 1:
-                    rows.append(Row.of(servers.point(arm, n), barge_in, None))
-                else:
-                    point = loads.point(arm, n)
-                    rows.append(Row.of(point, barge_in, loads.kv[f"{arm} {n}"]["thinker"]))
+        servers = Servers(experiment, config, barge_in)
+        rows += [servers.row(arm, n) for n in experiment.users for arm in experiment.arms]
     return rows
+
+
+def _over_time(runs: Iterable[Simulated], span_s: float) -> tuple[Span, ...]:
+    found = spans([row for run in runs for row in run.rows], span_s)
+    return tuple(
+        replace(one, continuity=None if one.continuity is None else round(one.continuity, 4))
+        for one in found
+    )
 
 
 def show(experiment: Experiment, rows: Iterable[Row]) -> None:

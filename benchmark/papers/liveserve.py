@@ -3,19 +3,29 @@
     python -m benchmark.papers.liveserve --json out.json --picture out.svg
 
 Those of one device by users and interruptions are what benchmark.simulate prints. Here are the
-policies one by one, KV that does not fit, and a device for each stage, as in the paper. Loads are a
-closed loop of users, as there; the device is the modelled H100.
+policies one by one, KV that does not fit, a device for each stage, open loops, and continuity over
+time. Loads are a closed loop of users where none is named; the device is the modelled H100.
 """
+
+from typing import Any
 
 from benchmark.papers.command import Paper
 from benchmark.papers.experiments import Experiment, Row
 from benchmark.papers.picture import Panel
+from sglang_live.simulation.run import ADMITTED
 
 ALONE = ("urgency", "deadline", "pacing", "truncate", "startup-delay")
 TOGETHER = ("urgency+pacing", "urgency+pacing+truncate", "urgency+pacing+truncate+startup-delay")
 BY_URGENCY = TOGETHER[-1]
 # The sessions hold 31,000 tokens at most; responses of 14 s, of English text.
 HALF = {"turns": 10, "reply_scale": 2.0, "frames_per_token": 3.7, "thinker_tokens": 15_500}
+# Sessions of three turns arrive for two minutes, 1 to 2 a second, and leave.
+OPEN: dict[str, Any] = {"turns": 3, "arrive_s": 120.0}
+ARRIVALS: dict[str, dict[str, Any]] = {
+    "Poisson": {},
+    "bursts": {"arrival_shape": 0.25},
+    "Azure trace": {"trace_arrivals": True},
+}
 
 EXPERIMENTS = (
     Experiment(
@@ -46,6 +56,25 @@ EXPERIMENTS = (
         arms=("off", "all"),
         users=(64, 96, 128, 160),
         settings={"turns": 4, "devices": 3},
+    ),
+    *(
+        Experiment(
+            name=f"open loop, {name}",
+            figure="Fig. 12",
+            arms=("off", "deadline", "all", ADMITTED),
+            users=(120, 150, 180, 210, 240),
+            settings={**OPEN, **settings},
+        )
+        for name, settings in ARRIVALS.items()
+    ),
+    Experiment(
+        name="continuity over time",
+        figure="Fig. 18",
+        arms=("off", "deadline", "all"),
+        users=(240,),
+        barge_in=(0.0, 0.5),
+        settings={**OPEN, **ARRIVALS["Azure trace"]},
+        span_s=10.0,
     ),
 )
 

@@ -10,6 +10,7 @@ from benchmark.simulate.traffic import Traffic
 from sglang_live.device_model.model import load_device_model
 from sglang_live.errors import BadInputError
 from sglang_live.simulation.placement import APART, SHARED
+from sglang_live.simulation.run import ADMITTED
 from sglang_live.simulation.spec import ServerSpec
 from sglang_live.simulation.users import UserSettings
 from sglang_live.simulation.workload import RESPONSE_DURATIONS, Workload
@@ -36,7 +37,8 @@ class SimulateConfig:
         reply_scale: factor of the durations in reply_durations.
         arrive_s: time in which all users arrive, as in an open loop; 0: they begin within a few
             seconds.
-        trace_arrivals: they arrive in the bursts of a service's trace.
+        arrival_shape: of the gamma-distributed times between arrivals, as in voice_load.
+        trace_arrivals: they arrive in the bursts of a service's trace instead.
         against: document of voice_load on a modelled device to be compared with.
         frontier: whether the capacity of each arm is searched.
         picture: file for the curves.
@@ -62,6 +64,7 @@ class SimulateConfig:
     reply_scale: float = 1.0
     reply_durations: Path = RESPONSE_DURATIONS
     arrive_s: float = 0.0
+    arrival_shape: float = 1.0
     trace_arrivals: bool = False
     against: Path | None = None
     frontier: bool = False
@@ -74,8 +77,13 @@ class SimulateConfig:
             raise ValueError("--devices is 1, shared by all stages, or 3")
         if self.frames_per_token < 1 or self.reply_scale <= 0:
             raise ValueError("--frames-per-token is at least 1, --reply-scale positive")
-        if self.arrive_s < 0 or (self.trace_arrivals and not self.arrive_s):
-            raise ValueError("--arrive-s is not negative, and --trace-arrivals needs it")
+        has_shape = self.arrival_shape != 1.0
+        if self.arrive_s < 0 or ((self.trace_arrivals or has_shape) and not self.arrive_s):
+            raise ValueError(
+                "--arrive-s is not negative; --trace-arrivals and --arrival-shape need it"
+            )
+        if self.arrival_shape <= 0 or (self.trace_arrivals and has_shape):
+            raise ValueError("--arrival-shape is positive, and --trace-arrivals has its own")
         for barge_in in self.barge_in:
             self._check_load(barge_in)
             self.workload(barge_in)
@@ -83,7 +91,8 @@ class SimulateConfig:
     def _check_load(self, barge_in: float) -> None:
         """As voice_load checks the flags of the same names. Raises ValueError."""
         LoadConfig(
-            policies=self.policies,
+            # voice_load has no name for all policies with admission.
+            policies=tuple("admission" if arm == ADMITTED else arm for arm in self.policies),
             sessions=self.sessions,
             turns=self.turns,
             barge_in=barge_in,
@@ -97,7 +106,12 @@ class SimulateConfig:
             turns=self.turns, barge_in=barge_in, seed=self.seed, durations=self.reply_durations
         )
         counts = Traffic.load().second_counts if self.trace_arrivals else None
-        return replace(found, arrive_s=self.arrive_s, second_counts=counts)
+        return replace(
+            found,
+            arrive_s=self.arrive_s,
+            arrival_shape=self.arrival_shape,
+            second_counts=counts,
+        )
 
     @property
     def server(self) -> ServerSpec:
@@ -160,6 +174,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--reply-scale", type=float, default=own.reply_scale, metavar="X")
     add("--reply-durations", type=Path, default=own.reply_durations, metavar="FILE")
     add("--arrive-s", type=float, default=own.arrive_s, metavar="S", help="users come in this time")
+    add(
+        "--arrival-shape",
+        type=float,
+        default=own.arrival_shape,
+        metavar="K",
+        help="below 1: bursts",
+    )
     add("--trace-arrivals", action="store_true", help="in the bursts of a service's trace")
     add("--against", type=Path, metavar="DOCUMENT", help="compare with a voice_load of the engine")
     add("--frontier", action="store_true", help="search how many users each arm serves")

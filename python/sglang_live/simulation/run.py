@@ -8,6 +8,7 @@ from sglang_live.policy.policies import POLICIES, Policies
 from sglang_live.simulation.events import Events
 from sglang_live.simulation.load.rows import TurnRow
 from sglang_live.simulation.load.stats import PointStats, RunTotals, point_stats
+from sglang_live.simulation.load.timeline import most_at_once
 from sglang_live.simulation.server.server import Server
 from sglang_live.simulation.spec import ServerSpec
 from sglang_live.simulation.users import User, UserSettings
@@ -28,6 +29,7 @@ class Simulated:
         n_rebuilt: sessions whose conversation was prefilled again.
         most_used: largest use of a KV pool of each stage, in tokens.
         busy: time in which each stage computes, as a share of one device's.
+        most_sessions, sessions_left: open at once, and when nothing happens any more.
     """
 
     rows: list[TurnRow]
@@ -36,6 +38,8 @@ class Simulated:
     n_rebuilt: int
     most_used: dict[str, int]
     busy: dict[str, float]
+    most_sessions: int
+    sessions_left: int
 
     @property
     def totals(self) -> RunTotals:
@@ -112,4 +116,6 @@ def _simulated(server: Server, users: list[User]) -> Simulated:
             for stage in ("thinker", "talker")
         },
         busy={stage: one_s / wall_s for stage, one_s in busy_s.items()},
+        most_sessions=most_at_once([user.present_s for user in users]),
+        sessions_left=len(server.sessions),
     )

@@ -108,6 +108,12 @@ class User:
     def rows(self) -> list[TurnRow]:
         return [self._row(number, turn) for number, turn in enumerate(self._turns)]
 
+    @property
+    def present_s(self) -> tuple[float, float]:
+        """When the user came and left."""
+        ends_s = [turn.end_s for turn in self._turns if turn.end_s is not None]
+        return self._plan.start_s, max([self._plan.start_s, self.played_out_s, *ends_s])
+
     # --- a turn ---
 
     def _speak(self, interrupted: _Spoken | None = None) -> None:

@@ -41,7 +41,8 @@ class Workload:
     turns: of each user.
     barge_in: share of responses that the user interrupts.
     arrive_s: time in which all users arrive; 0: they begin within a few seconds.
-    second_counts: arrivals in the bursts of this trace; None: Poisson.
+    arrival_shape: of gamma-distributed times between arrivals; 1: Poisson; below 1: bursts.
+    second_counts: arrivals in the bursts of this trace instead.
     response_durations_s, response_gaps_s: from which those of each turn are drawn.
     """
 
@@ -52,6 +53,7 @@ class Workload:
     barge_in: float = 0.0
     seed: int = 1
     arrive_s: float = 0.0
+    arrival_shape: float = 1.0
     second_counts: np.ndarray | None = None
 
     @classmethod
@@ -82,7 +84,7 @@ class Workload:
             seed=self.seed,
             repeat=repeat,
             open_loop_rps=n_users / self.arrive_s if self.arrive_s else None,
-            arrival_shape=1.0,
+            arrival_shape=self.arrival_shape,
             second_counts=self.second_counts,
             interruptions=InterruptionModel(
                 barge_in=self.barge_in,

@@ -183,11 +183,11 @@ def point_stats(
         end_of_turn_ms=Distribution.of(r.end_of_turn_ms for r in completed),
         ttfp_after_detection_ms=after_detection,
         rtf=Distribution.of(r.rtf for r in whole),
-        continuity=_continuity(whole),
+        continuity=continuity(whole),
         viability=_share(sum(r.chunks_on_time for r in whole), sum(r.chunks_due for r in whole)),
         barge_ins_planned=sum(run.barge_ins_planned for run in runs),
         barge_ins=len(barged),
-        barged_continuity=_continuity(barged),
+        barged_continuity=continuity(barged),
         stop_latency_ms=Distribution.of(r.stop_latency_ms for r in barged),
         silence_ms=Distribution.of(r.silence_ms for r in barged),
         false_triggers=sum(r.interruption == FALSE_TRIGGER for r in records),
@@ -199,7 +199,7 @@ def point_stats(
         storm=StormStats.of([row for run in runs for row in run.storm_rows]),
         turns_per_s=_rate(len(completed), wall_s),
         useful_turns_per_s=_rate(sum(map(is_useful, records)), wall_s),
-        within_slo=_within_slo(after_detection.p90, _continuity(whole), failed),
+        within_slo=_within_slo(after_detection.p90, continuity(whole), failed),
         cpu_s_per_audio_s=_share(sum(run.cpu_s for run in runs), audio_s),
         peak_rss_mib=max((run.peak_rss_mib for run in runs), default=0.0),
         late_frames=max((run.late_frames for run in runs), default=0.0),
@@ -237,7 +237,7 @@ def _within_slo(p90_ms: float | None, continuity: float | None, failed: int) -> 
     return p90_ms <= TTFP_SLO_MS and continuity >= CONTINUITY_SLO
 
 
-def _continuity(records: list[TurnRecord]) -> float | None:
+def continuity(records: list[TurnRecord]) -> float | None:
     return _share(sum(not record.gaps_over_100ms for record in records), len(records))
 
 
