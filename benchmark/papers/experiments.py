@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmark.papers.pool_use import PoolUse, PoolWatch, pool_use
 from benchmark.simulate.config import SimulateConfig
 from sglang_live.simulation.load.stats import PointStats
 from sglang_live.simulation.load.timeline import Span, spans
@@ -27,6 +28,7 @@ class Experiment:
         settings: fields of SimulateConfig that differ from its defaults.
         n_servers: side by side; each user gets one of them by chance.
         span_s: of the spans of time in which turns are counted; 0: they are not.
+        watch_s: for which the thinker's pool is watched, in spans; 0: it is not.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Experiment:
     settings: dict[str, Any]
     n_servers: int = 1
     span_s: float = 0.0
+    watch_s: float = 0.0
 
     def config(self, repeats: int, seed: int) -> SimulateConfig:
         return SimulateConfig(
@@ -57,7 +60,7 @@ class Row:
     failed: turns, refused ones among them. sessions_left: that never ended.
     most_sessions: at once, in one run. kv_tokens: most that the thinker held. None: several
         servers.
-    over_time: turns of all seeds by time, if the experiment asks for it.
+    over_time, pool: turns of all seeds by time, and the thinker's pool, if the experiment asks.
     """
 
     arm: str
@@ -81,6 +84,7 @@ class Row:
     most_sessions: int | None = None
     sessions_left: int = 0
     over_time: tuple[Span, ...] = ()
+    pool: PoolUse | None = None
 
     @classmethod
     def of(cls, point: PointStats, barge_in: float, **others: Any) -> "Row":
@@ -110,7 +114,9 @@ class Row:
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> "Row":
         over_time = tuple(Span(**one) for one in found.get("over_time", ()))
-        return cls(**{**found, "over_time": over_time})
+        pool = found.get("pool")
+        used = None if pool is None else PoolUse.from_json(pool)
+        return cls(**{**found, "over_time": over_time, "pool": used})
 
 
 class Servers:
@@ -121,7 +127,7 @@ class Servers:
         self._experiment, self._config, self._barge_in = experiment, config, barge_in
 
     def row(self, arm: str, n_users: int) -> Row:
-        runs = self._runs(arm, n_users)
+        runs, watches = self._runs(arm, n_users)
         point = point_of(arm, n_users, runs)
         # The point is of runs one after the other, but those of a repeat are side by side.
         beside = len(runs) / self._config.repeats
@@ -132,6 +138,9 @@ class Servers:
         )
         is_alone = self._experiment.n_servers == 1
         arrive_s, span_s = self._config.arrive_s, self._experiment.span_s
+        pool = None
+        if watches:
+            pool = pool_use(watches, [run.end_s for run in runs], point.completed, span_s)
         return Row.of(
             point,
             self._barge_in,
@@ -140,17 +149,23 @@ class Servers:
             most_sessions=max(run.most_sessions for run in runs) if is_alone else None,
             sessions_left=sum(run.sessions_left for run in runs),
             over_time=_over_time(runs, span_s) if span_s else (),
+            pool=pool,
         )
 
-    def _runs(self, arm: str, n_users: int) -> list[Simulated]:
-        runs, n_servers = [], self._experiment.n_servers
+    def _runs(self, arm: str, n_users: int) -> tuple[list[Simulated], list[PoolWatch]]:
+        """Returns the runs, and what watched the pool of each, if one does."""
+        runs, watches, n_servers = [], [], self._experiment.n_servers
         for repeat in range(self._config.repeats):
             rng = np.random.default_rng((self._config.seed, repeat, n_users))
             for server, n in enumerate(np.bincount(rng.integers(0, n_servers, n_users))):
-                if n:
-                    # A repeat of its own: the users of every server are other ones.
-                    runs.append(self._world.simulate(arm, int(n), repeat * n_servers + server))
-        return runs
+                if not n:
+                    continue
+                watch = PoolWatch(self._experiment.watch_s)
+                # A repeat of its own: the users of every server are other ones.
+                number = repeat * n_servers + server
+                runs.append(self._world.simulate(arm, int(n), number, watch.begin))
+                watches.append(watch)
+        return runs, watches if self._experiment.watch_s else []
 
 
 def rows_of(experiment: Experiment, repeats: int, seed: int) -> list[Row]:

@@ -15,13 +15,22 @@ COLUMNS = 2
 
 
 @dataclass(frozen=True, slots=True)
+class Point:
+    """What is no field of a row."""
+
+    arm: str
+    x: float
+    y: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Panel:
-    """x, y: fields of a row. scale: factor of y."""
+    """x, y: fields of a row, or of a point. scale: factor of y."""
 
     title: str
     x_label: str
     y_label: str
-    rows: Sequence[Row]
+    rows: Sequence[Row] | Sequence[Point]
     x: str
     y: str
     scale: float = 1.0

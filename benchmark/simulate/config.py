@@ -9,8 +9,10 @@ from benchmark.load.provenance import ROOT
 from benchmark.simulate.traffic import Traffic
 from sglang_live.device_model.model import load_device_model
 from sglang_live.errors import BadInputError
+from sglang_live.policy.config import THINKER
 from sglang_live.simulation.placement import APART, SHARED
 from sglang_live.simulation.run import ADMITTED
+from sglang_live.simulation.server.session import History
 from sglang_live.simulation.spec import ServerSpec
 from sglang_live.simulation.users import UserSettings
 from sglang_live.simulation.workload import RESPONSE_DURATIONS, Workload
@@ -29,6 +31,11 @@ class SimulateConfig:
         thinker_tokens, talker_tokens: KV pools.
         host_tokens: of the thinker in host memory; 0: there is no such tier.
         header_tokens: instructions of a session.
+        history_tokens: most of a conversation that a user brings: spread evenly from 0, computed
+            with the first turn.
+        kv_weight: of the thinker's U2 utility, PolicyConfig.beta.
+        reserve_all: whether the thinker leaves the room of whole responses free, and its policies
+            know; otherwise as SGLang, whose retraction is not simulated.
         overlap: as without --disable-overlap-schedule.
         max_running_requests: in each engine at once; 0: as many as users.
         vocoder_batch: chunks in a batch of the vocoder, --vocoder.max-batch.
@@ -56,6 +63,9 @@ class SimulateConfig:
     talker_tokens: int = 100_000
     host_tokens: int = 0
     header_tokens: int = 200
+    history_tokens: int = 0
+    kv_weight: float = THINKER.beta
+    reserve_all: bool = False
     overlap: bool = True
     max_running_requests: int = 0
     vocoder_batch: int = VocoderConfig().max_batch
@@ -75,6 +85,8 @@ class SimulateConfig:
         load_device_model(self.device_model)
         if self.devices not in (1, 3):
             raise ValueError("--devices is 1, shared by all stages, or 3")
+        if self.history_tokens < 0 or self.kv_weight < 0:
+            raise ValueError("--history-tokens and --kv-weight are not negative")
         if self.frames_per_token < 1 or self.reply_scale <= 0:
             raise ValueError("--frames-per-token is at least 1, --reply-scale positive")
         has_shape = self.arrival_shape != 1.0
@@ -122,6 +134,8 @@ class SimulateConfig:
             talker_tokens=self.talker_tokens,
             host_tokens=self.host_tokens,
             header_tokens=self.header_tokens,
+            thinker_policy=replace(THINKER, beta=self.kv_weight),
+            thinker_reserves_all=self.reserve_all,
             overlap=self.overlap,
             max_running_requests=self.max_running_requests,
             vocoder=VocoderConfig(n_first_chunks=self.first_chunks, max_batch=self.vocoder_batch),
@@ -133,6 +147,7 @@ class SimulateConfig:
             frames_per_token=self.frames_per_token,
             reply_scale=self.reply_scale,
             timeout_s=60.0 * max(1.0, self.reply_scale),
+            longest=History(self.history_tokens, 0, has_kv=False),
         )
 
     def with_sessions(self, *sessions: int) -> "SimulateConfig":
@@ -166,6 +181,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--talker-tokens", type=int, default=own.talker_tokens, metavar="N", help="KV pool")
     add("--host-tokens", type=int, default=own.host_tokens, metavar="N", help="on the host")
     add("--header-tokens", type=int, default=own.header_tokens, metavar="N", help="instructions")
+    add("--history-tokens", type=int, default=own.history_tokens, metavar="N", help="at most")
+    add("--kv-weight", type=float, default=own.kv_weight, metavar="X", help="of U2, in the thinker")
+    add("--reserve-all", action="store_true", help="room of whole responses, in the thinker")
     add("--disable-overlap-schedule", dest="overlap", action="store_false", help="as the server's")
     add("--max-running-requests", type=int, default=own.max_running_requests, metavar="N")
     add("--vocoder-batch", type=int, default=own.vocoder_batch, metavar="N", help="chunks")

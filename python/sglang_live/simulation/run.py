@@ -24,7 +24,7 @@ Prepare = Callable[[Server], None]
 class Simulated:
     """
     Attributes:
-        wall_s: from the first user's start until the last response has been played.
+        wall_s: from the first user's start until the last response has been played, at end_s.
         talker_frames: codec frames that the talker made.
         n_rebuilt: sessions whose conversation was prefilled again.
         most_used: largest use of a KV pool of each stage, in tokens.
@@ -34,6 +34,7 @@ class Simulated:
 
     rows: list[TurnRow]
     wall_s: float
+    end_s: float
     talker_frames: int
     n_rebuilt: int
     most_used: dict[str, int]
@@ -99,7 +100,8 @@ def point_of(arm: str, n_users: int, runs: list[Simulated]) -> PointStats:
 def _simulated(server: Server, users: list[User]) -> Simulated:
     rows = [row for user in users for row in user.rows]
     ends_s = [row.end_s for row in rows] + [user.played_out_s for user in users]
-    wall_s = max(ends_s) - min(row.start_s for row in rows)
+    end_s = max(ends_s)
+    wall_s = end_s - min(row.start_s for row in rows)
     replicas = server.replicas
     busy_s = {
         stage: sum(device.busy_s[stage] for device in replicas.devices.values())
@@ -109,6 +111,7 @@ def _simulated(server: Server, users: list[User]) -> Simulated:
     return Simulated(
         rows=rows,
         wall_s=wall_s,
+        end_s=end_s,
         talker_frames=server.n_frames,
         n_rebuilt=sum(thinker.kv.n_rebuilt for thinker in replicas.thinkers),
         most_used={

@@ -42,6 +42,7 @@ class ServerSpec:
     chunk_tokens: of a prefill of either engine.
     overlap: of scheduler and device, in both engines.
     first_audio_s: budget that admission gives a first audio (--admission-first-audio-ms).
+    thinker_reserves_all: see EngineSpec.
     max_running_requests: in each engine at once, as SGLang's flag; 0: as many as sessions.
     thinker_policy, talker_policy: constants of the policies, for experiments.
     """
@@ -54,6 +55,7 @@ class ServerSpec:
     header_tokens: int = 200
     chunk_tokens: int = 8192
     overlap: bool = True
+    thinker_reserves_all: bool = False
     max_running_requests: int = 0
     max_sessions: int = 64
     first_audio_s: float = 1.0
@@ -71,6 +73,7 @@ class ServerSpec:
             overlap=self.overlap,
             host_s=self.host.thinker_round_s,
             later=("talker",) if self.placement.shared_with_talker(device) else (),
+            reserves_all=self.thinker_reserves_all,
         )
 
     @property

@@ -4,7 +4,7 @@ Plans and records are those of voice_load, so that its statistics and tables app
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from sglang_live.client.turn_record import BARGE_IN, MS_PER_S, TurnRecord
@@ -44,7 +44,10 @@ class UserSettings:
 
     def history_of(self, user: int) -> History:
         part = user * _GOLDEN % 1.0
-        return History(round(part * self.longest.n_tokens), round(part * self.longest.n_user))
+        longest = self.longest
+        return replace(
+            longest, n_tokens=round(part * longest.n_tokens), n_user=round(part * longest.n_user)
+        )
 
 
 @dataclass(eq=False, slots=True)

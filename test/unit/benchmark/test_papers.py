@@ -1,13 +1,13 @@
 """Claims about the papers' experiments on the simulated server, and about their pictures."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from benchmark.papers import liveserve, metronome, voxserve
 from benchmark.papers.command import Paper
-from benchmark.papers.experiments import Experiment, rows_of, to_json
+from benchmark.papers.experiments import Experiment, Row, rows_of, to_json
 from benchmark.papers.picture import Panel, draw
 from benchmark.simulate.config import SimulateConfig
 from sglang_live.simulation.run import policies_of
@@ -43,6 +43,50 @@ def test_servers_side_by_side_share_the_users():
     alone, beside = (rows_of(e, repeats=1, seed=1) for e in (one, four))
     assert [row.completed for row in alone] == [row.completed for row in beside] == [16, 16]
     assert beside[0].first_audio_p50_ms < alone[0].first_audio_p50_ms
+
+
+def test_an_open_loop_has_its_rate_and_its_turns_over_time():
+    one = replace(SMALL, users=(6,), settings={"turns": 2, "arrive_s": 12.0}, span_s=10.0)
+    for row in rows_of(one, repeats=2, seed=1):
+        assert row.arrivals_per_s == 0.5
+        assert row.completed == 24 and row.failed == row.refused == row.sessions_left == 0
+        assert sum(span.turns for span in row.over_time) == 24
+        assert Row.from_json(json.loads(json.dumps(asdict(row)))) == row
+
+
+def test_the_pool_of_an_experiment_is_watched():
+    one = replace(SMALL, arms=("off",), span_s=5.0, watch_s=120.0)
+    [row] = rows_of(one, repeats=1, seed=1)
+    pool = row.pool
+    assert 0 < pool.tokens_mean < pool.tokens_most <= row.kv_tokens
+    assert pool.waits_share < 0.5 and len(pool.tokens_over_time) == int(pool.last_end_s / 5.0)
+    assert Row.from_json(json.loads(json.dumps(asdict(row)))) == row
+    with pytest.raises(ValueError, match="the watch before"):
+        rows_of(replace(one, watch_s=1.0), repeats=1, seed=1)
+
+
+def test_liveserve_draws_what_its_document_has():
+    rows = rows_of(replace(SMALL, span_s=10.0, watch_s=120.0), repeats=1, seed=1)
+    assert liveserve.panels({}) == []
+    found = {"open loop, Poisson": rows, "continuity over time": rows}
+    drawn = liveserve.panels(found)
+    assert [panel.x for panel in drawn] == ["arrivals_per_s", "arrivals_per_s", "x"]
+    assert {point.y for point in drawn[-1].rows} == {1.0, None}
+    kept = [replace(row, arm=liveserve.PACED) for row in rows[1:]]
+    names = [one.name for one in liveserve.EXPERIMENTS if one.figure == "Fig. 17"]
+    first_audio, _, _, held = liveserve.panels(dict.fromkeys(names, kept))
+    assert {point.arm for point in first_audio.rows} == set(liveserve.U2_WEIGHTS)
+    assert max(point.y for point in held.rows) > 0
+
+
+def test_only_names_experiments_by_their_begin(monkeypatch, capsys):
+    paper = Paper("papers_test", "title", (SMALL, replace(SMALL, name="other")), lambda found: [])
+    monkeypatch.setattr("sys.argv", ["test", "--repeats", "1", "--only", "oth"])
+    paper.main("A test.")
+    assert "other" in (said := capsys.readouterr().out) and "small" not in said
+    monkeypatch.setattr("sys.argv", ["test", "--only", "nothing"])
+    with pytest.raises(SystemExit):
+        paper.main("A test.")
 
 
 def test_a_document_is_continued(tmp_path, monkeypatch):

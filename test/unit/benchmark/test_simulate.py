@@ -1,5 +1,6 @@
 """benchmark.simulate: its flags, its users, and the comparison with an engine."""
 
+import numpy as np
 import pytest
 
 from benchmark.load.config import LoadConfig, Run
@@ -10,7 +11,8 @@ from benchmark.simulate.against import compare
 from benchmark.simulate.config import H100, parse_args
 from sglang_live.client.clip import FRAME_S
 from sglang_live.device_model.model import load_device_model
-from sglang_live.simulation.run import World
+from sglang_live.simulation.run import ADMITTED, World
+from sglang_live.simulation.server.session import History
 from sglang_live.simulation.spec import ServerSpec
 from sglang_live.simulation.users import UserSettings
 from sglang_live.simulation.workload import Workload
@@ -38,6 +40,41 @@ def test_flags_name_loads_and_arms(tmp_path):
         parse_args(["--policies", "off,nonsense"])
     with pytest.raises(SystemExit):
         parse_args(["--devices", "2"])
+
+
+def starts_s(*flags: str) -> np.ndarray:
+    config = parse_args(["--turns", "1", "--arrive-s", "100", *flags])
+    return np.array([user.start_s for user in config.workload(0.0).plans(400, 0)])
+
+
+def test_an_open_loop_arrives_at_its_rate_in_bursts_of_the_shape():
+    poisson, bursts = np.diff(starts_s()), np.diff(starts_s("--arrival-shape", "0.25"))
+    assert poisson.mean() == pytest.approx(0.25, rel=0.15)
+    assert bursts.mean() == pytest.approx(0.25, rel=0.25)
+    assert bursts.std() / bursts.mean() > 1.5 * poisson.std() / poisson.mean()
+    assert (starts_s("--trace-arrivals") != starts_s()).any()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--arrival-shape", "0.25"],
+        ["--arrive-s", "60", "--arrival-shape", "0"],
+        ["--arrive-s", "60", "--arrival-shape", "0.25", "--trace-arrivals"],
+        ["--history-tokens", "-1"],
+        ["--kv-weight", "-1"],
+    ],
+)
+def test_flags_without_a_meaning_are_refused(flags):
+    with pytest.raises(SystemExit):
+        parse_args(flags)
+
+
+def test_flags_reach_the_thinker_and_the_users():
+    config = parse_args(["--kv-weight", "0", "--reserve-all", "--history-tokens", "100"])
+    assert config.server.thinker_policy.beta == 0 and config.server.thinker_reserves_all
+    assert config.users.longest == History(100, 0, has_kv=False)
+    assert parse_args(["--policies", f"off,{ADMITTED}"]).policies == ("off", ADMITTED)
 
 
 @pytest.fixture(scope="module")

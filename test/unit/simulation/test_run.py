@@ -17,6 +17,7 @@ from sglang_live.simulation.load.stats import PointStats
 from sglang_live.simulation.placement import APART
 from sglang_live.simulation.run import World, point_of, policies_of
 from sglang_live.simulation.server.server import Server
+from sglang_live.simulation.server.session import History
 from sglang_live.simulation.spec import HostTimes, ServerSpec
 from sglang_live.simulation.users import User, UserSettings
 from sglang_live.simulation.workload import Clip, Workload
@@ -29,11 +30,14 @@ ARMS = ("off", "urgency", "pacing", "urgency+pacing", "deadline", "startup-delay
 
 
 def run_users(
-    arm: str, *plans: UserPlan, spec: ServerSpec | None = None
+    arm: str,
+    *plans: UserPlan,
+    spec: ServerSpec | None = None,
+    settings: UserSettings | None = None,
 ) -> tuple[Server, list[User]]:
     events = Events()
     server = Server(spec or ServerSpec(model=MODEL, host=NO_HOST), policies_of(arm), events)
-    users = [User(plan, {"clip": CLIP}, server, UserSettings()) for plan in plans]
+    users = [User(plan, {"clip": CLIP}, server, settings or UserSettings()) for plan in plans]
     events.run()
     return server, users
 
@@ -194,3 +198,45 @@ def test_more_users_wait_longer_and_the_most_that_do_not_are_found(world):
     found = capacity(lambda arm, n: point(world, arm, n), "off", least=8)
     assert 8 <= found.users < found.fails_at <= 96
     assert found.fails_at - found.users <= max(1, round(0.03 * found.fails_at))
+
+
+def test_turns_of_refused_sessions_are_recorded_and_no_session_stays_open():
+    spec = ServerSpec(model=MODEL, host=NO_HOST, max_sessions=1)
+    server, users = run_users("off", plan(0, 50), plan(1, 50, 50, 50, start_s=1.0), spec=spec)
+    assert [[row.record.status for row in user.rows] for user in users] == [
+        ["completed"],
+        # It comes back at once, until the first session is over: for the whole of its plan.
+        ["refused"] * 3,
+    ]
+    assert server.sessions == {}
+
+
+def test_an_open_loop_records_every_turn_and_the_sessions_at_once():
+    workload = replace(
+        Workload.load(turns=2, barge_in=0.5, seed=1), arrive_s=20.0, arrival_shape=0.25
+    )
+    run = World(workload, ServerSpec(model=MODEL), UserSettings()).simulate("all", 12)
+    assert len(run.rows) == 24 and run.sessions_left == 0
+    assert 2 <= run.most_sessions <= 12
+
+
+def test_room_for_whole_responses_lets_a_request_wait_instead_of_filling_the_pool():
+    plans = [plan(user, 200, start_s=0.1 * user) for user in range(2)]
+    spec = ServerSpec(model=MODEL, host=NO_HOST, thinker_tokens=420, header_tokens=0)
+    with pytest.raises(PoolFullError):
+        run_users("off", *plans, spec=spec)
+    _, users = run_users("off", *plans, spec=replace(spec, thinker_reserves_all=True))
+    first, second = (user.rows[0].record for user in users)
+    assert first.ok and second.ok
+    assert second.ttfp_ms > 1000 * first.audio_s
+
+
+def test_a_conversation_without_kv_is_computed_with_the_first_turn():
+    def first_ms(*, has_kv: bool) -> list[float]:
+        settings = UserSettings(longest=History(8000, 0, has_kv=has_kv))
+        _, [user] = run_users("off", plan(1, 10, 10), settings=settings)
+        return [row.record.ttfp_ms for row in user.rows]
+
+    without, kept = first_ms(has_kv=False), first_ms(has_kv=True)
+    assert without[0] > kept[0] + 20
+    assert without[1] == pytest.approx(kept[1], abs=1)

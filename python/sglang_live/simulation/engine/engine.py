@@ -52,6 +52,8 @@ class EngineSpec:
         overlap: whether a batch is launched before the result of the one before it.
         host_s: time that the scheduler's thread takes for a batch beside the device's.
         later: stages behind this one on the same device.
+        reserves_all: the room of all responses is left free from their begin, so that none is
+            retracted. Otherwise a part of it, as SGLang estimates.
     """
 
     name: str
@@ -60,6 +62,7 @@ class EngineSpec:
     overlap: bool = True
     host_s: float = 0.0
     later: tuple[str, ...] = ()
+    reserves_all: bool = False
 
 
 class Engine:
@@ -207,11 +210,20 @@ class Engine:
         self._pause_requests()
         self._before_prefill()
         n_waiting = len(self.waiting)
-        items, self.waiting = self._prefill.choose(self.waiting, self.running)
+        items, self.waiting = self._prefill.choose(self.waiting, self.running, self._reserved)
         if items:
             return self._launch_prefill(items, now_s)
         assert len(self.waiting) == n_waiting
         return self._launch_decode(now_s)
+
+    @property
+    def _reserved(self) -> float:
+        """Tokens that stay free for the responses of requests with KV."""
+        if self.spec.reserves_all:
+            partial = self._prefill.partial
+            half = 0 if partial is None else partial.left_to_prefill + partial.reserved
+            return half + sum(req.reserved for req in (*self.running, *self.paused.values()))
+        return self._prefill.ratio * sum(req.reserved for req in self.running)
 
     def _join_prefilled(self) -> None:
         """Have the requests decode whose prompts the latest prefill completed."""
@@ -233,8 +245,9 @@ class Engine:
         if partial is not None and self.rounds.slices_prefill:
             blocked.append(partial.rid)
         pool, half = self.pool, self._half_prefilled()
+        free = pool.free - round(self._reserved) if self.spec.reserves_all else pool.free
         self.rounds.decide(
-            Pool(free=pool.free, total=pool.total, free_rows=pool.free_rows),
+            Pool(free=free, total=pool.total, free_rows=pool.free_rows),
             prefill_running=partial is not None and partial.rid not in half,
             blocked=blocked,
             half=half,

@@ -37,8 +37,13 @@ class Prefill:
         self.partial: Request | None = None
         self.is_full = False
 
-    def choose(self, waiting: list[Request], running: list[Request]) -> tuple[Items, list[Request]]:
-        """Returns the prefill, empty if there is none, and the requests that stay in the queue."""
+    def choose(
+        self, waiting: list[Request], running: list[Request], reserved: float
+    ) -> tuple[Items, list[Request]]:
+        """Returns the prefill, empty if there is none, and the requests that stay in the queue.
+
+        reserved: tokens that stay free for the responses of others.
+        """
         if not waiting and self.partial is None:
             return [], waiting
         queue: list[Request] = waiting
@@ -58,7 +63,7 @@ class Prefill:
             self.is_full = False
         if (self.is_full or not queue) and self.partial is None:
             return [], waiting
-        items = self._fill(queue, running, chunk)
+        items = self._fill(queue, self._pool.free - reserved, chunk)
         taken = {req.rid for req, _ in items}
         return items, [req for req in (*queue, *later) if req.rid not in taken]
 
@@ -90,9 +95,7 @@ class Prefill:
             return True
         return self._decodes_next and any(not rounds.is_well_buffered(r.rid) for r in live)
 
-    def _fill(self, queue: list[Request], running: list[Request], chunk: int) -> Items:
-        pool = self._pool
-        room = pool.free - sum(req.reserved for req in running) * self.ratio
+    def _fill(self, queue: list[Request], room: float, chunk: int) -> Items:
         items: Items = []
         partial, self.partial = self.partial, None
         if partial is not None:
@@ -101,7 +104,7 @@ class Prefill:
             chunk -= n_tokens
             if n_tokens < partial.left_to_prefill:
                 self.partial = partial
-        rows = pool.free_rows
+        rows = self._pool.free_rows
         for req in queue:
             if chunk <= 0:
                 break

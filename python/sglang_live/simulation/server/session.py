@@ -7,10 +7,14 @@ from sglang_live.interaction.user_stats import UserStats
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a session holds of a conversation. n_user: tokens of the user's messages."""
+    """What a session holds of a conversation.
+
+    n_user: tokens of the user's messages. has_kv: otherwise its first turn computes it all.
+    """
 
     n_tokens: int
     n_user: int
+    has_kv: bool = True
 
 
 NEW = History(0, 0)

@@ -45,10 +45,13 @@ class Sessions:
         self.n_rebuilt = 0
 
     def resume(self, session: Session, history: History) -> None:
-        """The new session has been going on for a while: its conversation has KV already."""
-        self._pool.take(history.n_tokens)
-        session.n_tokens = session.n_device = session.history = history.n_tokens
+        """The new session has been going on for a while."""
+        session.history = history.n_tokens
         session.talker_prompt = history.n_user
+        if not history.has_kv:
+            return
+        self._pool.take(history.n_tokens)
+        session.n_tokens = session.n_device = history.n_tokens
         if self.tiers is not None:
             self.tiers.end(session)
 
