@@ -108,7 +108,7 @@ def _search(config: SimulateConfig, loads: Loads, points: list[PointStats]) -> d
 
 # What a load on a machine has beside: its processes, clients and storms.
 _NOT_SIMULATED = (
-    *("storm", "cpu_s_per_audio_s", "peak_rss_mib", "late_frames", "rate_rps", "refused"),
+    *("storm", "cpu_s_per_audio_s", "peak_rss_mib", "late_frames", "rate_rps"),
     *("early_replies", "false_triggers", "wrong_interruptions", "side_errors"),
 )
 
