@@ -20,6 +20,7 @@ from sglang_live.config import (
     ServerConfig,
     SessionStorage,
     StageConfig,
+    default_cache_dir,
 )
 from sglang_live.device_model.model import load_device_model
 from sglang_live.devices import DEFAULT_DEVICE, devices_of_replicas
@@ -32,6 +33,7 @@ from sglang_live.models.family import INT8, OWN
 from sglang_live.policy.policies import Policies
 from sglang_live.stages.spec import STAGES, STUCK_AFTER_S
 from sglang_live.stages.stage_flags import check_engine, split_arguments
+from sglang_live.stages.transport.lease_flags import add_lease_arguments, leases_of
 from sglang_live.stages.transport.stage_key import add_key_arguments, check_exposed
 
 POLICIES_HELP = "`off`, `all`, or a comma-separated list"
@@ -61,6 +63,7 @@ def parse(argv: list[str]) -> ServerConfig:
         api_keys=_keys(own.api_key, "SGLANG_LIVE_API_KEYS"),
         batch_only_keys=_keys(own.batch_only_key, "SGLANG_LIVE_BATCH_ONLY_KEYS"),
         flex=flex_config(own),
+        leases=leases_of(own, policies, stages),
         ssl_certfile=_path(own.ssl_certfile),
         ssl_keyfile=_path(own.ssl_keyfile),
         operator_key=own.operator_key or os.environ.get("SGLANG_LIVE_OPERATOR_KEY") or None,
@@ -161,6 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_policy_arguments(parser)
     add_log_argument(parser)
     add_storage_arguments(parser)
+    add_lease_arguments(parser)
     add_stuck_argument(parser)
     add_key_arguments(parser)
     _add_access_arguments(parser)
@@ -394,7 +398,3 @@ def _retention(own: argparse.Namespace) -> RetentionConfig | None:
         window_tokens=own.retention_window,
         slack_tokens=own.retention_slack,
     )
-
-
-def default_cache_dir() -> str:
-    return os.environ.get("SGLANG_LIVE_CACHE") or str(Path.home() / ".cache" / "sglang_live")

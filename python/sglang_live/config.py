@@ -4,6 +4,7 @@ In: values, usually from arguments.py. Out: ServerConfig, or BadInputError for i
 """
 
 import math
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,7 @@ class ServerConfig:
     speaker_model: that tells users' voices from others; None: none does.
     policies: the policies that are on; OFF: SGLang's own scheduling.
     retention: bounds of what sessions keep of long conversations; None: sessions keep everything.
+    leases: by stage, "lend" or "borrow", of those that lend or borrow KV memory.
     session_storage: disk space of each thinker; None: KV stays in host memory.
     elastic_kv: whether the KV pools of thinker and talker exchange memory.
     api_keys: accepted keys; empty: no key is needed.
@@ -117,6 +119,7 @@ class ServerConfig:
     retention: RetentionConfig | None = None
     session_storage: SessionStorage | None = None
     elastic_kv: bool = False
+    leases: dict[str, str] = field(default_factory=dict)
     api_keys: tuple[str, ...] = ()
     batch_only_keys: tuple[str, ...] = ()
     flex: FlexConfig = field(default_factory=FlexConfig)
@@ -223,6 +226,8 @@ class ServerConfig:
         """Whether the pools of the stages can exchange memory."""
         if not self.policies:
             raise BadInputError("--elastic-kv needs policies: SGLang's own scheduler cannot resize")
+        if self.leases:
+            raise BadInputError("--elastic-kv and --lend: memory is moved or lent, not both")
         for name in ("thinker", "talker"):
             stage = self.stages.get(name, StageConfig())
             if stage.connect or stage.replicas > 1:
@@ -247,3 +252,7 @@ class ServerConfig:
             raise BadInputError(
                 f"serving {self.host} without an API key: give --api-key, or --allow-anonymous"
             )
+
+
+def default_cache_dir() -> str:
+    return os.environ.get("SGLANG_LIVE_CACHE") or str(Path.home() / ".cache" / "sglang_live")

@@ -21,9 +21,9 @@ from sglang_live.arguments import (
     add_stuck_argument,
     add_weights_argument,
     check_stuck,
-    default_cache_dir,
     parse_storage,
 )
+from sglang_live.config import default_cache_dir
 from sglang_live.devices import DEFAULT_DEVICE, check_devices, devices_of_ranks, read_devices
 from sglang_live.errors import BadInputError
 from sglang_live.launch_server import check_machine, end_in_one_line

@@ -47,6 +47,7 @@ def stage_specs(
                     engine_args=_engine_args(stage, settings.args, _at_once(config)),
                     policies=config.policies,
                     session_storage=_storage(stage, config),
+                    leases=config.leases.get(stage, ""),
                     voices=talker_voices(stage, model),
                     log_format=config.log_format,
                     device_model=str(config.device_model or ""),

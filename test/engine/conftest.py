@@ -30,6 +30,7 @@ NIGHTLY = {
     "test_full_pool.py": ("page-1",),
     "test_graphs.py": ("no-overlap",),
     "test_host_tier.py": ("page-16-no-overlap-slow-link",),
+    "test_lending.py": ("page-16-no-overlap-slow-link", "graphs"),
     "test_long_responses.py": ("page-1",),
     "test_modelled_device.py": ("no-overlap",),
     "test_pauses.py": ("no-overlap",),
@@ -127,6 +128,7 @@ async def running_stages(
     voices: str = "",
     shares_device: bool = False,
     elastic_kv: bool = False,
+    leases: dict[str, str] | None = None,
     talker_args: dict | None = None,
 ) -> AsyncIterator[Stages]:
     """Start stages.
@@ -137,6 +139,7 @@ async def running_stages(
     session_storage: the thinker's, "<bytes>:<directory>".
     voices: the talker's, see StageSpec.
     shares_device, elastic_kv: see StageSpec.
+    leases: by stage, "lend" or "borrow".
     device_model: a file of test/data/device_models, without its suffix. "": none.
     """
     run_dir = RunDir.make()
@@ -167,6 +170,7 @@ async def running_stages(
             session_storage=session_storage if stage == "thinker" else "",
             voices=voices if stage == "talker" else "",
             elastic_kv=elastic_kv and stage != "vocoder",
+            leases=(leases or {}).get(stage, ""),
         )
         for stage in names
     ]

@@ -1,5 +1,6 @@
 """Settings of the server from argument lists."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -332,6 +333,13 @@ def test_without_a_window_or_the_policy_a_session_keeps_everything(argv):
         (["--elastic-kv", "--live-policies", "off"], "--elastic-kv needs policies"),
         (["--elastic-kv", "--talker.replicas", "2"], "--elastic-kv needs one talker"),
         (["--elastic-kv", "--thinker.tp-size", "2"], "--elastic-kv needs a thinker of one rank"),
+        (
+            [
+                *("--elastic-kv", "--lend", "talker", "--borrow", "thinker"),
+                "--thinker.enable-hierarchical-cache",
+            ],
+            "memory is moved or lent, not both",
+        ),
         (["--talker.replicas", "0"], "replicas must be a number from 1, got '0'"),
         (["--talker.replicas", "two"], "replicas must be .* got 'two'"),
         (["--talker.replicas", "1.5"], "replicas must be .* got '1.5'"),
@@ -450,3 +458,29 @@ def test_a_folder_for_batches_has_limits_of_its_own():
         for value in ("0", "-1"):
             with pytest.raises(BadInputError, match=flag.removeprefix("--")):
                 parsed(flag, value)
+
+
+LEASES = [*HOST_TIER, "--lend", "talker", "--borrow", "thinker"]
+
+
+def test_stages_neither_lend_nor_borrow_by_default():
+    assert parsed().leases == {}
+    assert parsed(*LEASES).leases == {"talker": "lend", "thinker": "borrow"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--lend", "talker"], "gain nothing without each other"),
+        (["--borrow", "thinker"], "gain nothing without each other"),
+        (["--lend", "vocoder", "--borrow", "thinker"], "--lend vocoder: thinker and talker have"),
+        (["--lend", "thinker", "--borrow", "talker"], "--borrow talker: thinker have sessions"),
+        (["--lend", "thinker", "--borrow", "thinker"], "could wait for the other's pages"),
+        (["--lend", "talker", "--borrow", "thinker"], "needs the policy next-use"),
+        ([*LEASES, "--live-policies", "off"], "needs the policy next-use"),
+        ([*LEASES, "--talker.tp-size", "2"], "--talker.tp-size 2: stages of several ranks"),
+    ],
+)
+def test_leases_without_a_gain_are_refused_with_the_reason(flags, reason):
+    with pytest.raises(BadInputError, match=re.escape(reason)):
+        parsed(*flags)

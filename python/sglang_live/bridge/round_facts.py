@@ -11,7 +11,7 @@ UNMEASURED = StageRates()
 
 @dataclass(frozen=True, slots=True)
 class LinkRate:
-    """The measured link from host to device.
+    """A measured link to the device.
 
     Attributes:
         bytes_per_s: None before the first measurement.
@@ -32,6 +32,8 @@ class RoundStamp:
         n_done: number of the latest of them.
         prefill_done_s: arrival of the latest prefill's result.
         cost: what rounds take; for best effort.
+        rate: of the link from the host.
+        peer_rate: of the link from pages that another engine lends.
     """
 
     now_s: float
@@ -41,6 +43,7 @@ class RoundStamp:
     n_done: int = 0
     prefill_done_s: float = 0.0
     cost: RoundCost = UNMEASURED_COST
+    peer_rate: LinkRate = LinkRate(None, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,15 +89,22 @@ class VocoderCosts(_Positive):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCosts(_Positive):
-    """Copies between host and device; the two directions do not share their bandwidth."""
+    """Copies between host and device, and to and from the memory that another stage lends; the two
+    directions do not share their bandwidth.
+    """
 
     to_device_gb_per_s: float
     to_device_latency_us: float
     to_host_gb_per_s: float
     to_host_latency_us: float
+    peer_gb_per_s: float
+    peer_latency_us: float
 
     def to_device_s(self, n_bytes: float) -> float:
         return self.to_device_latency_us / 1e6 + n_bytes / (self.to_device_gb_per_s * 1e9)
 
     def to_host_s(self, n_bytes: float) -> float:
         return self.to_host_latency_us / 1e6 + n_bytes / (self.to_host_gb_per_s * 1e9)
+
+    def peer_s(self, n_bytes: float) -> float:
+        return self.peer_latency_us / 1e6 + n_bytes / (self.peer_gb_per_s * 1e9)

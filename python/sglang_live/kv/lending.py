@@ -108,6 +108,28 @@ def offer(view: LenderView, run: int, config: LendingConfig) -> int:
     return max(0, min(spare, view.free + view.evictable - reserve(view, config)) // run)
 
 
+def lendable(total: int, run: int, config: LendingConfig) -> int:
+    """Tokens that an idle engine lends at most.
+
+    Args:
+        total: tokens of the pool.
+        run: tokens of a run.
+    """
+    idle = LenderView(
+        total=total,
+        free=total,
+        evictable=0,
+        leased=0,
+        recalled=0,
+        needed=0,
+        longest_prompt=0,
+        decoding=0,
+        missing=0,
+        since_recall_s=float("inf"),
+    )
+    return run * offer(idle, run, config)
+
+
 def reclaim(view: LenderView, run: int, config: LendingConfig) -> int:
     """Runs to recall now, in addition to those that are recalled already."""
     active = view.leased - view.recalled

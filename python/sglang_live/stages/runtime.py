@@ -20,6 +20,7 @@ import setproctitle
 
 from sglang_live.bridge.modelled.clock import DEVICE_CLOCK_ENV, device_clock_env
 from sglang_live.bridge.platform import cpu
+from sglang_live.bridge.platform.kv_memory import SHARED_KV_ENV
 from sglang_live.bridge.platform.load_file import SHM_NAMES_ENV
 from sglang_live.bridge.scheduler.device_peers import DEVICE_PEERS_ENV, device_peers_env
 from sglang_live.bridge.scheduler.progress_lock import forgo_progress_lock
@@ -28,11 +29,13 @@ from sglang_live.device_model.model import DEVICE_MODEL_ENV
 from sglang_live.devices import devices_of_ranks
 from sglang_live.engine_channel.elastic import ELASTIC_ENV
 from sglang_live.engine_channel.inbox import POLICIES_ENV, SHARED_DEVICE_ENV, STORAGE_ENV
+from sglang_live.engine_channel.lease_channel import LEASES_ENV, LEND
 from sglang_live.errors import SeamError
 from sglang_live.messages import Ready, SessionHint
 from sglang_live.models.family import family_at
 from sglang_live.models.piece_talker import PieceTalker
 from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.transport.lease_broker import lease_socket
 from sglang_live.stages.transport.server import ServedJob, StageServer
 from sglang_live.stages.transport.wire import fallbacks, shm_names
 from sglang_live.telemetry.log_lines import engine_logging, log_in_lines
@@ -187,6 +190,8 @@ def main() -> None:
     os.environ[STORAGE_ENV] = spec.session_storage
     elastic = json.dumps([str(spec.kv_mover_path), spec.stage]) if spec.elastic_kv else ""
     os.environ[ELASTIC_ENV] = elastic
+    os.environ[LEASES_ENV] = f"{spec.leases}:{lease_socket(spec.run_dir)}" if spec.leases else ""
+    os.environ[SHARED_KV_ENV] = str(int(spec.leases == LEND))
     os.environ[SHM_NAMES_ENV] = shm_names(spec.run, os.getpid())
     use_temporary_folder(spec)
     forgo_progress_lock()

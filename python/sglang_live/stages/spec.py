@@ -27,6 +27,8 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     shares_device: whether another stage of the server uses one of its devices.
     policies: those that are on.
     session_storage: "<bytes>:<directory>" for KV that exceeds a thinker's host memory. "": none.
+    leases: "lend" or "borrow", if the engine lends pages of its KV pool to others on this host, or
+        keeps sessions' KV in pages that others lend. "": neither.
     remote: whether it is started on another host; the server only connects to it.
     key_file: secret shared with a stage on another host (transport/stage_key.py). "": none.
     native_key: key of SGLang's own HTTP API, served on native_socket. "": it is not served.
@@ -54,6 +56,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str] = {}
     policies: Policies = OFF
     session_storage: str = ""
+    leases: str = ""
     remote: bool = False
     voices: str = ""
     log_format: str = "text"

@@ -19,6 +19,7 @@ from sglang_live.stages.memory.kv_mover import KvMover
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
 from sglang_live.stages.stage_logs import StageLogs
 from sglang_live.stages.transport.client import StageClient
+from sglang_live.stages.transport.lease_broker import LeaseBroker, lease_socket
 from sglang_live.stages.transport.peers import new_run
 from sglang_live.stages.transport.queues import QueueCounts
 from sglang_live.stages.transport.wire import sweep_shared_memory
@@ -112,6 +113,8 @@ class Supervisor:
         self._watchers: list[asyncio.Task[None]] = []
         elastic = next((spec for spec in specs if spec.elastic_kv), None)
         self.kv_mover = KvMover(elastic.kv_mover_path) if elastic is not None else None
+        sockets = {lease_socket(spec.run_dir) for spec in specs if spec.leases}
+        self.lease_brokers = [LeaseBroker(path) for path in sorted(sockets)]
 
     async def start(self) -> None:
         """Start all replicas and wait until each has been ready once.
@@ -123,6 +126,8 @@ class Supervisor:
         self._logs = StageLogs(self._log_dir, self._drops, as_json=as_json)
         if self.kv_mover is not None:
             self.kv_mover.start()
+        for broker in self.lease_brokers:
+            broker.start()
         first_up = [asyncio.get_running_loop().create_future() for _ in self.replicas]
         self._watchers = [
             asyncio.create_task(self._watch(replica, up), name=f"watch {replica.spec.name}")
@@ -138,6 +143,8 @@ class Supervisor:
             await self._put_down(replica, "server stops")
         if self.kv_mover is not None:
             await self.kv_mover.stop()
+        for broker in self.lease_brokers:
+            broker.stop()
         if self._logs is not None:
             await asyncio.to_thread(self._logs.close)
 

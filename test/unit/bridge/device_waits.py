@@ -87,6 +87,21 @@ REASONS = {
         "ElasticPool.release nonzero x2": HOST,
     },
     "bridge/tiers/host.py": {"SessionTier._least_of_all_ranks tolist": HOST},
+    "bridge/tiers/leases.py": {
+        "PoolRuns.take cpu": "a CPU alone: no lender's memory is shared on CUDA",
+        "PoolRuns.take int": NUMPY,
+        "PoolRuns.take numpy": "a CPU alone: no lender's memory is shared on CUDA",
+        "Leases.report float": NUMPY,
+    },
+    "bridge/tiers/peer_copies.py": {
+        "PeerCopies.free_slots numpy": HOST,
+        "PeerCopies.reset synchronize": "a flush",
+        "PeerCopies.sessions_in numpy": HOST,
+    },
+    "bridge/tiers/peer_pool.py": {
+        "PeerPools.transfers tolist": HOST,
+        "PeerPools.transfers unique": HOST,
+    },
     "bridge/tiers/session_copies.py": {"SessionCopies.compact nonzero": HOST},
     "bridge/tiers/storage.py": {"StoredTails._begin tolist": HOST, "_bytes_of numpy": HOST},
     "engine_channel/inbox.py": {

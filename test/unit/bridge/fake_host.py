@@ -131,6 +131,10 @@ class FakeController:
         self.ack_write_queue: list[HiCacheAck] = []
         self.ack_load_queue: list[HiCacheAck] = []
 
+    @staticmethod
+    def _completion(done: FakeEvent) -> SimpleNamespace:
+        return SimpleNamespace(start_event=done, finish_event=done, timing_enabled=True)
+
     def start_writing(self) -> None:
         operation = CacheOperation.merge_ops(self.write_queue)
         self.write_queue.clear()

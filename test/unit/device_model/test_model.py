@@ -115,7 +115,13 @@ def test_costs_are_sums_of_their_parts():
     assert talker.prefill_s(1000, 8.0) == pytest.approx(0.020 + 0.050)
     assert VocoderCosts(fixed_ms=3, per_chunk_ms=0.5).decode_s(4) == pytest.approx(0.005)
     link = LinkCosts(
-        to_device_gb_per_s=50, to_device_latency_us=10, to_host_gb_per_s=25, to_host_latency_us=20
+        to_device_gb_per_s=50,
+        to_device_latency_us=10,
+        to_host_gb_per_s=25,
+        to_host_latency_us=20,
+        peer_gb_per_s=250,
+        peer_latency_us=5,
     )
     assert link.to_device_s(1e9) == pytest.approx(0.02001)
     assert link.to_host_s(1e9) == pytest.approx(0.04002)
+    assert link.peer_s(1e9) == pytest.approx(0.004005)

@@ -8,6 +8,7 @@ from sglang_live.kv.lending import (
     LenderView,
     LendingConfig,
     Need,
+    lendable,
     offer,
     reclaim,
     reserve,
@@ -51,6 +52,12 @@ def test_offering_again_and_again_ends_above_the_reserve():
         view = leasing(n)
     assert view.free >= reserve(view, CONFIG) + RUN
     assert reclaim(view, RUN, CONFIG) == 0
+
+
+def test_a_pool_of_the_size_of_its_reserve_lends_nothing_ever():
+    assert lendable(IDLE.total, RUN, CONFIG) == offer(IDLE, RUN, CONFIG) * RUN
+    assert lendable(4096 + 256, 256, CONFIG) == 0
+    assert lendable(4096, 0, CONFIG) == 0
 
 
 def test_the_reserve_has_the_longest_prompt_and_a_step_of_each_request():

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 DEVICE_CLOCK_ENV = "SGLANG_LIVE_DEVICE_CLOCK"
-COMPUTE, TO_DEVICE, TO_HOST = range(3)
+COMPUTE, TO_DEVICE, TO_HOST, TO_PEER, FROM_PEER = range(5)
 _QUEUES = 8
 COUNTERS = (
     "batches",

@@ -1,17 +1,24 @@
-"""Copies between host and device that take a modelled link's time, where both are one memory.
+"""Copies between tiers of KV that take a modelled link's time, where both are one memory.
 
 One queue per direction and device, as on PCIe: latency, then bytes over bandwidth. A token has the
 bytes of the modelled model's KV, not those of the small model that computes.
 """
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.mem_cache.l2_transfer import L2Transfer, L2TransferEngine, TransferCompletion
 
-from sglang_live.bridge.modelled.clock import TO_DEVICE, TO_HOST, ModelledEvent, Work
+from sglang_live.bridge.modelled.clock import (
+    FROM_PEER,
+    TO_DEVICE,
+    TO_HOST,
+    TO_PEER,
+    ModelledEvent,
+    Work,
+)
 from sglang_live.bridge.modelled.device import ModelledDevice
+from sglang_live.bridge.tiers.peer_pool import PeerPool
 
 
 class ModelledLink(L2TransferEngine):
@@ -20,7 +27,7 @@ class ModelledLink(L2TransferEngine):
         self._device = device
 
     def submit_device_to_host(self, transfers: list[L2Transfer]) -> TransferCompletion:
-        work = self._book(TO_HOST, self._device.model.link.to_host_s, transfers)
+        work = self._book(transfers, to_device=False)
         super().submit_device_to_host(transfers)
         return _completion(work, ModelledEvent(work))
 
@@ -32,7 +39,7 @@ class ModelledLink(L2TransferEngine):
         start_event: Any = None,
         on_layer_done: Any = None,
     ) -> TransferCompletion:
-        work = self._book(TO_DEVICE, self._device.model.link.to_device_s, transfers)
+        work = self._book(transfers, to_device=True)
 
         def copy(asked_s: float = 0.0, noticed_s: float = 0.0) -> None:
             L2TransferEngine.submit_host_to_device(
@@ -51,12 +58,27 @@ class ModelledLink(L2TransferEngine):
         self._device.next_batch_waits(work.done_s, transfer_layer_id_max)
         return _completion(work, ModelledEvent(work))
 
-    def _book(
-        self, queue: int, cost_s: Callable[[float], float], transfers: list[L2Transfer]
-    ) -> Work:
-        n_tokens = sum(len(transfer.device_indices) for transfer in transfers)
-        n_bytes = n_tokens * self._device.engine_costs.kv_token_bytes
-        return self._device.clock.book(queue, cost_s(n_bytes), launched_s=time.monotonic())
+    def _book(self, transfers: list[L2Transfer], *, to_device: bool) -> Work:
+        """Work from the begin of the first to the end of the last: links do not wait for each
+        other.
+        """
+        link, now_s = self._device.model.link, time.monotonic()
+        links = {
+            False: (TO_DEVICE, link.to_device_s) if to_device else (TO_HOST, link.to_host_s),
+            True: (FROM_PEER if to_device else TO_PEER, link.peer_s),
+        }
+        n_tokens = {False: 0, True: 0}
+        for transfer in transfers:
+            is_lent = isinstance(transfer.host_pool, PeerPool)
+            n_tokens[is_lent] += len(transfer.device_indices)
+        booked = []
+        for is_lent, n in n_tokens.items():
+            if n:
+                queue, cost_s = links[is_lent]
+                n_bytes = n * self._device.engine_costs.kv_token_bytes
+                booked.append(self._device.clock.book(queue, cost_s(n_bytes), launched_s=now_s))
+        began_s = min((work.began_s for work in booked), default=now_s)
+        return Work(began_s, max((work.done_s for work in booked), default=now_s))
 
 
 def _completion(work: Work, finish: ModelledEvent) -> TransferCompletion:

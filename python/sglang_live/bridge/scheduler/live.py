@@ -21,7 +21,7 @@ from sglang_live.bridge.scheduler.round_log import RoundLog
 from sglang_live.bridge.scheduler.sliced_prefill import audio_within
 from sglang_live.bridge.scheduler.sync_log import SyncLog
 from sglang_live.bridge.session.cache import SessionCache
-from sglang_live.bridge.tiers.elastic_scheduler import ElasticScheduler
+from sglang_live.bridge.tiers.lender_scheduler import LenderScheduler
 from sglang_live.engine_channel.messages import SPEAK_PREFIX, THINK_PREFIX, TURN_PREFILL_PREFIX
 from sglang_live.policy.config import THINKER
 
@@ -31,7 +31,7 @@ IDLE_WAIT_MS = 20
 LOADING_WAIT_MS = 5
 
 
-class LiveScheduler(ElasticScheduler):
+class LiveScheduler(LenderScheduler):
     policy_config = THINKER
 
     # --- setting up ---

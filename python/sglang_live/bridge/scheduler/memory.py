@@ -106,8 +106,14 @@ class MemoryScheduler(ReportingScheduler):
                 return
 
     def fits(self, req: Req, running: list[Req], free: int) -> bool:
-        """Whether a request's prefill and decode fit into memory, by the measure of upstream's
-        PrefillAdder: beside the tokens that the running requests are expected to decode.
+        """Whether a request's prefill and decode fit into memory."""
+        return self.missing_tokens(req, running, free) <= 0
+
+    def missing_tokens(self, req: Req, running: list[Req], free: int) -> float:
+        """Tokens by which a request's prefill and decode exceed memory; below 0: they fit.
+
+        By the measure of upstream's PrefillAdder: beside the tokens that the running requests are
+        expected to decode.
         """
         needed = self._tokens_to_hold(req) + decode_tokens_left(req) + self.page_size
         ratio = self.new_token_ratio_tracker.current
@@ -115,7 +121,7 @@ class MemoryScheduler(ReportingScheduler):
             decode_tokens_left(one) * (1.0 if one.sampling_params.ignore_eos else ratio)
             for one in running
         )
-        return needed + promised <= free
+        return needed + promised - free
 
     def has_place(self, req: Req, running_batch: ScheduleBatch) -> bool:
         """Whether there are memory, a row and a place in the batch for a waiting request."""

@@ -141,7 +141,8 @@ class ReportingScheduler(Scheduler):
             events = self.tier_events
             rate = events.link_rate() if events is not None else LinkRate(None, 0.0)
             urgent = self.device_peers is not None and self.device_peers.urgent(now_s)
-            stamp = RoundStamp(now_s, urgent, rate)
+            peer_rate = events.peer_rate() if events is not None else LinkRate(None, 0.0)
+            stamp = RoundStamp(now_s, urgent, rate, peer_rate=peer_rate)
             if self.meter is not None:
                 stamp = RoundStamp(
                     now_s,
@@ -151,6 +152,7 @@ class ReportingScheduler(Scheduler):
                     self.meter.n_done,
                     self.meter.prefill_done_s,
                     self.meter.cost,
+                    peer_rate,
                 )
             feeds = [stamp, *feeds]
         return [*feeds, *super()._poll_timeout_aborts()]

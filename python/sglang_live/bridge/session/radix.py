@@ -199,16 +199,16 @@ class LiveRadixCache(UnifiedRadixCache):
     def writing_check(self, write_back: bool = False, finish_count: int | None = None) -> None:
         super().writing_check(write_back=write_back, finish_count=finish_count)
         if write_back and self.session.tier is not None:
-            self.session.tier.copies.all_written()
+            self.session.tier.all.all_written()
 
     def _finish_write_through_ack(self, ack_id: int) -> None:
         tier = self.session.tier
-        if tier is None or not tier.copies.acknowledged(ack_id):
+        if tier is None or not tier.all.acknowledged(ack_id):
             super()._finish_write_through_ack(ack_id)
 
     def _log_write_ack_metrics(self, ack: HiCacheAck) -> None:
         if self.session.tier is not None:
-            self.session.tier.copies.measure(ack, self.session.tier.copies.to_tier)
+            self.session.tier.all.measure_write(ack)
         super()._log_write_ack_metrics(ack)
 
     def loading_check(self, finish_count: int | None = None) -> None:
@@ -218,9 +218,9 @@ class LiveRadixCache(UnifiedRadixCache):
             n = self._count_ready_acks(queue) if finish_count is None else finish_count
             for ack in queue[:n]:
                 ack.finish_event.synchronize()
-                tier.copies.measure(ack, tier.copies.to_device)
+                tier.all.measure_load(ack)
                 # SGLang looks up every remaining id among the tree's nodes.
-                ack.node_ids[:] = [i for i in ack.node_ids if not tier.copies.acknowledged(i)]
+                ack.node_ids[:] = [i for i in ack.node_ids if not tier.all.acknowledged(i)]
         super().loading_check(finish_count)
 
 

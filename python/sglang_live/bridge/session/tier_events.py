@@ -23,12 +23,18 @@ class TierEvents:
         if sessions.idle is not None:
             sessions.idle.tick(stamp.now_s)
         if sessions.preloads is not None:
-            sessions.preloads.tick(stamp.now_s, stamp.rate)
+            sessions.preloads.tick(stamp.now_s, stamp.rate, stamp.peer_rate)
 
     def link_rate(self) -> LinkRate:
-        """The rate that this rank has measured."""
+        """The rate from the host that this rank has measured."""
         tier = self._sessions.tier
         return LinkRate(None, 0.0) if tier is None else tier.copies.rate()
+
+    def peer_rate(self) -> LinkRate:
+        """The same from lent pages."""
+        tier = self._sessions.tier
+        peer = None if tier is None else tier.peer
+        return LinkRate(None, 0.0) if peer is None else peer.copies.rate()
 
     def next_use(self, hint: NextUseHint) -> None:
         sessions, session_id = self._sessions, hint.session
@@ -70,13 +76,15 @@ class TierEvents:
     def load_ahead(self) -> bool:
         """To be called once a round, when its batch is chosen.
 
-        Returns True if more is to be loaded ahead, so that the next round must not be late.
+        Returns True if more is to be loaded ahead, or a lender waits for its pages, so that the
+        next round must not be late.
         """
-        preloads = self._sessions.preloads
+        preloads, tier = self._sessions.preloads, self._sessions.tier
+        is_draining = tier is not None and tier.peer is not None and tier.peer.leases.is_draining
         if preloads is None:
-            return False
+            return is_draining
         preloads.load()
-        return preloads.is_loading
+        return preloads.is_loading or is_draining
 
     def request_queued(self, req: Req) -> None:
         if self._sessions.tier is not None and req.session is not None:

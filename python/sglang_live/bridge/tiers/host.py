@@ -1,9 +1,10 @@
-"""KV of idle sessions on the host: when it is copied there, and how it is loaded back.
+"""KV of idle sessions below the device: when it is copied there, and how it is loaded back.
 
-To the host: in the background while device memory is short, or at once when a session is evicted
-before that. Back: with the prefill of the next request, layer by layer, or before it (preload.py).
-With storage, the tails of host copies move there when the host's memory is short, and are fetched
-when the user speaks.
+Down: in the background while device memory is short, or at once when a session is evicted before
+that; to pages that another engine lends, if there are any, otherwise to the host. A session has its
+copy on one of the two. Back: with the prefill of the next request, layer by layer, or before it
+(preload.py). With storage, the tails of host copies move there when the host's memory is short, and
+are fetched when the user speaks.
 Owner: one SessionTier per session cache, if the engine has a HiCache.
 """
 
@@ -20,10 +21,12 @@ from sglang.srt.utils.common import ceil_align
 
 from sglang_live.bridge.kv_record import LiveKvInfo, SessionNode
 from sglang_live.bridge.session.idle import IdleSessions
-from sglang_live.bridge.tiers.host_copies import HostCopies
+from sglang_live.bridge.tiers.host_copies import HostCopies, transfer_numbers
 from sglang_live.bridge.tiers.host_eviction import HostEviction
-from sglang_live.bridge.tiers.session_copies import SessionCopy, wait_for
+from sglang_live.bridge.tiers.peer_tier import PeerTier
+from sglang_live.bridge.tiers.session_copies import wait_for
 from sglang_live.bridge.tiers.storage import StoredTails
+from sglang_live.bridge.tiers.tier_copies import TierCopies
 from sglang_live.kv.page_file import PageFile
 from sglang_live.kv.retention import Compaction
 
@@ -42,16 +45,24 @@ class SessionTier:
         sessions: the SessionCache whose slots these are.
         open_storage: opens the storage tier's file, given a page's size in bytes; None: there is
             no storage tier.
+
+    Attributes:
+        copies: on the host.
+        all: on all tiers.
+        peer: lent pages; None if the engine does not borrow.
     """
 
     def __init__(self, sessions: Any, open_storage: Callable[[int], PageFile] | None = None):
         self._sessions = sessions
-        self.copies = HostCopies(sessions.cache)
+        numbers = transfer_numbers()
+        self.copies = HostCopies(sessions.cache, numbers)
         self.stored: StoredTails | None = None
         if open_storage is not None:
             file = open_storage(self.copies.bytes_per_token * self._page_size)
             self.stored = StoredTails(self.copies, file, self._least_of_all_ranks)
         self._eviction = HostEviction(sessions, self.copies, self.stored)
+        self.peer = PeerTier.from_env(sessions, numbers, self._eviction)
+        self.all = TierCopies(self.copies, None if self.peer is None else self.peer.copies)
         # Idle sessions with KV that is on the device alone.
         self._to_copy: OrderedDict[str, None] = OrderedDict()
         # Finish events of preloads that were not waited for.
@@ -70,10 +81,12 @@ class SessionTier:
             self.stored.reset()
         self.copies.reset()
         self._eviction.reset()
+        if self.peer is not None:
+            self.peer.reset()
         self._to_copy.clear()
         self._arriving.clear()
 
-    # --- to the host ---
+    # --- down ---
 
     def set_idle(self, session_id: str) -> None:
         self._to_copy[session_id] = None
@@ -82,6 +95,8 @@ class SessionTier:
     def write_back(self) -> None:
         """To be called once a round."""
         self._eviction.store_if_short()
+        if self.peer is not None:
+            self.peer.step()
         if not self._to_copy or self._free_share() >= WRITE_BACK_BELOW:
             return
         for _ in range(min(len(self._to_copy), _MAX_WRITES_PER_ROUND)):
@@ -92,9 +107,33 @@ class SessionTier:
             self._write(session_id, slot.kv)
 
     def _write(self, session_id: str, kv: LiveKvInfo) -> bool:
-        is_written = self.copies.write(session_id, kv)
-        self._eviction.used(session_id)
+        """Copy what has no copy yet, to lent pages before the host. A copy on the other tier is
+        replaced as a whole: while it has to grow, the device has all of the session.
+        """
+        if any(
+            copy.begin <= kv.cache_protected_len and copy.end >= kv.kv_committed_len
+            for _, copy in self.all.of(session_id)
+        ):
+            is_written = True
+        elif self.peer is not None and self.peer.copies.write(session_id, kv):
+            is_written = True
+            self.copies.forget(session_id)
+        else:
+            is_written = self.copies.write(session_id, kv)
+            if is_written and self.peer is not None:
+                self.peer.copies.forget(session_id)
+        self._used(session_id)
         return is_written
+
+    def _used(self, session_id: str) -> None:
+        self._eviction.used(session_id)
+        if self.peer is not None:
+            self.peer.eviction.used(session_id)
+
+    def _changed(self, session_id: str) -> None:
+        self._eviction.changed(session_id)
+        if self.peer is not None:
+            self.peer.eviction.changed(session_id)
 
     def save(self, session_id: str, slot: SessionSlot, n_kept: int) -> None:
         """To be called before the session's device slots behind n_kept are evicted."""
@@ -106,39 +145,42 @@ class SessionTier:
         self._wait_for_write(session_id)
 
     def _wait_for_write(self, session_id: str) -> None:
-        copy = self.copies.of(session_id)
-        if copy is not None and copy.written is not None:
-            self.counts["evictions_waited"] += 1
-            wait_for(copy.written)
+        for _, copy in self.all.of(session_id):
+            if copy.written is not None:
+                self.counts["evictions_waited"] += 1
+                wait_for(copy.written)
 
     def before_device_change(self, session_id: str) -> None:
         """To be called before device slots of the session are freed, or written before its end."""
         self._wait_for_arrival(session_id)
-        copy = self.copies.of(session_id)
-        if copy is not None and copy.written is not None:
-            wait_for(copy.written)
+        for _, copy in self.all.of(session_id):
+            if copy.written is not None:
+                wait_for(copy.written)
 
     def truncate(self, session_id: str, n_tokens: int) -> None:
         """To be called before the session is truncated to n_tokens."""
         self.before_device_change(session_id)
-        self.copies.truncate(session_id, n_tokens)
+        for tier, _ in self.all.of(session_id):
+            tier.truncate(session_id, n_tokens)
         if self.stored is not None:
             self.stored.truncated(session_id, n_tokens)
-        self._eviction.changed(session_id)
+        self._changed(session_id)
 
     def compact(self, session_id: str, compaction: Compaction) -> None:
         """To be called before the session loses these whole pages."""
         self.before_device_change(session_id)
-        self.copies.compact(session_id, compaction)
+        for tier, _ in self.all.of(session_id):
+            tier.compact(session_id, compaction)
         if self.stored is not None:
             self.stored.compact(session_id, compaction)
-        self._eviction.changed(session_id)
+        self._changed(session_id)
 
     def discard(self, session_id: str) -> None:
         """To be called before the session's KV changes in place: its copies are dropped."""
         self.before_device_change(session_id)
-        self.copies.forget(session_id)
-        self._eviction.changed(session_id)
+        for tier, _ in self.all.of(session_id):
+            tier.forget(session_id)
+        self._changed(session_id)
 
     def forget(self, session_id: str) -> None:
         """Remove all data of a closed session."""
@@ -149,7 +191,7 @@ class SessionTier:
 
     def expect(self, session_id: str) -> None:
         """To be called when the session's expected next use has changed."""
-        self._eviction.changed(session_id)
+        self._changed(session_id)
 
     def fetch(self, session_id: str) -> None:
         """Begin to read the session's stored tail to the host: its user speaks, or its request
@@ -182,25 +224,29 @@ class SessionTier:
         """
         self._wait_for_arrival(session_id)
         n_device = result.device_prefix_len
-        copy = self._behind(session_id, n_device)
-        if copy is None or min(copy.end, n_key) <= n_device:
+        found = self.all.behind(session_id, n_device)
+        if found is None or min(found[1].end, n_key) <= n_device:
             return result
-        return result._replace(host_hit_length=min(copy.end, n_key) - n_device)
+        return result._replace(host_hit_length=min(found[1].end, n_key) - n_device)
 
-    def _behind(self, session_id: str, n_device: int) -> SessionCopy | None:
-        copy = self.copies.of(session_id)
-        if copy is None or not copy.begin <= n_device < copy.end:
-            return None
-        # Eviction frees whole pages; a session that ends within a page has all of it on the device.
-        return copy if n_device % self._page_size == 0 else None
+    def is_on_peer(self, session_id: str) -> bool:
+        """Whether a load of the session would come from lent pages."""
+        slot = self._sessions.slots.get(session_id)
+        if self.peer is None or slot is None:
+            return False
+        return self.all.is_from_peer(self.all.behind(session_id, slot.kv.kv_committed_len))
 
     def end_of(self, session_id: str, n_device: int) -> int:
         """The end of the session's KV on all tiers, given its end on the device."""
-        copy = self.copies.of(session_id)
-        if copy is None or n_device < copy.begin or n_device % self._page_size:
+        if n_device % self._page_size:
             return n_device
-        stored_end = None if self.stored is None else self.stored.end_of(session_id)
-        return max(n_device, stored_end or copy.end)
+        ends = [n_device]
+        for tier, copy in self.all.of(session_id):
+            if n_device >= copy.begin:
+                stored = self.stored if tier is self.copies else None
+                stored_end = None if stored is None else stored.end_of(session_id)
+                ends.append(stored_end or copy.end)
+        return max(ends)
 
     def load_back(self, req: Req) -> tuple[int, object]:
         """Load the host hit that with_host_hit() reported, or nothing.
@@ -214,11 +260,12 @@ class SessionTier:
         slot.virtual_node.own_from = slot.kv.cache_protected_len
         begin, end = req.prefix_len, req.prefix_len + req.host_hit_length
         device = None
-        copy = self._behind(session_id, begin)
-        if copy is not None and end <= copy.end and self._has_row(slot):
+        found = self.all.behind(session_id, begin)
+        if found is not None and end <= found[1].end and self._has_row(slot):
             with self.keeping(session_id):
                 self._make_room(ceil_align(end - begin, self._page_size))
-            device = self.copies.load(copy, begin, end)
+            tier, copy = found
+            device = tier.load(copy, begin, end)
         if device is None:
             self.counts["loads_refused"] += 1
             self._drop_empty_row(slot)
@@ -228,7 +275,7 @@ class SessionTier:
         return end - begin, req.last_node
 
     def keeping(self, session_id: str) -> AbstractContextManager[None]:
-        """A context in which the session's host copy is not evicted."""
+        """A context in which the session's copy is not evicted."""
         return self._eviction.keeping(session_id)
 
     def tokens_to_preload(self, session_id: str) -> int:
@@ -237,8 +284,8 @@ class SessionTier:
         if slot is None or not isinstance(slot.virtual_node, SessionNode) or _is_pinned(slot):
             return 0
         begin = slot.kv.kv_committed_len
-        copy = self._behind(session_id, begin)
-        return 0 if copy is None else ceil_align(copy.end - begin, self._page_size)
+        found = self.all.behind(session_id, begin)
+        return 0 if found is None else ceil_align(found[1].end - begin, self._page_size)
 
     def has_spare_row(self, session_id: str) -> bool:
         """Whether a preload may take a row: without free rows SGLang admits no request."""
@@ -256,8 +303,7 @@ class SessionTier:
         """
         n_slots = min(self.tokens_to_preload(session_id), most_tokens)
         slot = self._sessions.slots.get(session_id)
-        copy = self.copies.of(session_id)
-        if n_slots == 0 or slot is None or copy is None:
+        if n_slots == 0 or slot is None:
             return 0
         if not self.has_spare_row(session_id) or not self._has_row(slot):
             return 0
@@ -266,8 +312,11 @@ class SessionTier:
             self._drop_empty_row(slot)
             return 0
         begin = slot.kv.kv_committed_len
+        found = self.all.behind(session_id, begin)
+        assert found is not None  # tokens_to_preload() has found it
+        tier, copy = found
         end = min(copy.end, begin + n_slots)
-        arrival = self.copies.preload(copy, begin, end, device)
+        arrival = tier.preload(copy, begin, end, device)
         self._arriving.setdefault(session_id, []).append(arrival)
         self._attach(slot, begin, end, device)
         return n_slots
@@ -311,6 +360,7 @@ class SessionTier:
             **self.copies.counts,
             **self._eviction.counts,
             "tokens_on_host": float(self.copies.tokens),
+            **(self.peer.report() if self.peer is not None else {}),
             **(self.stored.report() if self.stored is not None else {}),
         }
 

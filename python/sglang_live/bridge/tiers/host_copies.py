@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from sglang.srt.managers.cache_controller import HiCacheAck
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_live.bridge.kv_record import LiveKvInfo
-from sglang_live.bridge.tiers.session_copies import SessionCopies
+from sglang_live.bridge.tiers.session_copies import SessionCopies, SessionCopy
 
 
 def transfer_numbers() -> Iterator[int]:
@@ -47,6 +48,13 @@ class HostCopies(SessionCopies):
         is_written = super().write(session_id, kv)
         self.counts["writes_host_full"] += not is_written
         return is_written
+
+    def adopt(self, session_id: str, copy: SessionCopy, transfer: int, ack: HiCacheAck) -> None:
+        """Add a copy that another tier writes, in the place of the session's own."""
+        self.forget(session_id)
+        copy.busy.add(transfer)
+        copy.written = ack.finish_event
+        self._writes[transfer] = self._copies[session_id] = copy
 
     def take_slots(self, session_id: str, n: int) -> torch.Tensor | None:
         if n <= 0:

@@ -29,13 +29,13 @@ class HostEviction:
     """
 
     def __init__(self, sessions: Any, copies: HostCopies, stored: StoredTails | None):
-        self._sessions, self._copies, self._stored = sessions, copies, stored
+        self._sessions, self.copies, self._stored = sessions, copies, stored
         copies.make_room = self.make
         self.counts = dict.fromkeys(("tokens_dropped_on_host", "dropped_tokens_lost"), 0.0)
         self.reset()
 
     def reset(self) -> None:
-        self._order = VictimIndex(self._copies.page_size)
+        self._order = VictimIndex(self.copies.page_size)
         self._last_use_s: dict[str, float] = {}
         # Victims that were busy with a transfer, in an order that is the same on all ranks.
         self._deferred: dict[str, None] = {}
@@ -49,7 +49,7 @@ class HostEviction:
         """To be called when the session's host copy or its expected next use has changed."""
         if self._stored is not None:
             self._stored.forget_unless_contiguous(session_id)
-        copy = self._copies.of(session_id)
+        copy = self.copies.of(session_id)
         if copy is None:
             self._order.remove(session_id)
             self._last_use_s.pop(session_id, None)
@@ -79,7 +79,7 @@ class HostEviction:
         later_than_s = self._now_s if needed_s is None else needed_s
         for victim in self._order.victims(n_slots, self._now_s, later_than_s=later_than_s):
             victim_id = str(victim.key)
-            copy = self._copies.of(victim_id)
+            copy = self.copies.of(victim_id)
             assert copy is not None  # changed() keeps sessions without a copy out of the order
             if copy.busy:
                 self._deferred[victim_id] = None
@@ -88,7 +88,7 @@ class HostEviction:
             self.counts["tokens_dropped_on_host"] += copy.end - end
             on_device = self._n_on_device(victim_id)
             self.counts["dropped_tokens_lost"] += max(0, copy.end - max(end, on_device))
-            self._copies.shorten(victim_id, end)
+            self.copies.shorten(victim_id, end)
             if self._stored is not None:
                 self._stored.forget_unless_contiguous(victim_id)
 
@@ -102,7 +102,7 @@ class HostEviction:
         self._deferred.clear()
         if self._stored is None:
             return
-        copies, stored = self._copies, self._stored
+        copies, stored = self.copies, self._stored
         short = _FREE_SHARE * copies.pool.size - copies.n_free_slots - stored.n_storing_tokens
         candidate = self._order.peek(self._now_s) if short > 0 else None
         if candidate is None:

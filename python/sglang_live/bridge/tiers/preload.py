@@ -31,6 +31,7 @@ _RESERVE_SHARE = 0.05
 _LONGEST_ROUND_S = 0.1
 # Time before the transfer must begin, in which a preload may wait for memory.
 _PRELOAD_MARGIN_S = 1.0
+_UNMEASURED = LinkRate(None, 0.0)
 
 
 @dataclass(slots=True)
@@ -78,7 +79,7 @@ class Preloads:
         self._unused: dict[str, tuple[float, int]] = {}
         self._loading: dict[str, _Loading] = {}
         self._now_s = self._round_s = 0.0
-        self.rate = LinkRate(None, 0.0)
+        self.rate = self.peer_rate = _UNMEASURED
         self.counts: dict[str, float] = {}
 
     def speech_started(self, session_id: str, now_s: float) -> None:
@@ -87,7 +88,9 @@ class Preloads:
             self._begin(session_id, now_s, now_s + REMAINING_SPEECH_S)
             return
         self._schedule(session_id, now_s, now_s, now_s + REMAINING_SPEECH_S)
-        self.tick(now_s, self.rate)  # an idle engine's next round may be a second away
+        self.tick(
+            now_s, self.rate, self.peer_rate
+        )  # an idle engine's next round may be a second away
 
     def expect(self, session_id: str, now_s: float, needed_at_s: float | None) -> None:
         """Schedule a preload of an idle session, early enough for a wait and the transfer.
@@ -98,12 +101,13 @@ class Preloads:
         if session_id in self._loading:
             return
         n_tokens = self._tier.tokens_to_preload(session_id)
-        if needed_at_s is None or n_tokens == 0 or self.rate.bytes_per_s is None:
+        rate = self._rate(session_id)
+        if needed_at_s is None or n_tokens == 0 or rate.bytes_per_s is None:
             return
         pending = self._pending.get(session_id)
         if pending is not None and pending.due_at_s <= now_s:
             return  # it waits for memory already, perhaps because its user speaks
-        cost_s = n_tokens * self._tier.copies.bytes_per_token / self.rate.bytes_per_s
+        cost_s = n_tokens * self._tier.copies.bytes_per_token / rate.bytes_per_s
         due_at_s = max(now_s, needed_at_s - self._config.safety * cost_s - _PRELOAD_MARGIN_S)
         self._schedule(session_id, due_at_s, due_at_s, needed_at_s)
 
@@ -124,13 +128,14 @@ class Preloads:
             self._idle.unprotect(session_id)
         self._count("preloads_cancelled", pending is not None or loading is not None)
 
-    def tick(self, now_s: float, rate: LinkRate) -> None:
+    def tick(self, now_s: float, rate: LinkRate, peer_rate: LinkRate | None = None) -> None:
         """Begin a round.
 
         Args:
-            rate: as rank 0 measured it.
+            rate: of the link from the host, as rank 0 measured it.
+            peer_rate: of that from lent pages.
         """
-        self.rate = rate
+        self.rate, self.peer_rate = rate, peer_rate or _UNMEASURED
         if now_s > self._now_s:
             self._round_s, self._now_s = now_s - self._now_s, now_s
         while self._reviews and self._reviews[0][0] <= now_s:
@@ -180,16 +185,26 @@ class Preloads:
 
         To be called once a round, behind the loads that the round's prefill waits for.
         """
-        if not self._loading or self.rate.bytes_per_s is None:
+        for on_peer in (True, False):
+            self._load_over(on_peer)
+
+    def _load_over(self, on_peer: bool) -> None:
+        """Add transfers over one link: from lent pages, or from the host."""
+        tier = self._tier
+        rate = self.peer_rate if on_peer else self.rate
+        loading = [sid for sid in self._loading if tier.is_on_peer(sid) == on_peer]
+        if not loading or rate.bytes_per_s is None:
             return
         window_s = max(self._config.in_flight_s, min(self._round_s, _LONGEST_ROUND_S))
-        copies, page_size = self._tier.copies, self._sessions.cache.page_size
-        window_tokens = int(window_s * self.rate.bytes_per_s / copies.bytes_per_token)
-        in_flight = copies.bytes_to_device // copies.bytes_per_token
-        room = max(page_size, window_tokens) - in_flight
-        while room > 0 and self._loading:
-            session_id = min(self._loading, key=lambda sid: self._loading[sid].needed_at_s)
+        n_bytes, page_size = tier.copies.bytes_per_token, self._sessions.cache.page_size
+        window_tokens = int(window_s * rate.bytes_per_s / n_bytes)
+        room = max(page_size, window_tokens) - tier.all.bytes_in_transfer(on_peer) // n_bytes
+        while room > 0 and loading:
+            session_id = min(loading, key=lambda sid: self._loading[sid].needed_at_s)
             room -= self._load(session_id, ceil_align(room, page_size))
+            loading = [
+                sid for sid in loading if sid in self._loading and tier.is_on_peer(sid) == on_peer
+            ]
 
     def _load(self, session_id: str, most_tokens: int) -> int:
         """Load part of a session's KV, or end its preload. Returns the number of tokens."""
@@ -214,7 +229,7 @@ class Preloads:
         sessions, tier, config = self._sessions, self._tier, self._config
         speaks = self._idle.is_speaking(session_id)
         share = config.max_protected_share if speaks else config.max_expected_share
-        n_tokens = tier.tokens_to_preload(session_id)
+        n_tokens, rate = tier.tokens_to_preload(session_id), self._rate(session_id)
         allocator = sessions.cache.token_to_kv_pool_allocator
         free = allocator.available_size() + sessions.cache.tree_evictable_size()
         return PreloadView(
@@ -222,19 +237,24 @@ class Preloads:
             needed_at_s=needed_at_s,
             n_tokens=n_tokens,
             n_bytes=n_tokens * tier.copies.bytes_per_token,
-            bytes_per_s=self.rate.bytes_per_s,
-            latency_s=self.rate.latency_s,
-            queued_bytes=self._queued_bytes(),
+            bytes_per_s=rate.bytes_per_s,
+            latency_s=rate.latency_s,
+            queued_bytes=self._queued_bytes(tier.is_on_peer(session_id)),
             protected_tokens=self._unused_tokens(now_s),
             cap_tokens=int(share * allocator.size),
             free_tokens=free - int(_RESERVE_SHARE * allocator.size),
             later_tokens=self._idle.later_tokens(needed_at_s, n_tokens),
         )
 
-    def _queued_bytes(self) -> int:
-        copies = self._tier.copies
-        n_tokens = sum(self._tier.tokens_to_preload(session_id) for session_id in self._loading)
-        return copies.bytes_to_device + n_tokens * copies.bytes_per_token
+    def _rate(self, session_id: str) -> LinkRate:
+        """Of the link that the session's load takes."""
+        return self.peer_rate if self._tier.is_on_peer(session_id) else self.rate
+
+    def _queued_bytes(self, on_peer: bool) -> int:
+        tier = self._tier
+        same_link = [sid for sid in self._loading if tier.is_on_peer(sid) == on_peer]
+        n_tokens = sum(tier.tokens_to_preload(session_id) for session_id in same_link)
+        return tier.all.bytes_in_transfer(on_peer) + n_tokens * tier.copies.bytes_per_token
 
     def _unused_tokens(self, now_s: float) -> int:
         self._unused = {sid: warm for sid, warm in self._unused.items() if warm[0] > now_s}

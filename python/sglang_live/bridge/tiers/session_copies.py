@@ -4,7 +4,7 @@ A copy begins behind the session's prefix in the radix tree, is extended by new 
 kept until the session's KV changes. A turn then transfers its own tokens, and eviction on the
 device frees what has a copy. Transfers run on HiCache's streams and end through its queues of
 acknowledgements, which all ranks drain alike.
-Subclasses: the tiers, which differ in their memory: host_copies.py.
+Subclasses: the tiers, which differ in their memory: host_copies.py, peer_copies.py.
 """
 
 import time
@@ -72,6 +72,7 @@ class SessionCopies(ABC):
         self._copies: dict[str, SessionCopy] = {}
         self._writes: dict[int, SessionCopy] = {}
         self._loads: dict[int, SessionCopy] = {}
+        self._loading_tokens: dict[int, int] = {}
         self._on_path: set[int] = set()  # loads that a prefill waits for
 
     # --- the tier's memory ---
@@ -102,6 +103,11 @@ class SessionCopies(ABC):
         """The rate to the device, estimated by that to the tier before the first measurement."""
         known = self.to_device.bytes_per_s or self.to_tier.bytes_per_s
         return LinkRate(known, self.to_device.latency_s)
+
+    @property
+    def loading_bytes(self) -> int:
+        """Bytes of the copies' own loads that have not ended; equal on all ranks."""
+        return self.bytes_per_token * sum(self._loading_tokens.values())
 
     # --- device to tier ---
 
@@ -167,7 +173,7 @@ class SessionCopies(ABC):
         transfer = self.new_number()
         device = self._controller.load(host_indices=host, node_id=transfer)
         if device is not None:
-            self._began_load(transfer, copy)
+            self._began_load(transfer, copy, len(host))
             self._on_path.add(transfer)
             self.counts["tokens_loaded"] += end - begin
         return device
@@ -201,13 +207,13 @@ class SessionCopies(ABC):
                 num_bytes=n_bytes,
             )
         )
-        self._began_load(transfer, copy)
+        self._began_load(transfer, copy, len(host))
         self.counts["tokens_preloaded"] += end - begin
         return completion.finish_event
 
-    def _began_load(self, transfer: int, copy: SessionCopy) -> None:
+    def _began_load(self, transfer: int, copy: SessionCopy, n_slots: int) -> None:
         copy.busy.add(transfer)
-        self._loads[transfer] = copy
+        self._loads[transfer], self._loading_tokens[transfer] = copy, n_slots
 
     def _slots(self, copy: SessionCopy, begin: int, end: int) -> torch.Tensor:
         stop = ceil_align(end - copy.begin, self.page_size)
@@ -282,9 +288,22 @@ class SessionCopies(ABC):
         if copy is None and (copy := self._loads.pop(transfer, None)) is None:
             return False
         copy.busy.discard(transfer)
+        self._loading_tokens.pop(transfer, None)
         self._on_path.discard(transfer)
         self.free_if_gone(copy)
         return True
+
+    def is_loading(self, ack: HiCacheAck) -> bool:
+        """Whether the tier, and no other, is the source of these loads."""
+        return all(number in self._loads for number in ack.node_ids)
+
+    def loads_any(self, ack: HiCacheAck) -> bool:
+        """Whether the tier is a source of these loads."""
+        return any(number in self._loads for number in ack.node_ids)
+
+    def is_writing(self, ack: HiCacheAck) -> bool:
+        """Whether the tier, and no other, is the target of these writes."""
+        return all(number in self._writes for number in ack.node_ids)
 
     def all_written(self) -> None:
         """To be called when SGLang has waited for every write in its queue, and emptied it."""

@@ -11,16 +11,21 @@ from sglang_live.bridge.modelled import link as link_module
 from sglang_live.bridge.modelled.clock import DeviceClock
 from sglang_live.bridge.modelled.device import ModelledDevice
 from sglang_live.bridge.modelled.link import ModelledLink
+from sglang_live.bridge.tiers.peer_pool import PeerPool
 from sglang_live.device_model.costs import LinkCosts
 
 N_TOKENS, BYTES_PER_TOKEN = 10, 100
 LATENCY_S = 0.5
 TAKES_S = LATENCY_S + 1.0  # at 1000 bytes/s
+PEER_LATENCY_S = 0.1
+PEER_TAKES_S = PEER_LATENCY_S + 0.1
 COSTS = LinkCosts(
     to_device_gb_per_s=1e-6,
     to_device_latency_us=1e6 * LATENCY_S,
     to_host_gb_per_s=1e-6,
     to_host_latency_us=1e6 * LATENCY_S,
+    peer_gb_per_s=1e-5,
+    peer_latency_us=1e6 * PEER_LATENCY_S,
 )
 
 
@@ -178,3 +183,33 @@ def test_a_prefill_that_is_longer_than_its_loads_takes_its_own_time(link, pool, 
     )
     device.compute(10.0, clock.now_s).synchronize()
     assert clock.now_s == pytest.approx(110.0)
+
+
+class FakeLentPool(FakeHostPool, PeerPool):
+    """Pages of another engine, behind a link of their own."""
+
+    layer_num = 1
+
+    def __init__(self):
+        FakeHostPool.__init__(self)
+
+    prepare_transfer_indices = FakeHostPool.prepare_transfer_indices
+    backup_from_device_all_layer_physical = FakeHostPool.backup_from_device_all_layer_physical
+    load_to_device_per_layer_physical = FakeHostPool.load_to_device_per_layer_physical
+
+
+def test_lent_pages_are_behind_a_link_of_their_own(link, pool, clock):
+    from_host, from_peer = preload(link, pool), preload(link, FakeLentPool())
+    assert seconds(from_peer) == pytest.approx(PEER_TAKES_S)
+    from_peer.finish_event.synchronize()
+    assert not from_host.finish_event.query()
+    out = link.submit_device_to_host(transfer(FakeLentPool()))
+    assert seconds(out) == pytest.approx(PEER_TAKES_S)
+
+
+def test_a_load_from_two_tiers_ends_with_the_slower_one(link, pool):
+    lent, layers = FakeLentPool(), []
+    both = transfer(pool) + transfer(lent)
+    done = link.submit_host_to_device(both, transfer_layer_id_max=1, on_layer_done=layers.append)
+    assert layers == [0] and pool.loaded == lent.loaded == [0]
+    assert seconds(done) == pytest.approx(TAKES_S)

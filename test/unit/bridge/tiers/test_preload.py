@@ -56,6 +56,7 @@ class FakeTier:
     def __init__(self, sessions: "FakeSessions"):
         self._sessions = sessions
         self.copies = SimpleNamespace(bytes_per_token=BYTES_PER_TOKEN, bytes_to_device=0)
+        self.all = SimpleNamespace(bytes_in_transfer=self._bytes_in_transfer)
         self.counts = {"preloads": 0.0}
         self.ends_transfers = True
         self.on_host: dict[str, int] = {}
@@ -64,6 +65,12 @@ class FakeTier:
 
     def has_spare_row(self, session_id: str) -> bool:
         return self.has_rows
+
+    def is_on_peer(self, session_id: str) -> bool:
+        return False
+
+    def _bytes_in_transfer(self, on_peer: bool) -> int:
+        return 0 if on_peer else self.copies.bytes_to_device
 
     def keeping(self, session_id: str):
         return nullcontext()

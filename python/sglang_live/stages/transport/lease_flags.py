@@ -1,0 +1,80 @@
+"""The flags --lend and --borrow: which stages lend KV memory, and which borrow it.
+
+Both are off by default: with the default window of retention a session is small, its load is hidden
+by preload, and host memory is larger than what a neighbouring stage can spare. A device whose
+memory another stage leaves idle, long sessions, or a host with little memory make it worthwhile.
+"""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from sglang_live.engine_channel.lease_channel import BORROW, LEND
+from sglang_live.errors import BadInputError
+from sglang_live.policy.policies import Policies
+
+# Stages with a KV pool, and those whose sessions have tiers.
+_LENDERS, _BORROWERS = ("thinker", "talker"), ("thinker",)
+
+
+def add_lease_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--lend",
+        metavar="STAGES",
+        help="these stages lend idle pages of their KV pools (default: none)",
+    )
+    parser.add_argument(
+        "--borrow",
+        metavar="STAGES",
+        help="these stages keep idle sessions' KV in lent pages first (default: none)",
+    )
+
+
+def leases_of(
+    own: argparse.Namespace, policies: Policies, stages: Mapping[str, Any]
+) -> dict[str, str]:
+    """The role of each stage that has one: "lend" or "borrow".
+
+    Raises:
+        BadInputError: names the flag, and why nothing can be gained.
+    """
+    lend = _stages("--lend", own.lend, _LENDERS, "have a KV pool")
+    borrow = _stages("--borrow", own.borrow, _BORROWERS, "have sessions that can be evicted")
+    if bool(lend) != bool(borrow):
+        raise BadInputError("--lend and --borrow gain nothing without each other")
+    for stage in lend:
+        if stage in borrow:
+            raise BadInputError(
+                f"--lend {stage}: a stage that borrows may not lend, since each of two such stages "
+                "could wait for the other's pages"
+            )
+    for stage in (*lend, *borrow):
+        _check(stage, stages[stage])
+    for stage in borrow:
+        args = stages[stage].args
+        if not policies.next_use or not args.get("enable_hierarchical_cache"):
+            raise BadInputError(
+                f"--borrow {stage}: a recall moves KV to host memory: it needs the policy next-use "
+                f"and --{stage}.enable-hierarchical-cache"
+            )
+    if lend and not policies:
+        raise BadInputError("--lend: SGLang's own scheduling, without policies, lends nothing")
+    return dict.fromkeys(lend, LEND) | dict.fromkeys(borrow, BORROW)
+
+
+def _check(stage: str, settings: Any) -> None:
+    if settings.connect:
+        raise BadInputError(f"--{stage}.connect: pages are lent on one host only")
+    tp_size = settings.args.get("tp_size", 1)
+    if tp_size != 1:
+        raise BadInputError(
+            f"--{stage}.tp-size {tp_size}: stages of several ranks neither lend nor borrow yet"
+        )
+
+
+def _stages(flag: str, text: str | None, known: tuple[str, ...], what: str) -> list[str]:
+    named = [name.strip() for name in (text or "").split(",") if name.strip()]
+    for name in named:
+        if name not in known:
+            raise BadInputError(f"{flag} {name}: {' and '.join(known)} {what}")
+    return list(dict.fromkeys(named))
