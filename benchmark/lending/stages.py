@@ -1,0 +1,105 @@
+"""A thinker and a talker of the demo model, whose responses never end by themselves."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sglang_live.engine_channel.lease_channel import BORROW, LEND
+from sglang_live.models.demo.build import build
+from sglang_live.models.demo.location import DemoSize
+from sglang_live.models.family import model_facts
+from sglang_live.orchestrator.stage_links import TalkerLink, ThinkerLink
+from sglang_live.policy.policies import Policies
+from sglang_live.stages.run_dir import RunDir
+from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.supervisor import Replica, Supervisor, loopback_address
+
+# Until a lender that has just started has offered all that it can: a run a round.
+_SETTLED_S = 3.0
+
+
+@dataclass(slots=True)
+class Links:
+    """A session's links to both stages."""
+
+    thinker: ThinkerLink
+    talker: TalkerLink
+
+    def close(self) -> None:
+        self.thinker.close()
+        self.talker.close()
+
+
+@dataclass(slots=True)
+class Pair:
+    thinker: Replica
+    talker: Replica
+
+    def links(self, session_id: str) -> Links:
+        segments: dict = {}
+        thinker = ThinkerLink(self.thinker, session_id, segments)
+        return Links(thinker, TalkerLink(self.talker, session_id, segments, False))
+
+    async def settle(self, *, lends: bool) -> None:
+        """Wait until leases are held, and no more come."""
+        held = -1.0
+        async with asyncio.timeout(60):
+            while lends:
+                await asyncio.sleep(_SETTLED_S)
+                assert self.thinker.client is not None
+                load = (await self.thinker.client.ping(10.0)).load
+                if 0 < load.get("policy_leases_held", 0.0) == held:
+                    return
+                held = load.get("policy_leases_held", 0.0)
+
+
+@contextlib.asynccontextmanager
+async def running_pair(
+    policies: tuple[str, ...],
+    thinker_args: dict,
+    talker_args: dict,
+    device_model: Path,
+    *,
+    lends: bool,
+) -> AsyncIterator[Pair]:
+    """
+    Args:
+        policies: of both stages.
+        lends: whether the talker lends, and the thinker borrows.
+    """
+    owned = RunDir.make()
+    run_dir = owned.path
+    build(run_dir / "endless", DemoSize(thinker_end_logit=0.0, talker_end_logit=0.0))
+    model = model_facts(run_dir / "endless")
+    args = {"thinker": thinker_args, "talker": talker_args}
+    roles = {"thinker": BORROW, "talker": LEND} if lends else {}
+    specs = [
+        StageSpec(
+            stage=stage,
+            replica=0,
+            model_path=str(model.path),
+            family=model.family,
+            cache_dir=str(run_dir),
+            address=loopback_address(run_dir, stage, 0),
+            same_host=True,
+            run_dir=str(run_dir),
+            served_name="demo",
+            native_key="benchmark" if stage == "thinker" else "",
+            policies=Policies.parse(policies),
+            engine_args=args[stage],
+            device_model=str(device_model),
+            # Each stage has a device of its own, and a link between them.
+            device=f"cuda:{number}",
+            leases=roles.get(stage, ""),
+        )
+        for number, stage in enumerate(args)
+    ]
+    supervisor = Supervisor(specs, log_dir=run_dir)
+    try:
+        await supervisor.start()
+        yield Pair(*supervisor.replicas)
+    finally:
+        await supervisor.stop()
+        owned.remove()
