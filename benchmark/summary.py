@@ -102,6 +102,7 @@ def kv_rows(results: Path) -> list[str]:
             _row(
                 document,
                 f"KV of a session after {last['bounded']['tokens_talked']} tokens, "
+                f"model `{document['config'].get('model_path', 'demo-random')}`, "
                 f"window {document['config']['window']}, sink {document['config']['sink']}, "
                 f"slack {document['config']['slack']}",
                 f"{held['bounded']} tokens with `retention`, {held['everything']} without; "

@@ -21,7 +21,7 @@ def draw(admission: dict[str, Any], retention: dict[str, Any], path: Path) -> No
         _discovered(discovered, admission)
         rows = retention["rows"]
         ages = [row for row in rows if " " not in row["arm"]]
-        _over_age(cost, ages, "turn_ms", "time of a turn, median, ms")
+        _over_age(cost, ages, "turn_p90_ms", "time of a turn, P90, ms")
         _over_age(memory, ages, "kv_tokens_per_call", "KV of the session, tokens")
         _windows(windows, rows, retention["config"]["window"])
         figure.suptitle("Bounded sessions: Metronome's figures 7, 10 and 11")
