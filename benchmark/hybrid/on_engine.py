@@ -112,11 +112,14 @@ class RunningThinker:
             clients = Clients(http, self._feed, record, conversations, options.divisor, rng)
             supply = workload.supply(options.seed)
             await clients.run(turns, supply, n_best_effort, options.seconds)
-            grown = spent(before, await load_of(self._replica))
+            after = await load_of(self._replica)
+            grown = spent(before, after)
             await conversations.close()
         await self._settle()
         outcome = record.outcome(options.seconds, TAIL_S, grown.get("device_modelled_s", 0.0))
         row = {"per_s": round(per_s, 3), "seed": options.seed} | outcome.to_json()
+        if "policy_round_error_p90" in after:
+            row["round_error"] = after["policy_round_error_p90"]
         return row | _engine_of(grown)
 
     async def _settle(self) -> None:

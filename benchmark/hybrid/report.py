@@ -24,7 +24,10 @@ def title(document: dict[str, Any]) -> str:
         "voice": "turns of voice sessions",
         "chat": "chats without a cached prompt, spoken",
     }[config["kind"]]
-    where = "on a running engine" if is_of_engine(document) else "simulated"
+    where = "simulated"
+    if is_of_engine(document):
+        device = "on a modelled device" if config["device_model"] else "on this machine"
+        where = f"by a running engine {device}"
     return f"{heard} beside work with the lengths of a {config['best_effort']} service, {where}"
 
 

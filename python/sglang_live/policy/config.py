@@ -87,8 +87,7 @@ class PolicyConfig:
         patience_s: best effort that has waited for longer gets a step, unless a stream may fall
             silent; then it gets one after max_pause_s.
         overdue_turns: of streams that wait for too long at once, this share gets a step in a round.
-        most_error: predictions with a larger error are not trusted beside listeners. A half more
-            than predicted is more than slack_share leaves.
+        first_error: error of predictions, before it is measured, where there are no listeners.
         growth_tokens: that each best-effort stream can decode beside the KV of idle sessions before
             one of them is retracted: a prefill for some dozens of decode rounds.
         cap_streams: BROS's smallest cap on best-effort streams in a batch.
@@ -137,7 +136,7 @@ class PolicyConfig:
     first_sound_s: float = 0.3
     patience_s: float = 2.0
     overdue_turns: int = 8
-    most_error: float = 0.5
+    first_error: float = 0.5
     growth_tokens: int = 64
     cap_streams: int = 128
     critical_s: float = 1.0

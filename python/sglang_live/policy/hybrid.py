@@ -155,16 +155,16 @@ class BestEffortRound:
     def _limit_s(self, slack_s: float, error: float, free_s: float) -> float:
         """The predicted duration that a round with best effort in it may have.
 
-        A listener may come in any round, so all are bounded. With listeners a prediction that is
-        far off is not trusted at all.
+        A listener may come in any round, so all are bounded. The error of predictions is a margin;
+        before it is measured they are not trusted at all beside listeners.
 
         Args:
             free_s: time in which nothing else would be computed.
         """
         config = self.config
         limit_s = max(min(config.slack_share * slack_s, config.most_round_s), free_s)
-        if error > config.most_error:
-            return 0.0 if math.isfinite(slack_s) else limit_s / (1.0 + config.most_error)
+        if math.isinf(error):
+            return 0.0 if math.isfinite(slack_s) else limit_s / (1.0 + config.first_error)
         return limit_s / (1.0 + error)
 
     def _patience_s(self) -> float:
