@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from test.e2e.conftest import Server, wait_until
-from test.e2e.socket_client import Socket, clip_24k
+from test.e2e.socket_client import Socket, clip_24k, is_whole
 
 GREEDY = {"temperature": 0, "output_modalities": ["audio"]}
 TEXT = {"output_modalities": ["text"]}
@@ -131,7 +131,7 @@ async def speech_over_response(socket: Socket) -> tuple[dict, dict]:
     if started["type"] == DONE:
         raise UnsuitableResponse
     done = await socket.until(DONE)
-    if done["response"]["status"] == "completed":
+    if is_whole(done):
         raise UnsuitableResponse
     check_cancelled(done, "turn_detected")
     return started, done
@@ -154,7 +154,7 @@ async def cancelled(socket: Socket) -> dict:
     """Cancel the response. Returns its response.done."""
     await socket.send("response.cancel")
     done = await socket.until(DONE)
-    if done["response"]["status"] == "completed":
+    if is_whole(done):
         raise UnsuitableResponse
     check_cancelled(done, "client_cancelled")
     return done
@@ -225,5 +225,5 @@ def session_tokens(done: dict) -> int:
 
 
 def cached_tokens(done: dict) -> int:
-    assert done["response"]["status"] == "completed"
+    assert is_whole(done), done
     return done["response"]["usage"]["input_token_details"]["cached_tokens"]

@@ -102,6 +102,16 @@ async def connected(url: str) -> AsyncIterator[Socket]:
         yield socket
 
 
+def is_whole(done: dict) -> bool:
+    """Whether a response.done is of a response that ended by itself or at its limit.
+
+    With random weights a response does not always end by itself.
+    """
+    response = done["response"]
+    at_limit = {"type": "incomplete", "reason": "max_output_tokens"}
+    return response["status"] == "completed" or response["status_details"] == at_limit
+
+
 NO_VAD = {"audio": {"input": {"turn_detection": None}}}
 
 

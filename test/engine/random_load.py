@@ -199,13 +199,20 @@ async def _write(thought, speech) -> None:
 
 
 async def _hear(jobs, rng: random.Random) -> None:
-    """Play in random steps, on average as fast as speech is."""
+    """Play in random steps, faster than speech is; every other listener pauses first.
+
+    Ranks that share two cores speak more slowly than that: only a pause lets them get ahead.
+    """
     heard_s = 0.0
+    pause_s = rng.uniform(4.0, 9.0) if rng.random() < 1 / 2 else 0.0
     while True:
         for job in jobs:
             job.report(heard_s, False, 0.5)
-        await asyncio.sleep(rng.uniform(0.05, 0.3))
-        heard_s += rng.choice((0.0, 0.1, 0.2, 0.8))
+        step_s = rng.uniform(0.05, 0.3)
+        await asyncio.sleep(step_s)
+        pause_s -= step_s
+        if pause_s <= 0.0:
+            heard_s += rng.choice((0.0, 0.1, 0.2, 0.8))
 
 
 def n_rounds(folder: Path, stage: str) -> int:
