@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmark.scaled_clock import clock_divisor
 from sglang_live.device_model.model import load_device_model
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +30,9 @@ def facts(device_model: Path | None = None) -> dict[str, Any]:
         model = load_device_model(device_model)
         found["device"] = f"modelled: {model.name}; computed on {found['device']}"
         found["device_model"] = model.facts()
+    if clock_divisor() > 1:
+        found["device"] += f", clocks at 1/{clock_divisor()} of real time"
+        found["clock_divisor"] = clock_divisor()
     return found
 
 
