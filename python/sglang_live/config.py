@@ -13,6 +13,7 @@ from sglang_live.devices import DEFAULT_DEVICE
 from sglang_live.errors import BadInputError
 from sglang_live.gateway.batch.config import BatchConfig
 from sglang_live.gateway.flex.gate import FlexConfig
+from sglang_live.kv.lending import LeaseConfig
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.model_source import ModelSource
 from sglang_live.policy.policies import OFF, Policies
@@ -80,7 +81,7 @@ class ServerConfig:
     speaker_model: that tells users' voices from others; None: none does.
     policies: the policies that are on; OFF: SGLang's own scheduling.
     retention: bounds of what sessions keep of long conversations; None: sessions keep everything.
-    leases: by stage, "lend" or "borrow", of those that lend or borrow KV memory.
+    leases: which stages lend or borrow KV memory.
     session_storage: disk space of each thinker; None: KV stays in host memory.
     elastic_kv: whether the KV pools of thinker and talker exchange memory.
     api_keys: accepted keys; empty: no key is needed.
@@ -119,7 +120,7 @@ class ServerConfig:
     retention: RetentionConfig | None = None
     session_storage: SessionStorage | None = None
     elastic_kv: bool = False
-    leases: dict[str, str] = field(default_factory=dict)
+    leases: LeaseConfig = field(default_factory=LeaseConfig)
     api_keys: tuple[str, ...] = ()
     batch_only_keys: tuple[str, ...] = ()
     flex: FlexConfig = field(default_factory=FlexConfig)
@@ -226,7 +227,7 @@ class ServerConfig:
         """Whether the pools of the stages can exchange memory."""
         if not self.policies:
             raise BadInputError("--elastic-kv needs policies: SGLang's own scheduler cannot resize")
-        if self.leases:
+        if self.leases.roles:
             raise BadInputError("--elastic-kv and --lend: memory is moved or lent, not both")
         for name in ("thinker", "talker"):
             stage = self.stages.get(name, StageConfig())

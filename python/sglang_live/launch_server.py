@@ -51,7 +51,7 @@ from sglang_live.shutdown import Server, start_or_interrupt, stop_on_signals
 from sglang_live.stage_specs import stage_specs
 from sglang_live.stages.metrics import StageCollector
 from sglang_live.stages.run_dir import RunDir, clear_dead
-from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.spec import STAGES, StageSpec
 from sglang_live.stages.supervisor import Replica, Supervisor
 from sglang_live.stages.transport.wire import fallbacks
 from sglang_live.stages.zygote import Zygote, is_useful
@@ -375,7 +375,9 @@ def _pools(supervisor: Supervisor) -> dict[str, float]:
 
 
 def _health(supervisor: Supervisor) -> Health:
-    return Health({r.spec.name: SERVING if r.is_up else r.state for r in supervisor.replicas})
+    """Of the stages: a lender's end costs sessions nothing but a reload."""
+    stages = [replica for replica in supervisor.replicas if replica.spec.stage in STAGES]
+    return Health({one.spec.name: SERVING if one.is_up else one.state for one in stages})
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ from typing import Any
 
 from sglang_live.config import ServerConfig, StageConfig
 from sglang_live.devices import devices_of_ranks
+from sglang_live.engine_channel.lease_channel import BORROW, LEND
 from sglang_live.models.family import CPU_WEIGHTS_ENV, INT8, ModelFacts
-from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.spec import LENDER, StageSpec
 from sglang_live.stages.supervisor import loopback_address
 
 MIN_REQUEST_ROWS = 256
@@ -17,7 +18,10 @@ SPARE_REQUEST_ROWS = 32
 def stage_specs(
     config: ServerConfig, model: ModelFacts, run_dir: Path, native_key: str
 ) -> list[StageSpec]:
-    """One spec per replica; only the first local thinker serves SGLang's own API."""
+    """One spec per replica, and one per lender without an engine.
+
+    Only the first local thinker serves SGLang's own API.
+    """
     used = {stage: _devices(config.stages[stage]) for stage in model.stages}
     specs = []
     for stage in model.stages:
@@ -47,7 +51,7 @@ def stage_specs(
                     engine_args=_engine_args(stage, settings.args, _at_once(config)),
                     policies=config.policies,
                     session_storage=_storage(stage, config),
-                    leases=config.leases.get(stage, ""),
+                    leases=config.leases.roles.get(stage, ""),
                     voices=talker_voices(stage, model),
                     log_format=config.log_format,
                     device_model=str(config.device_model or ""),
@@ -56,7 +60,31 @@ def stage_specs(
                     environment=weights_environment(stage, config.cpu_weights, model),
                 )
             )
-    return specs
+    return specs + _lenders(config, [spec for spec in specs if spec.leases == BORROW])
+
+
+def _lenders(config: ServerConfig, borrowers: list[StageSpec]) -> list[StageSpec]:
+    """A lender without an engine for each of these, if there are any."""
+    if not config.leases.lent_bytes:
+        return []
+    return [
+        StageSpec(
+            stage=LENDER,
+            replica=number,
+            model_path=spec.model_path,
+            family=spec.family,
+            cache_dir=spec.cache_dir,
+            address=loopback_address(Path(spec.run_dir), LENDER, number),
+            same_host=True,
+            run_dir=spec.run_dir,
+            served_name=spec.served_name,
+            engine_args={"n_bytes": config.leases.lent_bytes},
+            policies=config.policies,
+            leases=LEND,
+            log_format=config.log_format,
+        )
+        for number, spec in enumerate(borrowers)
+    ]
 
 
 def _devices(settings: StageConfig) -> set[str]:

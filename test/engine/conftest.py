@@ -18,7 +18,7 @@ from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.orchestrator.stage_links import StageLinks, TalkerLink, ThinkerLink, VocoderLink
 from sglang_live.policy.policies import Policies
 from sglang_live.stages.run_dir import RunDir
-from sglang_live.stages.spec import STAGES, StageSpec
+from sglang_live.stages.spec import LENDER, STAGES, StageSpec
 from sglang_live.stages.supervisor import Replica, Supervisor, loopback_address
 from sglang_live.stages.zygote import Zygote, is_useful
 from test.engine.reference import Reference
@@ -129,6 +129,7 @@ async def running_stages(
     shares_device: bool = False,
     elastic_kv: bool = False,
     leases: dict[str, str] | None = None,
+    lent_bytes: int = 0,
     talker_args: dict | None = None,
 ) -> AsyncIterator[Stages]:
     """Start stages.
@@ -140,6 +141,7 @@ async def running_stages(
     voices: the talker's, see StageSpec.
     shares_device, elastic_kv: see StageSpec.
     leases: by stage, "lend" or "borrow".
+    lent_bytes: of a lender without an engine, which is among the names.
     device_model: a file of test/data/device_models, without its suffix. "": none.
     """
     run_dir = RunDir.make()
@@ -148,6 +150,7 @@ async def running_stages(
         "thinker": both | (thinker_args or {}),
         "talker": both | (talker_args or {}),
         "vocoder": {},
+        LENDER: {"n_bytes": lent_bytes},
     }
     environments = {"talker": talker_environment, "thinker": thinker_environment}
     specs = [

@@ -21,6 +21,7 @@ import pytest_asyncio
 from sglang_live.bridge.platform.cpu import GRAPHS_ENV
 from sglang_live.bridge.session.compact import POISON_ENV
 from sglang_live.bridge.tiers.lender_scheduler import LENDING_ENV
+from sglang_live.stages.spec import LENDER
 from sglang_live.stages.transport.lease_broker import LeaseBroker
 from test.engine.conftest import Stages, running_stages
 from test.engine.gauges import load_of, until
@@ -160,22 +161,29 @@ async def test_tenants_bytes_stay_their_own(stages, pool, reference):
     await check_all_is_free(stages)
     speech = Speech(stages)
     await speech.learn()
-    thinker = stages.replica("thinker")
-    n_starts = thinker.n_starts
+    n_starts = stages.replica("thinker").n_starts
     os.kill(scheduler_pid(stages, "borrow"), signal.SIGKILL)
     await until(stages, "talker", "policy_borrowers_lost", lambda n: n > 0)
     await until(stages, "talker", "policy_tokens_lent", lambda n: n == 0)
     assert not found & units_in(memory_of_lender(stages))
-    async with asyncio.timeout(120):
-        # The stage reports its last values until it has noticed the scheduler's death.
-        while thinker.n_starts == n_starts or not thinker.is_up:
-            await asyncio.sleep(0.1)
+    await restarted(stages, n_starts)
     await lends(stages)
     again = Speech(stages)
     await again.learn()
     assert np.array_equal(again.codes, speech.codes)
     assert lease_files(scheduler_pid(stages, "lend"), KINDS) == files
     await check_all_is_free(stages)
+
+
+async def restarted(stages: Stages, n_starts: int) -> None:
+    """Wait until the thinker has been started again.
+
+    It reports its last values until it has noticed its scheduler's death.
+    """
+    thinker = stages.replica("thinker")
+    async with asyncio.timeout(120):
+        while thinker.n_starts == n_starts or not thinker.is_up:
+            await asyncio.sleep(0.1)
 
 
 def memory_of_lender(stages: Stages) -> bytes:
@@ -283,3 +291,64 @@ async def test_a_flush_empties_lent_pages_and_keeps_the_leases(stages, pool, ref
     await again.begin()
     await again.end(reference)
     await check_all_is_free(stages)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def beside_memory(endless_checkpoint, tmp_path_factory):
+    """A thinker that borrows from a process without an engine."""
+    running = running_stages(
+        endless_checkpoint,
+        tmp_path_factory.mktemp("lender"),
+        thinker_environment={POISON_ENV: "1"},
+        policies=POLICIES,
+        thinker_args=HOST,
+        leases={"thinker": "borrow", LENDER: "lend"},
+        lent_bytes=1 << 28,
+        names=("thinker", LENDER),
+    )
+    async with running as found:
+        yield found
+
+
+async def test_sessions_live_in_the_memory_of_a_process_without_an_engine(beside_memory, reference):
+    """Also when it is killed; the process that replaces it lends new memory."""
+    lender = beside_memory.replica(LENDER)
+    await until(beside_memory, LENDER, "leases_state_active", lambda n: n == 4)
+    talk = Talk(Pool(beside_memory), "lent", 20, 43)
+    await talk.begin()
+    for _ in range(20):
+        await talk.step(reference)
+    await until(beside_memory, "thinker", "policy_peer_tokens", lambda n: n > 200)
+    assert (await load_of(beside_memory, LENDER))["lent_bytes_resident"] > 0
+    assert lender.process is not None
+    os.kill(lender.process.pid, signal.SIGKILL)
+    for name in talk.names:
+        await talk.turn(name)
+    await until(beside_memory, "thinker", "policy_lenders_lost", lambda n: n == 1)
+    await until(beside_memory, "thinker", "policy_tokens_in_dead_lenders", lambda n: n == 0)
+    await until(beside_memory, LENDER, "leases_state_active", lambda n: n == 4)
+    for _ in range(20):
+        await talk.step(reference)
+    load = await load_of(beside_memory, "thinker")
+    assert load["policy_peer_tokens_loaded"] + load["policy_peer_tokens_preloaded"] > 0
+    await talk.end(reference)
+    await until(beside_memory, "thinker", "policy_peer_tokens", lambda n: n == 0)
+
+
+async def test_a_lender_without_an_engine_gives_back_a_dead_borrowers_memory(
+    beside_memory, reference
+):
+    talk = Talk(Pool(beside_memory), "dead", 16, 47)
+    await talk.begin()
+    await until(beside_memory, "thinker", "policy_peer_tokens", lambda n: n > 200)
+    n_starts = beside_memory.replica("thinker").n_starts
+    n_lost = (await load_of(beside_memory, LENDER))["borrowers_lost"]
+    os.kill(scheduler_pid(beside_memory, "borrow"), signal.SIGKILL)
+    await until(beside_memory, LENDER, "borrowers_lost", lambda n: n == n_lost + 1)
+    assert (await load_of(beside_memory, LENDER))["lent_bytes_resident"] == 0
+    await restarted(beside_memory, n_starts)
+    await until(beside_memory, LENDER, "leases_state_active", lambda n: n == 4)
+    assert beside_memory.replica(LENDER).n_starts == 2, "it was killed once, by the test before"
+    again = Talk(Pool(beside_memory), "again", 16, 53)
+    await again.begin()
+    await again.end(reference)

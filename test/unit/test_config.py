@@ -8,6 +8,7 @@ import pytest
 from sglang_live.arguments import parse
 from sglang_live.config import ServerConfig, StageConfig
 from sglang_live.errors import BadInputError
+from sglang_live.kv.lending import LeaseConfig
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.policy.policies import POLICIES, Policies
 
@@ -464,15 +465,25 @@ LEASES = [*HOST_TIER, "--lend", "talker", "--borrow", "thinker"]
 
 
 def test_stages_neither_lend_nor_borrow_by_default():
-    assert parsed().leases == {}
-    assert parsed(*LEASES).leases == {"talker": "lend", "thinker": "borrow"}
+    assert parsed().leases == LeaseConfig()
+    roles = {"talker": "lend", "thinker": "borrow"}
+    assert parsed(*LEASES).leases == LeaseConfig(roles=roles)
+
+
+def test_a_process_without_an_engine_lends_to_a_thinker_alone():
+    leases = parsed(*HOST_TIER, "--borrow", "thinker", "--lend-memory-gib", "1.5").leases
+    assert leases == LeaseConfig(roles={"thinker": "borrow"}, lent_bytes=3 << 29)
 
 
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (["--lend", "talker"], "gain nothing without each other"),
-        (["--borrow", "thinker"], "gain nothing without each other"),
+        (["--lend", "talker"], "nor they without it"),
+        (["--lend-memory-gib", "1"], "nor they without it"),
+        (["--borrow", "thinker"], "gains nothing without --lend or --lend-memory-gib"),
+        ([*HOST_TIER, "--borrow", "thinker", "--lend-memory-gib", "-1"], "a size, at least 0"),
+        ([*HOST_TIER, "--borrow", "thinker", "--lend-memory-gib", "nan"], "a size, at least 0"),
+        ([*HOST_TIER, "--borrow", "thinker", "--lend-memory-gib", "0.01"], "less than one lease"),
         (["--lend", "vocoder", "--borrow", "thinker"], "--lend vocoder: thinker and talker have"),
         (["--lend", "thinker", "--borrow", "talker"], "--borrow talker: thinker have sessions"),
         (["--lend", "thinker", "--borrow", "thinker"], "could wait for the other's pages"),

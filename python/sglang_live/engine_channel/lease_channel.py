@@ -6,6 +6,7 @@ Neither side ever waits: what cannot be sent or received at once ends the connec
 
 import json
 import os
+import select
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -154,3 +155,23 @@ class Bell:
 
     def close(self) -> None:
         os.close(self.fd)
+
+
+class Partner:
+    """The process on the other side of a pair, by its pidfd.
+
+    A socket's end does not tell that a process has ended, and a pid may be another process's soon.
+    """
+
+    def __init__(self, name: str, pid: int, pidfd: int, bell: Bell):
+        self.name, self.pid, self.bell = name, pid, bell
+        self._pidfd, self._poll = pidfd, select.poll()
+        self._poll.register(pidfd, select.POLLIN)
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self._poll.poll(0))
+
+    def close(self) -> None:
+        os.close(self._pidfd)
+        self.bell.close()

@@ -7,8 +7,19 @@ Pure: no clock, no engine. Source: SwiftCache section 4.3 (the maximum over an i
 """
 
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseConfig:
+    """
+    roles: "lend" or "borrow", by stage.
+    lent_bytes: that a process without an engine lends to each replica that borrows; 0: none does.
+    """
+
+    roles: dict[str, str] = field(default_factory=dict)
+    lent_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ from sglang_live.orchestrator.turn_prefill import TurnPrefill
 from sglang_live.policy.policies import OFF, Policies
 from sglang_live.policy.speculation import Refusal
 from sglang_live.policy.view import FIRST_INTERRUPTS
+from sglang_live.stages.spec import STAGES
 from sglang_live.stages.supervisor import Replica, Supervisor
 from sglang_live.telemetry.log_context import set_log_ids
 from sglang_live.telemetry.trace import TurnTrace
@@ -258,8 +259,8 @@ class LiveOrchestrator:
     async def open_session(self, session_id: str, *, admitted: bool = True) -> LiveSession:
         if session_id in self._sessions:
             raise BadInputError(f"session {session_id} exists already")
-        stages = dict.fromkeys(replica.spec.stage for replica in self._supervisor.replicas)
-        replicas = {stage: self._least_loaded(stage) for stage in stages}
+        present = {replica.spec.stage for replica in self._supervisor.replicas}
+        replicas = {stage: self._least_loaded(stage) for stage in STAGES if stage in present}
         if admitted:
             self.capacity.admit()
         for replica in replicas.values():

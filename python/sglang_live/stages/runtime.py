@@ -34,7 +34,7 @@ from sglang_live.errors import SeamError
 from sglang_live.messages import Ready, SessionHint
 from sglang_live.models.family import family_at
 from sglang_live.models.piece_talker import PieceTalker
-from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.spec import LENDER, StageSpec
 from sglang_live.stages.transport.lease_broker import lease_socket
 from sglang_live.stages.transport.server import ServedJob, StageServer
 from sglang_live.stages.transport.wire import fallbacks, shm_names
@@ -95,6 +95,10 @@ def build_stage(spec: StageSpec) -> tuple[Stage, asyncio.AbstractEventLoop]:
         from sglang_live.stages.vocoder.stage import VocoderStage
 
         return VocoderStage(spec), asyncio.new_event_loop()
+    if spec.stage == LENDER:
+        from sglang_live.stages.lender.stage import LenderStage
+
+        return LenderStage(spec), asyncio.new_event_loop()
     raise ValueError(f"no stage is called {spec.stage!r}")
 
 
@@ -199,13 +203,15 @@ def main() -> None:
     own_cores = cpu.is_active() and not spec.device_model
     used = ("cpu",) if own_cores else devices_of_ranks(spec.device, spec.engine_args)
     os.environ[SHARED_DEVICE_ENV] = str(int(spec.shares_device))
-    os.environ[DEVICE_PEERS_ENV] = device_peers_env(spec.run_dir, used, spec.stage, spec.replica)
+    if spec.stage != LENDER:  # it computes nothing
+        peers = device_peers_env(spec.run_dir, used, spec.stage, spec.replica)
+        os.environ[DEVICE_PEERS_ENV] = peers
     set_up_logs(spec)
     logging.getLogger("sglang").setLevel(logging.WARNING)
     if cpu.is_active():
         import torch
 
-        os.nice(_PACED_NICE[spec.stage] if spec.policies.pacing else STAGE_NICE)
+        os.nice(_PACED_NICE.get(spec.stage, STAGE_NICE) if spec.policies.pacing else STAGE_NICE)
         torch.set_num_threads(1)
         cpu.share_cores(N_COMPUTING)
     try:

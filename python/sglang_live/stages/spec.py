@@ -13,16 +13,19 @@ SPEC_ENV = "SGLANG_LIVE_SPEC"
 # Longer than a kernel takes to compile, and than any user waits.
 STUCK_AFTER_S = 120.0
 STAGES = ("thinker", "talker", "vocoder")
+# A process beside the stages that has memory to lend and no engine. It serves no session.
+LENDER = "lender"
 
 
 class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     """
-    stage: thinker, talker or vocoder.
+    stage: thinker, talker or vocoder; or LENDER.
     family: module of the model's family (models/family.py).
     address: endpoint to bind.
     same_host: whether the server shares this machine's memory.
     run_dir: directory for sockets, and for what stages of one server share.
-    engine_args: SGLang's server arguments (thinker, talker), or fields of VocoderConfig.
+    engine_args: SGLang's server arguments (thinker, talker), or fields of VocoderConfig, or the
+        lender's n_bytes.
     environment: added to the process's own.
     shares_device: whether another stage of the server uses one of its devices.
     policies: those that are on.

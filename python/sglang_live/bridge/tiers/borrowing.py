@@ -16,12 +16,18 @@ from typing import Any
 import torch
 
 from sglang_live.bridge.session.compact import POISON_ENV
-from sglang_live.bridge.tiers.leases import Partner
 from sglang_live.bridge.tiers.peer_copies import PeerCopies
 from sglang_live.bridge.tiers.peer_eviction import PeerEviction
 from sglang_live.bridge.tiers.peer_memory_cpu import map_memory
 from sglang_live.bridge.tiers.peer_pool import PeerPool
-from sglang_live.engine_channel.lease_channel import BORROW, Bell, BrokerLink, Message, close_all
+from sglang_live.engine_channel.lease_channel import (
+    BORROW,
+    Bell,
+    BrokerLink,
+    Message,
+    Partner,
+    close_all,
+)
 from sglang_live.engine_channel.lease_table import Lease, LeaseTable
 from sglang_live.kv.peer_layout import Geometry, Memory, slots_in
 

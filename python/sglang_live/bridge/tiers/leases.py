@@ -7,8 +7,6 @@ Owner: one Leases per scheduler that lends.
 """
 
 import logging
-import os
-import select
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -18,8 +16,8 @@ import numpy as np
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-from sglang_live.engine_channel.lease_channel import LEND, Bell, BrokerLink, Message, close_all
-from sglang_live.engine_channel.lease_table import LeaseTable
+from sglang_live.engine_channel.lease_channel import Bell
+from sglang_live.engine_channel.lender_link import LenderLink
 from sglang_live.kv.lending import LenderView, LendingConfig, Need, offer, reclaim, run_tokens
 from sglang_live.kv.peer_layout import Geometry, Memory
 
@@ -57,26 +55,6 @@ class _Taken:
 
     first: int
     rounds_left: int = _ROUNDS_IN_FLIGHT
-
-
-class Partner:
-    """The process on the other side of a pair, by its pidfd.
-
-    A socket's end does not tell that a process has ended, and a pid may be another process's soon.
-    """
-
-    def __init__(self, name: str, pid: int, pidfd: int, bell: Bell):
-        self.name, self.pid, self.bell = name, pid, bell
-        self._pidfd, self._poll = pidfd, select.poll()
-        self._poll.register(pidfd, select.POLLIN)
-
-    @property
-    def has_ended(self) -> bool:
-        return bool(self._poll.poll(0))
-
-    def close(self) -> None:
-        os.close(self._pidfd)
-        self.bell.close()
 
 
 class PoolRuns:
@@ -153,15 +131,13 @@ class Leases:
         config: LendingConfig | None = None,
     ):
         self._allocator, self._tree, self._config = allocator, tree_cache, config or LendingConfig()
-        self._kv, self._name = allocator.get_kvcache(), name
-        self._fd, self._memory = shared
+        self._kv = allocator.get_kvcache()
         self._bytes_per_token = geometry.envelope_bytes
         self.run_tokens = run_tokens(
             allocator.size, self._bytes_per_token, allocator.page_size, self._config
         )
         self._runs, self._rows = PoolRuns(allocator), dict[int, Run]()
-        self._need, self._table, self.bell = Need(self._config), LeaseTable(), Bell()
-        self._partner: Partner | None = None
+        self._need = Need(self._config)
         self._taken: _Taken | None = None
         self._recalled_at_s = self._search_at_s = -float("inf")
         self._latencies_s: deque[float] = deque(maxlen=_N_LATENCIES)
@@ -169,7 +145,11 @@ class Leases:
         self.counts = dict.fromkeys(
             ("leases_offered", "leases_recalled", "leases_returned", "borrowers_lost"), 0.0
         )
-        self._link = BrokerLink(path, self._introduction)
+        self._link = LenderLink(name, *shared, path)
+
+    @property
+    def bell(self) -> Bell:
+        return self._link.bell
 
     @property
     def tokens(self) -> int:
@@ -196,13 +176,11 @@ class Leases:
             missing: tokens that a waiting request found too few.
         """
         now_s = time.monotonic()
-        self.bell.silence()
-        for message, fds in self._link.receive(now_s):
-            self._meet(message, fds)
+        self._link.receive(now_s)
         view = self._view(now_s, n_decoding, missing)
-        if self._partner is None:
+        if self._link.partner is None:
             return
-        if self._partner.has_ended:
+        if self._link.partner.has_ended:
             self._lose_borrower()
             return
         self._take_returned(now_s)
@@ -236,27 +214,6 @@ class Leases:
 
     # --- the borrower ---
 
-    def _introduction(self) -> tuple[Message, tuple[int, ...]]:
-        partners = [] if self._partner is None else [self._partner.pid]
-        message = {
-            "role": LEND,
-            "name": self._name,
-            "pid": os.getpid(),
-            "partners": partners,
-            "offsets": self._memory.offsets,
-            "row_bytes": self._memory.row_bytes,
-            "n_bytes": self._memory.n_bytes,
-        }
-        return message, (self._fd, self._table.fd, self.bell.fd)
-
-    def _meet(self, message: Message, fds: list[int]) -> None:
-        if self._partner is not None or len(fds) != 2:
-            close_all(fds)
-            return
-        bell, pidfd = fds
-        self._partner = Partner(message["meets"], message["pid"], pidfd, Bell(bell))
-        logger.info("lends_to %s pid=%d", self._partner.name, self._partner.pid)
-
     def _lose_borrower(self) -> None:
         """Free what a borrower that has ended had leased; when all is free, meet another."""
         for row in list(self._rows)[: self._rows_per_round]:
@@ -265,15 +222,8 @@ class Leases:
             self.bell.ring()
             return
         self._put_taken()
-        assert self._partner is not None
-        logger.warning("borrower_lost %s pid=%d", self._partner.name, self._partner.pid)
         self.counts["borrowers_lost"] += 1
-        self._partner.close()
-        self._partner = None
-        # A new table, lest the next borrower read the last one's answers.
-        self._table.close()
-        self._table = LeaseTable()
-        self._link.introduce()
+        self._link.part()
 
     # --- leases ---
 
@@ -282,7 +232,7 @@ class Leases:
         return max(1, _WIPE_BYTES_PER_ROUND // max(1, self.run_tokens * self._bytes_per_token))
 
     def _take_returned(self, now_s: float) -> None:
-        left = [row for row in self._rows if self._table.has_left(row)]
+        left = [row for row in self._rows if self._link.table.has_left(row)]
         for row in left[: self._rows_per_round]:
             recalled_s = self._rows[row].recalled_s
             if recalled_s is not None:
@@ -296,7 +246,7 @@ class Leases:
         run = self._rows.pop(row)
         # Attention reads rows behind the end of a sequence: they must be numbers, and no session's.
         self._wipe(run)
-        self._table.release(row)
+        self._link.table.release(row)
         self._runs.put(run.first)
 
     def _wipe(self, run: Run) -> None:
@@ -306,9 +256,9 @@ class Leases:
     def _recall(self, n_runs: int, now_s: float) -> None:
         """Recall the leases that have the least in them."""
         kept = [row for row, run in self._rows.items() if run.recalled_s is None]
-        for row in sorted(kept, key=self._table.used)[:n_runs]:
+        for row in sorted(kept, key=self._link.table.used)[:n_runs]:
             self._rows[row].recalled_s = now_s
-            self._table.recall(row, time.monotonic_ns())
+            self._link.table.recall(row, time.monotonic_ns())
             self.counts["leases_recalled"] += 1
         self._recalled_at_s = now_s
         logger.info("leases_recalled n=%d kept=%d", n_runs, max(0, len(kept) - n_runs))
@@ -331,7 +281,7 @@ class Leases:
             return
         run, self._taken = Run(taken.first, self.run_tokens), None
         self._wipe(run)
-        row = self._table.offer(run.first, run.n_slots)
+        row = self._link.table.offer(run.first, run.n_slots)
         if row is None:
             self._runs.put(run.first)
             return
@@ -345,13 +295,13 @@ class Leases:
             self._taken = None
 
     def _ring(self) -> None:
-        assert self._partner is not None
-        self._partner.bell.ring()
+        assert self._link.partner is not None
+        self._link.partner.bell.ring()
 
     def report(self) -> dict[str, float]:
-        rows = self._rows.items()
+        rows, table = self._rows.items(), self._link.table
         recalled = [row for row, run in rows if run.recalled_s is not None]
-        active = [row for row, run in rows if run.recalled_s is None and self._table.is_active(row)]
+        active = [row for row, run in rows if run.recalled_s is None and table.is_active(row)]
         latencies_ms = 1000 * np.array(self._latencies_s or [0.0])
         return {
             **self.counts,

@@ -1,6 +1,6 @@
-"""The flags --lend and --borrow: which stages lend KV memory, and which borrow it.
+"""The flags --lend, --lend-memory-gib and --borrow: what lends KV memory, and what borrows it.
 
-Both are off by default: with the default window of retention a session is small, its load is hidden
+All are off by default: with the default window of retention a session is small, its load is hidden
 by preload, and host memory is larger than what a neighbouring stage can spare. A device whose
 memory another stage leaves idle, long sessions, or a host with little memory make it worthwhile.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 from sglang_live.engine_channel.lease_channel import BORROW, LEND
 from sglang_live.errors import BadInputError
+from sglang_live.kv.lending import LeaseConfig
 from sglang_live.policy.policies import Policies
 
 # Stages with a KV pool, and those whose sessions have tiers.
@@ -24,6 +25,13 @@ def add_lease_arguments(parser: argparse.ArgumentParser) -> None:
         help="these stages lend idle pages of their KV pools (default: none)",
     )
     parser.add_argument(
+        "--lend-memory-gib",
+        type=float,
+        default=0.0,
+        metavar="GIB",
+        help="a process without an engine lends this much to each that borrows (default: none)",
+    )
+    parser.add_argument(
         "--borrow",
         metavar="STAGES",
         help="these stages keep idle sessions' KV in lent pages first (default: none)",
@@ -32,16 +40,15 @@ def add_lease_arguments(parser: argparse.ArgumentParser) -> None:
 
 def leases_of(
     own: argparse.Namespace, policies: Policies, stages: Mapping[str, Any]
-) -> dict[str, str]:
-    """The role of each stage that has one: "lend" or "borrow".
-
-    Raises:
-        BadInputError: names the flag, and why nothing can be gained.
-    """
+) -> LeaseConfig:
+    """Raises BadInputError: names the flag, and why nothing can be gained."""
     lend = _stages("--lend", own.lend, _LENDERS, "have a KV pool")
     borrow = _stages("--borrow", own.borrow, _BORROWERS, "have sessions that can be evicted")
-    if bool(lend) != bool(borrow):
-        raise BadInputError("--lend and --borrow gain nothing without each other")
+    lent_bytes = _lent_bytes(own.lend_memory_gib)
+    if bool(lend or lent_bytes) != bool(borrow):
+        raise BadInputError(
+            "--borrow gains nothing without --lend or --lend-memory-gib, nor they without it"
+        )
     for stage in lend:
         if stage in borrow:
             raise BadInputError(
@@ -59,7 +66,17 @@ def leases_of(
             )
     if lend and not policies:
         raise BadInputError("--lend: SGLang's own scheduling, without policies, lends nothing")
-    return dict.fromkeys(lend, LEND) | dict.fromkeys(borrow, BORROW)
+    roles = dict.fromkeys(lend, LEND) | dict.fromkeys(borrow, BORROW)
+    return LeaseConfig(roles=roles, lent_bytes=lent_bytes)
+
+
+def _lent_bytes(gib: float) -> int:
+    """Raises BadInputError: it is no size, or too small for a lease."""
+    if not 0 <= gib < float("inf"):
+        raise BadInputError(f"--lend-memory-gib {gib:g}: a size, at least 0")
+    if 0 < gib < 1 / 16:
+        raise BadInputError(f"--lend-memory-gib {gib:g}: less than one lease, which has 0.0625")
+    return int(gib * (1 << 30))
 
 
 def _check(stage: str, settings: Any) -> None:

@@ -74,8 +74,8 @@ class Lender:
 
     def meet(self, pid: int) -> None:
         bell = Bell()
-        self.leases._meet({"meets": "borrower", "pid": pid}, [bell.fd, os.pidfd_open(pid)])
-        _, (_, table_fd, _) = self.leases._introduction()
+        self.leases._link._meet({"meets": "borrower", "pid": pid}, [bell.fd, os.pidfd_open(pid)])
+        _, (_, table_fd, _) = self.leases._link._introduction()
         self.table = LeaseTable(os.dup(table_fd))
 
     def rounds(self, n: int = 60, **facts) -> None:
