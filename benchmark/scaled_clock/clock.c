@@ -27,7 +27,7 @@ typedef struct timespec ts_t;
 
 static int64_t divisor, start_ns;
 
-/* The function of libc. Each caller resolves it once; a race resolves it twice. */
+/* The function of libc. It is resolved at the first call; a race resolves it twice. */
 #define NEXT(type, name, ...)                                                                      \
     static type (*next)(__VA_ARGS__);                                                              \
     if (!next) next = (type (*)(__VA_ARGS__))dlsym(RTLD_NEXT, #name)

@@ -335,9 +335,7 @@ async def test_sessions_live_in_the_memory_of_a_process_without_an_engine(beside
     await until(beside_memory, "thinker", "policy_peer_tokens", lambda n: n == 0)
 
 
-async def test_a_lender_without_an_engine_gives_back_a_dead_borrowers_memory(
-    beside_memory, reference
-):
+async def test_a_lender_without_an_engine_frees_a_dead_borrowers_memory(beside_memory, reference):
     talk = Talk(Pool(beside_memory), "dead", 16, 47)
     await talk.begin()
     await until(beside_memory, "thinker", "policy_peer_tokens", lambda n: n > 200)
