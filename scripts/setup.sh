@@ -7,7 +7,7 @@ usage() {
     cat <<'TEXT'
 usage: scripts/setup.sh [--test] [--bench] [--train] [--device auto|cpu|cuda] [--venv DIR]
 
-  --test     also install what scripts/test.sh needs, Chromium among it (apt-get, if there is none)
+  --test     also install what scripts/test.sh needs, Chromium and a C compiler among it (apt-get)
   --bench    also install what benchmark/ needs
   --train    also install what training/ needs
   --device   auto (default) takes cuda where nvidia-smi lists a GPU
@@ -29,7 +29,7 @@ device=auto
 extras=()
 while (($#)); do
     case $1 in
-    --test) extras+=(test browser clients) ;;
+    --test) extras+=(test programs clients) ;;
     --bench) extras+=(bench) ;;
     --train) extras+=(training) ;;
     --device)
@@ -151,12 +151,17 @@ find_browser() {
     command -v chromium || command -v chromium-browser || command -v google-chrome
 }
 
-step_browser() {
-    find_browser && return
+apt_install() {
     local as_root=()
     if ((EUID)); then as_root=(sudo); fi
     "${as_root[@]}" apt-get update
-    "${as_root[@]}" apt-get install --yes --no-install-recommends chromium
+    "${as_root[@]}" apt-get install --yes --no-install-recommends "$@"
+}
+
+step_programs() {
+    # The compiler is for benchmark/scaled_clock.
+    command -v cc || apt_install gcc libc6-dev
+    find_browser || apt_install chromium
     find_browser
 }
 
@@ -187,7 +192,7 @@ declare -A title=(
     [project]="sglang_live, editable"
     [bytecode]="bytecode, for faster starts"
     [test]="test tools"
-    [browser]="Chromium, for tests of the page"
+    [programs]="Chromium, for tests of the page, and a C compiler"
     [clients]="clients of other people, for the examples"
     [bench]="benchmark tools"
     [training]="what training judges with"
