@@ -7,10 +7,12 @@ import subprocess
 import numpy as np
 import pytest
 
+from sglang_live.bridge.platform import cpu
 from sglang_live.engine_channel.lease_channel import Bell
 from sglang_live.engine_channel.lease_table import N_ROWS, LeaseTable
+from sglang_live.errors import BadInputError
 from sglang_live.kv.peer_layout import Memory
-from sglang_live.stages.lender.stage import BLOCK_BYTES, LentMemory
+from sglang_live.stages.lender.stage import BLOCK_BYTES, LenderStage, LentMemory
 
 N_BLOCKS = 200
 
@@ -122,3 +124,10 @@ def test_more_memory_has_larger_leases_not_more_rows():
     assert sum(lease.n_slots for lease in leases) == 64 * (N_ROWS + 1)
     borrower.end()
     lent.close()
+
+
+def test_a_machine_with_a_gpu_is_refused_by_the_flags_name(monkeypatch):
+    """Its engines would take memory of the host for their device's."""
+    monkeypatch.setattr(cpu, "is_active", lambda: False)
+    with pytest.raises(BadInputError, match="--lend-memory-gib is for machines without a GPU"):
+        LenderStage(None)

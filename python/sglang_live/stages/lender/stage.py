@@ -11,10 +11,11 @@ import os
 import time
 from collections.abc import Iterator
 
+from sglang_live.bridge.platform import cpu
 from sglang_live.engine_channel.lease_channel import RECONNECT_S
 from sglang_live.engine_channel.lease_table import N_ROWS
 from sglang_live.engine_channel.lender_link import LenderLink
-from sglang_live.errors import StageFailedError
+from sglang_live.errors import BadInputError, StageFailedError
 from sglang_live.kv.peer_layout import Memory
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.transport.lease_broker import lease_socket
@@ -67,7 +68,7 @@ class LentMemory:
             yield first, min(self._lease_blocks, self._n_blocks - first)
 
     def _clear(self) -> None:
-        """Give all memory back to the system; it is zero, and takes none until it is written."""
+        """Return all memory to the system; it is zero, and takes none until it is written."""
         os.ftruncate(self._fd, 0)
         os.ftruncate(self._fd, self._n_blocks * BLOCK_BYTES)
 
@@ -86,9 +87,14 @@ class LenderStage:
     """
     Args:
         spec: engine_args has n_bytes.
+
+    Raises:
+        BadInputError: there is a GPU, whose engines could not map this memory as theirs.
     """
 
     def __init__(self, spec: StageSpec):
+        if not cpu.is_active():
+            raise BadInputError("--lend-memory-gib is for machines without a GPU")
         name = f"{spec.stage}-{os.getpid()}"
         path = str(lease_socket(spec.run_dir))
         self._memory = LentMemory(name, spec.engine_args["n_bytes"], path)
