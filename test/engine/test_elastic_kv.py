@@ -17,6 +17,7 @@ import torch
 
 from benchmark.native_client import native_client
 from sglang_live.bridge.platform.granule_calls import GRANULE_BYTES
+from sglang_live.engine_channel.elastic import Obtainable, send
 from sglang_live.kv.elastic import ElasticConfig
 from test.engine.conftest import Stages, running_stages
 from test.engine.reference import Reference
@@ -186,6 +187,23 @@ async def test_prompts_of_many_times_the_pool_have_the_reference_s_tokens(pool, 
         assert abs(float(row[token]) - logprob) < 1e-4
     assert await tokens_of(pool.stages, "thinker") > 8 * POOL_TOKENS
     await all_returned(mover)
+
+
+async def test_memory_that_becomes_obtainable_counts_for_the_next_request(pool, mover):
+    """Two messages within the interval at which the engine reports its needs."""
+    thinker, rng = mover._engines["thinker"], random.Random(12)
+    body = {
+        "input_ids": random_ids(rng, 3 * POOL_TOKENS),
+        "sampling_params": {"max_new_tokens": 2, "ignore_eos": True},
+    }
+    async with native_client(pool.spec, 60) as client:
+        for _ in range(3):
+            send(thinker.link, Obtainable(0))
+            await asyncio.sleep(0.002)
+            send(thinker.link, Obtainable(thinker.obtainable))
+            answer = (await client.post("/generate", json=body)).json()
+            assert "error" not in answer, answer
+            await all_returned(mover)
 
 
 async def test_a_prompt_beyond_both_pools_is_refused_and_changes_nothing(pool, mover):

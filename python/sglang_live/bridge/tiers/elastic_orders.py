@@ -123,7 +123,7 @@ class ElasticOrders:
         return self._link.fileno(), self.pool.done_event
 
     def step(self, now_s: float, evict: Callable[[int, bool], int]) -> bool:
-        """Take orders and carry them on. Returns whether the pool's capacity has changed.
+        """Take orders and carry them on. Returns whether the pool has or may get another size.
 
         Args:
             evict: evicts a number of the radix tree's tokens, or, with True, of the tree's and of
@@ -132,7 +132,7 @@ class ElasticOrders:
             OSError, EOFError: the mover is gone, and with it the server.
         """
         assert self.pool is not None
-        before = self.pool.capacity_tokens
+        before = self.pool.capacity_tokens, self.obtainable
         with suppress(BlockingIOError):
             os.eventfd_read(self.pool.done_event)
         while (packet := receive(self._link, ToEngine)) is not None:
@@ -142,7 +142,7 @@ class ElasticOrders:
         if self._releasing is not None and self._releasing.done():
             self._answer_give(self._releasing.result())
         self._answer_take()
-        return self.pool.capacity_tokens != before
+        return (self.pool.capacity_tokens, self.obtainable) != before
 
     def report_need(self, needed: int, reserved: int, idle: int) -> None:
         """Tell the mover what this engine needs, in tokens, if that has changed."""

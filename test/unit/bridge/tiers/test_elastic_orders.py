@@ -17,6 +17,7 @@ from sglang_live.engine_channel.elastic import (
     Given,
     Hello,
     Need,
+    Obtainable,
     Packet,
     ToMover,
     Welcome,
@@ -121,12 +122,7 @@ async def test_pools_stay_exact_while_the_mover_moves_their_memory(tmp_path, mon
 
 def test_while_the_mover_does_not_read_an_engine_goes_on_and_answers_later(tmp_path):
     """As when the server is stopped by a signal, and continues."""
-    theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    orders = ElasticOrders("thinker", ours)
-    greeting = threading.Thread(target=lambda: welcome(theirs))
-    greeting.start()
-    orders.pool = Engine(1, START["thinker"], greet=orders.greet).pool
-    greeting.join()
+    theirs, orders = greeted()
     for needed in range(2000):
         orders.report_need(64 * needed, 64 * needed, 0)
     assert orders.totals["elastic_unsent"] > 0
@@ -148,6 +144,28 @@ def test_while_the_mover_does_not_read_an_engine_goes_on_and_answers_later(tmp_p
     (packet,) = all_received(theirs)
     assert isinstance(packet.message, Need)
     theirs.close()
+
+
+def test_a_step_tells_of_memory_that_became_obtainable():
+    """A request of the same round may be as long as the new size allows."""
+    theirs, orders = greeted()
+    sizes = []
+    for promised in (64, 64, 0):
+        send(theirs, Obtainable(promised))
+        sizes.append(orders.step(time.monotonic(), lambda n_tokens, with_sessions: 0))
+    assert sizes == [True, False, True]
+    theirs.close()
+
+
+def greeted() -> tuple[socket.socket, ElasticOrders]:
+    """The mover's end of the link, and the orders of an engine that has its pool."""
+    theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    orders = ElasticOrders("thinker", ours)
+    greeting = threading.Thread(target=lambda: welcome(theirs))
+    greeting.start()
+    orders.pool = Engine(1, START["thinker"], greet=orders.greet).pool
+    greeting.join()
+    return theirs, orders
 
 
 def welcome(link: socket.socket) -> None:
