@@ -271,8 +271,10 @@ class BatchStore:
         )
         with storage_errors():
             for _, file_id, n_bytes in results:
-                if self._files.path(file_id).exists():
+                if n_bytes:
                     os.truncate(self._files.path(file_id), n_bytes)
+                else:  # a crash may have left one whose result was not stored
+                    self._files.path(file_id).unlink(missing_ok=True)
         with self._database.transaction():
             for kind, file_id, n_bytes in results:
                 if n_bytes:

@@ -204,6 +204,20 @@ def test_a_kill_at_any_line_loses_no_result(ending, quarter):
     assert n_killed > 50
 
 
+def test_a_result_file_that_a_kill_left_without_a_result_is_deleted_with_its_batch(tmp_path):
+    store = opened(tmp_path)
+    Play(store, lambda what, value: None).run([*BEGINNING[:3], ("cancel", 0)])
+    [batch] = store.batches.unfinished()
+    for file_id in (batch.output_file, batch.error_file):
+        store.files.path(file_id).write_bytes(b'{"custom_id": "1"')
+    end(store, batch)
+    shown = store.batches.get("o", batch.id).to_json("m", None)
+    kept = {path.name for path in store.files.path(batch.output_file).parent.iterdir()}
+    assert kept == {batch.input_file, shown["error_file_id"]}
+    assert len(results_of(store, batch.id)) == N_LINES
+    store.close()
+
+
 def n_steps(script) -> int:
     """Number of lines of the store that a script runs."""
 
