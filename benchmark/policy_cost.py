@@ -6,13 +6,15 @@ Also the cost of receiving progress of all streams at once, which is the maximum
 stage sends the newest progress of every stream in one message.
 
 Streams are random: most play and have some audio buffered, some are paused, a few wait or have just
-begun. Policy sets alternate round by round, so that a disturbance of the machine affects all.
+begun. With `hybrid` there are as many best-effort streams beside them: half of them decode, the
+others wait or are paused. Policy sets alternate round by round, so that a disturbance of the
+machine affects all.
 """
 
 import json
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,8 @@ from sglang_live.engine_channel.inbox import Inbox
 from sglang_live.engine_channel.messages import Progress
 from sglang_live.policy.decide import RoundPolicy
 from sglang_live.policy.policies import Policies
-from sglang_live.policy.view import FRAME_S, StageRates, StageView
+from sglang_live.policy.round_cost import RoundCost
+from sglang_live.policy.view import FRAME_S, BestEffort, StageRates, StageView
 from sglang_live.stages.engine_host import FeedSocket
 
 N_STREAMS = (16, 64, 256, 1024, 4096)
@@ -33,8 +36,15 @@ POLICIES = (
     ("fcfs", "pacing"),
     ("urgency",),
     ("urgency", "pacing"),
+    ("urgency", "pacing", "hybrid"),
     ("deadline",),
     ("deadline", "pacing"),
+)
+COST = RoundCost(
+    decode=(0.008, 2e-5, 1e-8),
+    prefill=(0.01, 2e-5, 1e-9, 1e-9, 0.005, 0.0),
+    decode_error=0.1,
+    prefill_error=0.1,
 )
 VIEWS = 64  # several, so that no branch is always predicted
 WARM_UP_ROUNDS = 50
@@ -94,14 +104,46 @@ def random_view(n: int, rng: np.random.Generator, options: Options) -> StageView
     )
 
 
+def with_best_effort(view: StageView, rng: np.random.Generator) -> StageView:
+    """The same streams, and as many of best effort."""
+    n = len(view)
+    state = rng.integers(0, 4, n)  # decoding, decoding, waiting, paused
+    waiting, tokens = state == 2, rng.integers(200, 4000, n)
+    own = {
+        "waiting": waiting,
+        "paused": state == 3,
+        "since_s": 1000.0 - rng.exponential(1.0, n),
+        "arrived_s": 1000.0 - rng.exponential(20.0, n),
+        "buffered_s": np.full(n, np.inf),
+        "started": np.ones(n, bool),
+        "kv_tokens": np.where(waiting, 0, tokens),
+        "prefill_tokens": np.where(waiting, tokens, 0),
+        "interrupts": np.zeros(n),
+        "managed": np.zeros(n, bool),
+    }
+    both = {name: np.concatenate((getattr(view, name), values)) for name, values in own.items()}
+    best_effort = BestEffort(
+        which=np.arange(2 * n) >= n,
+        half=np.zeros(2 * n, bool),
+        deadline_s=np.full(2 * n, np.inf),
+        group=np.arange(2 * n),
+        free_tokens=view.free_tokens,
+        cost=COST,
+    )
+    return replace(view, **both, best_effort=best_effort)
+
+
 def measure(n: int, rng: np.random.Generator, options: Options) -> list[Row]:
     sets = [RoundPolicy.of(Policies.parse(names)) for names in POLICIES]
     times_ms = np.zeros((len(sets), options.rounds))
-    views = [random_view(n, rng, options) for _ in range(VIEWS)]
+    alone = [random_view(n, rng, options) for _ in range(VIEWS)]
+    beside = [with_best_effort(view, rng) for view in alone]
+    views_of = [beside if "hybrid" in names else alone for names in POLICIES]
     for i in range(-WARM_UP_ROUNDS, options.rounds):
-        for policies, own_ms in zip(sets, times_ms, strict=True):
+        for policies, views, own_ms in zip(sets, views_of, times_ms, strict=True):
+            view = views[i % VIEWS]
             start_s = time.perf_counter()
-            policies.decide(views[i % VIEWS])
+            policies.decide(view)
             took_s = time.perf_counter() - start_s
             if i >= 0:
                 own_ms[i] = took_s * 1e3
@@ -136,12 +178,12 @@ def measure_channel(n: int, options: Options) -> Row:
 
 
 def print_table(rows: list[Row]) -> None:
-    print(f"{'policies':18s}" + "".join(f"{n:>18d}" for n in N_STREAMS))
-    print(f"{'P50 / P99 ms':18s}")
+    print(f"{'policies':22s}" + "".join(f"{n:>18d}" for n in N_STREAMS))
+    print(f"{'P50 / P99 ms':22s}")
     for name in dict.fromkeys(row.policies for row in rows):
         own = [row for row in rows if row.policies == name]
         cells = "".join(f"{row.p50_ms:>10.3f} /{row.p99_ms:6.3f}" for row in own)
-        print(f"{name:18s}{cells}")
+        print(f"{name:22s}{cells}")
 
 
 def main() -> None:
