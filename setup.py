@@ -53,6 +53,7 @@ setup(
             "py.typed",
             "gateway/web/*",
             "interaction/turn_end.json",
+            "interaction/words/turn_words.json",
             "assets/*",
             "models/demo/*.txt",
             "models/demo/trained/*",

@@ -32,6 +32,9 @@ from benchmark.turn_taking.timeline import Recording, Stimulus
 from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path
 from sglang_live.interaction.silero import SileroModel
 from sglang_live.interaction.vad import VadSettings
+from sglang_live.models.moonshine.recogniser import MoonshineRecogniser
+from sglang_live.models.packages.fetch import fetch
+from sglang_live.models.packages.pins import MOONSHINE
 
 RECORDINGS = Path(__file__).parents[1] / "workloads" / "turns"
 
@@ -85,7 +88,8 @@ def measure(
     speech: SileroModel,
     model: SmartTurnModel,
 ) -> dict:
-    heard = [(r, Hearing(r.pcm, RememberedScores(speech), model)) for r in recordings]
+    recogniser = MoonshineRecogniser.load(fetch(MOONSHINE))
+    heard = [(r, Hearing(r.pcm, RememberedScores(speech), model, recogniser)) for r in recordings]
     ends = end_rows(heard, end_rules()) if heard else []
     over = [
         (s, Hearing(s.pcm, RememberedScores(speech), playing=s.playing, earlier=s.earlier))

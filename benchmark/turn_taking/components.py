@@ -2,11 +2,11 @@
 
 The detector and the endpoint model are the server's own. Their networks' outputs are remembered per
 recording, because most settings ask for the same ones. What TurnTaking and Endpointing do between
-them is repeated here without a session: packets of 20 ms, a verdict on each pause while the user
-is still silent, and a detector that asks for confirmation while the agent speaks.
+them is repeated here without a session: packets of 20 ms, verdicts on each pause while the user is
+still silent, and a detector that asks for confirmation while the agent speaks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,7 +24,13 @@ from sglang_live.interaction.silero import (
     SpeechState,
     SpeechWindows,
 )
-from sglang_live.interaction.turn_end import PAUSE_MS, cutoff_ms, judged, silence_ms
+from sglang_live.interaction.turn_end import (
+    PAUSE_MS,
+    SCORED_AT_MS,
+    cutoff_ms,
+    judged,
+    silence_ms,
+)
 from sglang_live.interaction.user_voice import UserVoice
 from sglang_live.interaction.vad import (
     SpeechDetector,
@@ -36,11 +42,16 @@ from sglang_live.interaction.vad import (
     SpeechSuspected,
     VadSettings,
 )
+from sglang_live.interaction.words.turn_words import evidence
+from sglang_live.models.speech import Recogniser
 
 PACKET_MS = 20
 TUNED = "Smart Turn or silence"
+WITH_WORDS = "semantic_vad with words"
 # From a pause to the verdict on it: modelled, so that results do not depend on the machine's load.
 VERDICT_MS = 50.0
+# From a pause to the words before it, of which a second takes a recogniser 25 ms: modelled, too.
+WORDS_MS = 100.0
 
 
 class RememberedScores:
@@ -77,6 +88,7 @@ def _position(windows: int) -> SpeechState:
 class Hearing:
     """A recording with what the networks say of it.
 
+    recogniser: None: words are not known.
     playing: [n] int16, what the agent plays at the same time; None: nothing.
     earlier: [n] int16, a turn of the session's user before; None: none.
     """
@@ -84,9 +96,11 @@ class Hearing:
     pcm: np.ndarray
     scores: RememberedScores
     model: EndpointModel | None = None
+    recogniser: Recogniser | None = None
     playing: np.ndarray | None = None
     earlier: np.ndarray | None = None
     _verdicts: dict[tuple[int, int], float] = field(default_factory=dict)
+    _words: dict[tuple[int, int], str] = field(default_factory=dict)
     _shares: dict[int, np.ndarray] = field(default_factory=dict)
 
     def shares(self, end: int) -> np.ndarray:
@@ -109,6 +123,13 @@ class Hearing:
             self._verdicts[key] = self.model.completeness(self.pcm[key[0] : end])
         return self._verdicts[key]
 
+    def words(self, start: int, end: int) -> str:
+        """What a recogniser hears from sample start to a pause at sample end."""
+        assert self.recogniser is not None
+        if (start, end) not in self._words:
+            self._words[start, end] = self.recogniser.transcribe(self.pcm[start:end])
+        return self._words[start, end]
+
 
 @dataclass(frozen=True, slots=True)
 class EndRule:
@@ -117,6 +138,7 @@ class EndRule:
     min_score: of the endpoint model, which ends the turn at once.
     cutoff_ms: what an end within a turn costs, of which interaction/turn_end.py makes the silence
         to wait for. None for both: silence alone.
+    hears_words: the words before a pause count, too.
     """
 
     component: str
@@ -124,6 +146,7 @@ class EndRule:
     settings: VadSettings
     min_score: float | None = None
     cutoff_ms: float | None = None
+    hears_words: bool = False
 
     @property
     def judges(self) -> bool:
@@ -133,7 +156,8 @@ class EndRule:
 
 def end_rules() -> list[EndRule]:
     """What is measured: each component over its own parameter."""
-    return [*silence_rules(), *smart_turn_rules(), *semantic_rules(), *tuned_rules()]
+    rules = [*silence_rules(), *smart_turn_rules(), *semantic_rules(), *tuned_rules()]
+    return [*rules, *(_with_words(rule) for rule in semantic_rules())]
 
 
 def silence_rules() -> list[EndRule]:
@@ -155,6 +179,10 @@ def semantic_rules() -> list[EndRule]:
     costs_ms = (100, 300, 400, 500, 600, 700, 850, 1000, 1200, 1500, 2000, 3000, 5000, 8000)
     own = [(name, cutoff_ms(name)) for name in ("high", "medium", "low")]
     return [_semantic(name, cost) for name, cost in (*own, *((f"{c} ms", c) for c in costs_ms))]
+
+
+def _with_words(rule: EndRule) -> EndRule:
+    return replace(rule, component=WITH_WORDS, hears_words=True)
 
 
 def tuned_rules() -> list[EndRule]:
@@ -181,30 +209,73 @@ def hear_ends(hearing: Hearing, rule: EndRule) -> list[Decision]:
     detector = SpeechDetector(hearing.scores, rule.settings)
     decisions: list[Decision] = []
     turn_start = 0
-    verdict: tuple[float, SpeechPaused, int | None] | None = None  # when it is known, of what
+    judged_pause: _JudgedPause | None = None  # the latest
     for at_ms, packet in packets(hearing.pcm):
-        if verdict is not None and at_ms >= verdict[0]:
-            known_ms, pause, wait_ms = verdict
-            verdict = None
-            if wait_ms is not None and detector.wait(pause, wait_ms):
+        for known_ms, wait_ms in judged_pause.known(at_ms) if judged_pause is not None else ():
+            assert judged_pause is not None
+            if wait_ms is not None and detector.wait(judged_pause.pause, wait_ms):
                 decisions.append(Decision("ended", known_ms))
         for event in detector.feed(packet):
             match event:
                 case SpeechStarted():
                     turn_start = event.at_ms * SAMPLES_PER_MS
                 case SpeechPaused() if rule.judges:
-                    score = hearing.completeness(turn_start, event.at_ms * SAMPLES_PER_MS)
-                    verdict = at_ms + VERDICT_MS, event, _wait_ms(rule, score)
+                    judged_pause = _JudgedPause(hearing, rule, event, turn_start)
+                    judged_pause.hear_words(at_ms)
+                    judged_pause.grow(at_ms, event.at_ms - event.speech_end_ms)
                 case SpeechStopped():
                     decisions.append(Decision("ended", at_ms))
+        if judged_pause is not None and detector.is_in(judged_pause.pause):
+            judged_pause.grow(at_ms, detector.silence_ms)
     return decisions
 
 
-def _wait_ms(rule: EndRule, score: float) -> int | None:
-    """None: the silence of the rule's settings."""
-    if rule.cutoff_ms is not None:
-        return judged(score, rule.cutoff_ms).wait_ms
-    return 0 if rule.min_score is not None and score >= rule.min_score else None
+@dataclass(eq=False)
+class _JudgedPause:
+    """A pause, and when what is known of it: a score, or the evidence of words."""
+
+    hearing: Hearing
+    rule: EndRule
+    pause: SpeechPaused
+    turn_start: int
+    _score: float | None = None
+    _words: float = 0.0
+    _n_scored: int = 0
+    _score_due: tuple[float, float] | None = None
+    _words_due: tuple[float, float] | None = None
+
+    def grow(self, at_ms: float, silence_ms: int) -> None:
+        """As Endpointing.grow. A rule with a least score has one score."""
+        times_ms = SCORED_AT_MS if self.rule.cutoff_ms is not None else SCORED_AT_MS[:1]
+        n_due = sum(silence_ms >= each for each in times_ms)
+        if n_due <= self._n_scored or self._score_due is not None:
+            return
+        end = (self.pause.speech_end_ms + silence_ms) * SAMPLES_PER_MS
+        self._n_scored = n_due
+        self._score_due = at_ms + VERDICT_MS, self.hearing.completeness(self.turn_start, end)
+
+    def hear_words(self, at_ms: float) -> None:
+        if self.rule.hears_words:
+            end = self.pause.at_ms * SAMPLES_PER_MS
+            self._words_due = at_ms + WORDS_MS, evidence(self.hearing.words(self.turn_start, end))
+
+    def known(self, at_ms: float) -> Iterator[tuple[float, int | None]]:
+        """What has become known by then: when, and the silence that ends the turn (_wait_ms)."""
+        if self._score_due is not None and at_ms >= self._score_due[0]:
+            (known_ms, score), self._score_due = self._score_due, None
+            self._score = score if self._score is None else min(self._score, score)
+            yield known_ms, self._wait_ms(self._score)
+        if self._words_due is not None and at_ms >= self._words_due[0]:
+            (known_ms, self._words), self._words_due = self._words_due, None
+            if self._score is not None and self._words:
+                yield known_ms, self._wait_ms(self._score)
+
+    def _wait_ms(self, score: float) -> int | None:
+        """None: the silence of the rule's settings."""
+        if self.rule.cutoff_ms is not None:
+            return judged(score, self.rule.cutoff_ms, self._words).wait_ms
+        least = self.rule.min_score
+        return 0 if least is not None and score >= least else None
 
 
 def hear_interruptions(hearing: Hearing, confirm_ms: int, ignores: bool) -> list[Decision]:

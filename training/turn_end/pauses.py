@@ -26,6 +26,8 @@ from sglang_live.interaction.vad import (
     SpeechStopped,
     VadSettings,
 )
+from sglang_live.interaction.words.turn_words import evidence
+from sglang_live.models.speech import Recogniser
 
 # Longer than what is waited for at most: pauses and ends are seen to their end.
 _SILENCE_MS = 3200
@@ -35,7 +37,7 @@ _EARLY_MS, _LATE_MS = 150.0, 500.0
 # As the detector pads a turn that begins after another speaker's.
 _PADDING_MS = 300.0
 # Their clips are cut within a sentence, so that only their pauses count.
-_CUT_CLIPS = ("LJSpeech", "LibriSpeech-1088")
+CUT_CLIPS = ("LJSpeech", "LibriSpeech-1088")
 # Fading is measured in the last two seconds before the pause.
 _FRAME_SAMPLES = 10 * SAMPLES_PER_MS
 _LOUD_FRAMES, _LAST_FRAMES, _LOUD_PERCENTILE = 200, 10, 90
@@ -49,6 +51,7 @@ class JudgedPause:
     score, late_score: the endpoint model's, after PAUSE_MS and after LATE_MS of silence; None: it
         is over by then.
     fade_db, turn_ms: how far the voice fades before the pause, how long the turn has lasted.
+    words: their evidence (interaction/words/turn_words.py); None: they are not known.
     weight: how much it counts; the draws of one clip count as one together.
     """
 
@@ -61,14 +64,20 @@ class JudgedPause:
     fade_db: float
     turn_ms: float
     weight: float
+    words: float | None = None
 
 
 def judged_pauses(
-    recordings: Iterable[Recording], speech: SileroModel, model: EndpointModel, draws: int
+    recordings: Iterable[Recording],
+    speech: SileroModel,
+    model: EndpointModel,
+    draws: int,
+    recogniser: Recogniser | None = None,
 ) -> list[JudgedPause]:
+    """recogniser: None: the words stay unknown."""
     found = []
     for recording in recordings:
-        hearing = Hearing(recording.pcm, RememberedScores(speech), model)
+        hearing = Hearing(recording.pcm, RememberedScores(speech), model, recogniser)
         weight = 1 / draws if recording.source == "dialogues" else 1.0
         for start_ms, pause, until_ms in _silences(hearing):
             judged = _judged(recording, hearing, start_ms, pause, until_ms, weight)
@@ -107,7 +116,7 @@ def _judged(
     if turn is None:
         return None
     is_end = end_ms >= turn.end_ms - _EARLY_MS
-    cut = recording.group in _CUT_CLIPS or not turn.ends
+    cut = recording.group in CUT_CLIPS or not turn.ends
     if is_end and (cut or end_ms > turn.end_ms + _LATE_MS):
         return None
     start_ms = max(start_ms, turn.start_ms - _PADDING_MS)
@@ -123,6 +132,7 @@ def _judged(
         fade_db=round(fade_db(recording.pcm[max(first, end - MODEL_SAMPLES) : last]), 2),
         turn_ms=round(end_ms - start_ms),
         weight=weight,
+        words=None if hearing.recogniser is None else evidence(hearing.words(first, end)),
     )
 
 

@@ -1,11 +1,13 @@
 """What the evidence is worth: how well it tells ends from pauses, whether more recordings would
-help, and the bound of every wait that depends on the score alone.
+help, the bound of every wait that depends on the score alone, and whether the score tells of an end
+before it comes.
 
     python -m training.turn_end.worth --json out.json
 """
 
 import argparse
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations, combinations_with_replacement
 from pathlib import Path
@@ -16,12 +18,22 @@ from benchmark.load.provenance import facts
 from benchmark.turn_taking.__main__ import RECORDINGS
 from benchmark.turn_taking.layouts import read_clip_folders
 from benchmark.turn_taking.scoring import auc
-from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path
+from benchmark.turn_taking.timeline import SAMPLES_PER_MS, Recording
+from sglang_live.interaction.endpoint import EndpointModel, SmartTurnModel, installed_model_path
 from sglang_live.interaction.silero import SileroModel
-from sglang_live.interaction.turn_end import TurnEndWeights
+from sglang_live.interaction.turn_end import TurnEndWeights, evidence, trained_weights
+from sglang_live.models.moonshine.recogniser import MoonshineRecogniser
+from sglang_live.models.packages.fetch import fetch
+from sglang_live.models.packages.pins import MOONSHINE
 from training.turn_end.__main__ import CALLS, DRAWS
 from training.turn_end.fit import figures, fitted, held_back, waits
-from training.turn_end.pauses import LATE_MS, JudgedPause, judged_pauses, read_pauses
+from training.turn_end.pauses import (
+    CUT_CLIPS,
+    LATE_MS,
+    JudgedPause,
+    judged_pauses,
+    read_pauses,
+)
 
 Judged = Sequence[tuple[JudgedPause, TurnEndWeights]]
 Waited = Sequence[tuple[JudgedPause, float]]
@@ -30,6 +42,8 @@ _N_BOOTSTRAPS = 500
 _COSTS_MS = np.geomspace(100, 30_000, 60)
 _SILENCES_MS = (250, 300, 400, 500, 600, 700, 850, 1000, 1200, 1500, 1800, 2200, 2600, 3000)
 _N_SCORES = 12
+# Where speech is scored before its end: not in pauses, and not at the beginning of the turn.
+_LEAST_VOICE_MS, _STEP_MS, _SOON_MS = 600.0, 200.0, 400.0
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
 
 
@@ -40,9 +54,13 @@ def main() -> None:
     path = installed_model_path()
     assert path is not None, "there is no endpoint model: install pipecat-ai"
     speech, model = SileroModel(), SmartTurnModel(path)
+    recogniser = MoonshineRecogniser.load(fetch(MOONSHINE))
+    recordings = {
+        split: read_clip_folders([RECORDINGS], split, DRAWS)[0] for split in ("tune", "held_out")
+    }
     of = {
-        split: judged_pauses(read_clip_folders([RECORDINGS], split, DRAWS)[0], speech, model, DRAWS)
-        for split in ("tune", "held_out")
+        split: judged_pauses(recordings[split], speech, model, DRAWS, recogniser)
+        for split in recordings
     }
     seen, unseen = [*of["tune"], *read_pauses(CALLS)], of["held_out"]
     document = {
@@ -51,6 +69,7 @@ def main() -> None:
         "auc": {"fitted to": _aucs(seen), "held_out": _aucs(unseen)},
         "learning": _learning(seen),
         "bound_on_held_out": bound(unseen),
+        "before_the_end": {split: before_the_end(recordings[split], model) for split in recordings},
     }
     text = json.dumps(document, indent=1) + "\n"
     print(text)
@@ -68,17 +87,60 @@ def _aucs(pauses: Sequence[JudgedPause]) -> dict:
         "fade": {id(p): -p.fade_db for p in pauses},
         "duration": {id(p): p.turn_ms for p in pauses},
     }
+    heard = [pause for pause in pauses if pause.words is not None]
     sources = ["all", *sorted({pause.source for pause in pauses})]
     own = {source: [p for p in pauses if source in ("all", p.source)] for source in sources}
     found = {
         name: {source: auc_between(own[source], values) for source in sources}
         for name, values in pieces.items()
     }
+    found["words"] = {
+        "all": auc_between(heard, {id(p): p.words for p in heard if p.words is not None})
+    }
+    found["score and words"] = {
+        "all": auc_between(heard, {id(p): _log_odds(p) for p in heard}),
+        "score alone": auc_between(heard, {id(p): evidence(p.score) for p in heard}),
+    }
     long = [pause for pause in pauses if pause.late_score is not None]
     for name in ("score", "late_score"):
         values = {id(pause): getattr(pause, name) for pause in long}
         found[f"{name} of silences of {LATE_MS} ms"] = {"all": auc_between(long, values)}
     return found
+
+
+def _log_odds(pause: JudgedPause) -> float:
+    return trained_weights().log_odds(pause.score) + (pause.words or 0.0)
+
+
+def before_the_end(recordings: Sequence[Recording], model: EndpointModel) -> dict:
+    """The endpoint model's score in the midst of speech, as far as the end of the turn is from it.
+
+    A response that begins before the last word needs to know that it is the last one.
+    """
+    scores: dict[str, list[float]] = defaultdict(list)
+    for recording in recordings:
+        if recording.group in CUT_CLIPS:
+            continue
+        for turn in (turn for turn in recording.turns if turn.ends):
+            for at_ms in np.arange(turn.start_ms + _LEAST_VOICE_MS, turn.end_ms, _STEP_MS):
+                if any(p.start_ms - _STEP_MS < at_ms < p.end_ms + _STEP_MS for p in turn.pauses):
+                    continue
+                left_ms = turn.end_ms - at_ms
+                first, last = (round(ms * SAMPLES_PER_MS) for ms in (turn.start_ms, at_ms))
+                score = model.completeness(recording.pcm[max(0, first) : last])
+                scores["soon" if left_ms <= _SOON_MS else "later"].append(score)
+    soon, later = np.array(scores["soon"]), np.array(scores["later"])
+    rows = {}
+    for least in (0.5, 0.9, 0.98):
+        n_right, n_wrong = int((soon >= least).sum()), int((later >= least).sum())
+        rows[f"{least:g}"] = {"right": n_right, "wrong": n_wrong}
+    return {
+        "within_ms": _SOON_MS,
+        "soon": len(soon),
+        "later": len(later),
+        "auc": round(auc(soon, later) or 0.0, 3),
+        "begun_at_a_score_of": rows,
+    }
 
 
 def auc_between(pauses: Sequence[JudgedPause], values: dict[int, float]) -> dict:

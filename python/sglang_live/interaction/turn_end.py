@@ -1,12 +1,15 @@
 """How long a silence lasts before it ends the user's turn.
 
-In: a pause and the endpoint model's score of it. Out: the silence that ends the turn, in ms.
+In: a pause, the endpoint model's score of it, and the turn's words if they are known. Out: the
+silence that ends the turn, in ms.
 Pure: the gateway and benchmark.turn_taking decide by the same functions.
 
-At first the score alone tells how probable it is that the turn is over. While the silence goes on
-that becomes more probable, because the lengths of pauses within turns are log-normal and most of
-them would be over. The turn ends after the silence of the least expected cost: dead air counts by
-the square of its length, and an end within the turn as much as dead air of `cutoff_ms`.
+At first the score and the words tell how probable it is that the turn is over. While the silence
+goes on that becomes more probable, because the lengths of pauses within turns are log-normal and
+most of them would be over. While the silence lasts it is scored again, and the least score counts:
+longer silences sound more like an end in any case. The turn ends after the silence of the least
+expected cost: dead air counts by the square of its length, and an end within the turn as much as
+dead air of `cutoff_ms`.
 training/turn_end fits the numbers in turn_end.json.
 """
 
@@ -20,6 +23,9 @@ from statistics import NormalDist
 WEIGHTS = Path(__file__).with_name("turn_end.json")
 # Longer than the closure of a stop consonant; the endpoint model was trained on such pauses.
 PAUSE_MS = 200
+# Silences after which the pause is scored. Each score takes a core for some tens of ms, and scores
+# every 100 ms tell ends from pauses no better (docs/turn_taking.md).
+SCORED_AT_MS = (PAUSE_MS, 400, 700)
 # A longer silence ends every turn.
 MAX_WAIT_MS = 3000
 # The endpoint model's scores of 0 and 1 are not certain.
@@ -103,12 +109,12 @@ class Verdict:
     likely: bool
 
 
-def judged(score: float, cutoff_ms: float) -> Verdict:
-    """Of a pause with this score of the endpoint model."""
+def judged(score: float, cutoff_ms: float, words: float = 0.0) -> Verdict:
+    """Of a pause with this score of the endpoint model, and this evidence of the turn's words."""
     weights = trained_weights()
-    log_odds = weights.log_odds(score)
+    log_odds = weights.log_odds(score) + words
     wait_ms = weights.wait_ms(log_odds, cutoff_ms)
-    return Verdict(1 / (1 + math.exp(-log_odds)), round(wait_ms), evidence(score) >= 0)
+    return Verdict(1 / (1 + math.exp(-log_odds)), round(wait_ms), evidence(score) + words >= 0)
 
 
 def silence_ms(cutoff_ms: float) -> int:

@@ -143,6 +143,9 @@ class GatewayMetrics:
             "decision",
             "reason",
         )
+        self.pause_words = self._counter(
+            "pause_words", "Words of turns up to a pause, by what they say of it.", "says"
+        )
         self.voice_words = self._counter(
             "voice_words", "Words of short voices over a response, by outcome.", "outcome"
         )

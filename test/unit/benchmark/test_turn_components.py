@@ -1,6 +1,6 @@
 """The components decide as the gateway does, at the times that their settings imply."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -16,8 +16,9 @@ from benchmark.turn_taking.components import (
     semantic_rules,
 )
 from sglang_live.interaction.silero import CONTEXT_SAMPLES, SpeechState
-from sglang_live.interaction.turn_end import cutoff_ms, judged
+from sglang_live.interaction.turn_end import SCORED_AT_MS, cutoff_ms, judged
 from sglang_live.interaction.vad import VadSettings
+from sglang_live.interaction.words.turn_words import evidence
 
 RATE = 16
 
@@ -106,6 +107,31 @@ def test_semantic_vad_waits_for_as_long_as_the_score_calls_for(eagerness, score)
     [ended] = hear_ends(hearing(sound((1024, 4096)), endpoint), semantic(eagerness))
     wait_ms = judged(score, cutoff_ms(eagerness)).wait_ms
     assert 0 <= ended.at_ms - 1024 - max(wait_ms, 224 + VERDICT_MS) < 60
+
+
+def test_semantic_vad_scores_a_pause_again_while_it_lasts():
+    endpoint = FakeEndpoint(complete_from_ms=0, complete=0.0)
+    hear_ends(hearing(sound((1024, 4096)), endpoint), semantic("low"))
+    silences_ms = [heard_ms - 1024 for heard_ms in endpoint.heard_ms]
+    assert len(silences_ms) == len(SCORED_AT_MS)
+    assert all(0 <= s - due < 64 for s, due in zip(silences_ms, SCORED_AT_MS, strict=True))
+
+
+@dataclass
+class FakeRecogniser:
+    text: str
+
+    def transcribe(self, pcm: np.ndarray) -> str:
+        return self.text
+
+
+@pytest.mark.parametrize("text", ["And then, um.", "Thank you."])
+def test_words_change_how_long_semantic_vad_waits(text):
+    own = hearing(sound((1024, 4096)), FakeEndpoint(complete_from_ms=0, complete=0.5))
+    own.recogniser = FakeRecogniser(text)
+    [ended] = hear_ends(own, replace(semantic("medium"), hears_words=True))
+    wait_ms = judged(0.5, cutoff_ms("medium"), evidence(text)).wait_ms
+    assert 0 <= ended.at_ms - 1024 - wait_ms < 60
 
 
 def test_a_verdict_that_comes_after_the_voice_is_dropped():

@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,17 +15,22 @@ from benchmark.turn_taking.components import (
     hear_ends,
     semantic_rules,
 )
+from sglang_live.core import AudioPart
+from sglang_live.errors import StageFailedError
 from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.realtime.turns.endpointing import Endpointing
-from sglang_live.interaction.turn_end import cutoff_ms, judged, silence_ms
+from sglang_live.interaction.turn_end import SCORED_AT_MS, cutoff_ms, judged, silence_ms
+from sglang_live.interaction.words.turn_words import evidence
 from test.unit.gateway.fakes import (
     FakeOrchestrator,
     LoudnessModel,
     connected,
     services,
+    spoken,
     tone,
     types,
 )
+from test.unit.gateway.realtime.test_input_transcription import written
 
 PAUSE = bytes(24 * 2 * 300)  # 300 ms
 SILENCE_1S = bytes(48_000)
@@ -31,7 +38,10 @@ SURE, VAGUE, UNLIKELY = 0.9999, 0.5, 0.0
 
 
 class FakeEndpoint:
-    """Returns or raises scripted scores, records the audio, waits while `may_judge` is cleared."""
+    """Returns or raises scripted scores, the last one again and again.
+
+    It records the audio, and waits while `may_judge` is cleared.
+    """
 
     def __init__(self, *scores: float | Exception):
         self.scores = list(scores)
@@ -44,17 +54,19 @@ class FakeEndpoint:
         self.heard.append(pcm)
         self.called.set()
         assert self.may_judge.wait(5)
-        score = self.scores.pop(0)
+        score = self.scores.pop(0) if len(self.scores) > 1 else self.scores[0]
         if isinstance(score, Exception):
             raise score
         return score
 
 
-def listening(endpoint: FakeEndpoint | None, threads: int = 1) -> RealtimeServices:
-    base = services(FakeOrchestrator())
+def listening(
+    endpoint: FakeEndpoint | None, threads: int = 1, scripts: Sequence[list] = (), **config: object
+) -> RealtimeServices:
+    base = services(FakeOrchestrator(list(scripts)))
     shared = RealtimeServices(
         orchestrator=base.orchestrator,
-        config=base.config,
+        config=replace(base.config, **config),
         speech_model=base.speech_model,
         endpoint_model=endpoint,
         clock=base.clock,
@@ -104,7 +116,7 @@ async def test_a_turn_ends_after_the_silence_that_its_score_calls_for(eagerness,
         stopped = await client.find("input_audio_buffer.speech_stopped")
         silent_ms = stopped["audio_end_ms"] - 600
         assert silent_ms == pytest.approx(max(300, waited_ms(eagerness, score)), abs=64)
-        [heard] = endpoint.heard
+        heard = endpoint.heard[0]
         assert len(heard) / 16 == pytest.approx(832, abs=40), "all of the turn, with its pause"
         assert ends(shared, "verdict") == 1
 
@@ -248,10 +260,145 @@ async def test_of_a_long_turn_the_model_gets_the_last_eight_seconds():
         await decided(shared, "pause", "complete")
         client.append(SILENCE_1S * 2)
         await client.until("response.done")
-        [heard] = endpoint.heard
-        assert len(heard) == 8 * 16_000
+        assert {len(heard) for heard in endpoint.heard} == {8 * 16_000}
         [turn] = shared.orchestrator.turns
         assert turn.history[0].parts[0].duration_s > 12
+
+
+# --- later scores ---
+
+
+async def silent_for(client, shared: RealtimeServices, ms: int) -> list[dict]:
+    """Silence in packets; each score is known with the packet that it was asked for with."""
+    events = []
+    for _ in range(ms // PACKET_MS):
+        client.append(bytes(48 * PACKET_MS))
+        events += await client.settle()
+        async with asyncio.timeout(5):
+            while shared.endpointing.judging:
+                await asyncio.sleep(0)
+        events += await client.settle()
+    return events
+
+
+def ended_after_ms(events: list[dict], voiced_ms: int = 600) -> int:
+    [stopped] = [e for e in events if e["type"] == "input_audio_buffer.speech_stopped"]
+    return stopped["audio_end_ms"] - voiced_ms
+
+
+async def test_a_pause_is_scored_again_while_it_lasts():
+    endpoint = FakeEndpoint(VAGUE)
+    shared = listening(endpoint)
+    async with connected(shared.orchestrator, shared) as client:
+        await semantic(client, "low")
+        client.append(tone(600))
+        await silent_for(client, shared, 1000)
+        lengths_ms = [len(pcm) / 16 for pcm in endpoint.heard]
+        assert np.diff(lengths_ms) == pytest.approx(np.diff(SCORED_AT_MS[:3]), abs=40)
+        client.append(tone(300))
+        await client.settle()
+        assert len(endpoint.heard) == 3
+
+
+@pytest.mark.parametrize(("first", "then"), [(UNLIKELY, SURE), (VAGUE, UNLIKELY)])
+async def test_the_least_score_of_a_pause_counts(first, then):
+    endpoint = FakeEndpoint(first, then)
+    shared = listening(endpoint)
+    async with connected(shared.orchestrator, shared) as client:
+        await semantic(client, "low")
+        client.append(tone(600))
+        silent_ms = ended_after_ms(await silent_for(client, shared, 3000))
+    assert silent_ms == pytest.approx(waited_ms("low", UNLIKELY), abs=64)
+
+
+async def test_a_busy_model_is_not_asked_for_overdue_scores():
+    endpoint = FakeEndpoint(VAGUE)
+    endpoint.may_judge.clear()
+    shared = listening(endpoint)
+    async with connected(shared.orchestrator, shared) as client:
+        await semantic(client, "low")
+        client.append(tone(600) + PAUSE)
+        await asyncio.to_thread(endpoint.called.wait, 5)
+        for _ in range(40):
+            client.append(bytes(48 * PACKET_MS))
+            await client.settle()
+        endpoint.may_judge.set()
+        await decided(shared, "pause")
+        await silent_for(client, shared, PACKET_MS)
+        assert [round(len(pcm) / 1600) for pcm in endpoint.heard] == [8, 17]
+
+
+# --- words ---
+
+LINGERS, COMPLETE = "I would like to, um.", "I would like a coffee please."
+
+
+async def with_words(text: str | Exception, score: float) -> tuple[RealtimeServices, list[dict]]:
+    """A turn whose recogniser hears this text."""
+    words = [text] if isinstance(text, Exception) else written(text)
+    shared = listening(
+        FakeEndpoint(score),
+        scripts=[words, spoken("Yes.")],
+        prefills_at_pauses=True,
+        speculate_ms=None,
+    )
+    async with connected(shared.orchestrator, shared) as client:
+        await semantic(client)
+        client.append(tone(600))
+        events = await silent_for(client, shared, 3200)
+    return shared, events
+
+
+def words_said(shared: RealtimeServices, says: str) -> float:
+    name = "sglang_live_gateway_pause_words_total"
+    return shared.metrics.registry.get_sample_value(name, {"says": says}) or 0
+
+
+async def test_words_that_break_off_are_waited_for_longer():
+    shared, events = await with_words(LINGERS, VAGUE)
+    expected = judged(VAGUE, cutoff_ms("auto"), evidence(LINGERS)).wait_ms
+    assert expected > waited_ms("auto", VAGUE) + 200
+    assert ended_after_ms(events) == pytest.approx(expected, abs=64)
+    assert words_said(shared, "goes_on") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [(COMPLETE, "none"), ("", "none"), (StageFailedError("the recogniser failed"), "failed")],
+)
+async def test_other_words_and_a_failure_leave_it_to_the_sound(text, says):
+    shared, events = await with_words(text, VAGUE)
+    assert ended_after_ms(events) == pytest.approx(waited_ms("auto", VAGUE), abs=64)
+    assert words_said(shared, says) == 1
+
+
+async def test_words_are_those_up_to_the_pause_and_heard_once():
+    shared, _ = await with_words(LINGERS, VAGUE)
+    [asked] = [turn for turn in shared.orchestrator.turns if turn.transcribes]
+    parts = [part for item in asked.history for part in item.parts]
+    [clip] = [part for part in parts if isinstance(part, AudioPart)]
+    [prefilled] = shared.orchestrator.session.prefilled
+    assert np.array_equal(clip.pcm, prefilled.history[0].parts[0].pcm)
+
+
+async def test_words_of_an_earlier_pause_do_not_count():
+    gate = asyncio.Event()
+    shared = listening(
+        FakeEndpoint(VAGUE),
+        scripts=[[gate, *written(LINGERS)], written(COMPLETE), spoken("Yes.")],
+        prefills_at_pauses=True,
+        speculate_ms=None,
+    )
+    async with connected(shared.orchestrator, shared) as client:
+        await semantic(client)
+        client.append(tone(600))
+        await silent_for(client, shared, 300)
+        client.append(tone(400))
+        await silent_for(client, shared, 300)
+        gate.set()
+        events = await silent_for(client, shared, 2000)
+    silent_ms = ended_after_ms(events, 600 + 300 + 400)
+    assert silent_ms == pytest.approx(waited_ms("auto", VAGUE), abs=64)
 
 
 PACKET_MS = 20

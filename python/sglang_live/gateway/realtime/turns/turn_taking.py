@@ -28,16 +28,16 @@ from sglang_live.gateway.realtime.responses.responses import Responses
 from sglang_live.gateway.realtime.responses.speculation import Utterance
 from sglang_live.gateway.realtime.responses.turn_runner import TurnRunner
 from sglang_live.gateway.realtime.session_config import SessionConfig
-from sglang_live.gateway.realtime.turns.endpointing import Endpointing, JudgedPause
+from sglang_live.gateway.realtime.turns.endpointing import Endpointing
 from sglang_live.gateway.realtime.turns.frame_mode import FrameMode, NoTurnsError
 from sglang_live.gateway.realtime.turns.input_transcription import InputTranscription
 from sglang_live.gateway.realtime.turns.missing_audio import MissingAudio
 from sglang_live.gateway.realtime.turns.other_voices import OtherVoices
 from sglang_live.gateway.realtime.turns.over_response import OverResponse
+from sglang_live.gateway.realtime.turns.pause_judge import PauseJudge, TurnSoFar
 from sglang_live.gateway.realtime.turns.pauses import speculates, vad_settings
 from sglang_live.gateway.realtime.turns.turn_prefill import TurnPrefill
 from sglang_live.gateway.realtime.turns.voice_words import VoiceWords
-from sglang_live.interaction.endpoint import MODEL_SAMPLES
 from sglang_live.interaction.input_buffer import InputBuffer
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.presence import has_speech
@@ -97,6 +97,8 @@ class TurnTaking:
             self.gateway.preheat,
             self.gateway.prefills_at_pauses,
         )
+        session, go_on = self.transcripts.session, self.turn_runner.withdraw_speculative
+        self._judge = PauseJudge(self.endpointing, session, self._buffer, self._on_stopped, go_on)
         self._idle = IdleTimer(self.clock, self._on_idle)
         self._missing_audio = MissingAudio(self.clock, self._on_missing_audio)
         self._over_response = OverResponse(
@@ -203,6 +205,7 @@ class TurnTaking:
         self.responses.on_done = lambda unheard_s: None
         self._idle.disarm()
         self._missing_audio.stop()
+        await self._judge.close()
         await self._over_response.close()
         await self.frames.close()
 
@@ -245,6 +248,7 @@ class TurnTaking:
             return
         if detector.speaking:
             start = self._turn_start_ms * SAMPLES_PER_MS
+            self._judge.grow(detector.silence_ms)
             self._turn_prefill.grow(self._buffer, start, detector.silence_ms)
             clips = () if detection and detection.judges_turns else self._turn_prefill.final_clips
             self.transcripts.grow(self._item_id, clips, self.config.transcription)
@@ -302,20 +306,12 @@ class TurnTaking:
         assert detector is not None and detection is not None
         start, end = self._turn_start_ms * SAMPLES_PER_MS, pause.at_ms * SAMPLES_PER_MS
         self._turn_prefill.pause(self._buffer, start, end)
+        utterance = self._turn_prefill.so_far(AudioPart(self._buffer.peek(start, end)))
         if speculates(detection, self.gateway):
             self._pause_ms = pause.at_ms
-            utterance = self._turn_prefill.so_far(AudioPart(self._buffer.peek(start, end)))
             self.turn_runner.speculate(self.config, utterance)
-        if detection.kind != "semantic_vad" or self.endpointing is None:
-            return
-        audio = self._buffer.peek(max(start, end - MODEL_SAMPLES), end)
-
-        def listens() -> bool:
-            return self._detector is detector
-
-        go_on = self.turn_runner.withdraw_speculative
-        judged = JudgedPause(pause, audio, detector, listens, self._on_stopped, go_on)
-        self.endpointing.judge(judged, detection.eagerness)
+        turn = TurnSoFar(self._turn_start_ms, utterance, detector, lambda: self._detector)
+        self._judge.begin(pause, turn, self.config, self.gateway.prefills_at_pauses)
 
     def _on_stopped(self, event: SpeechStopped) -> None:
         detection = self.config.turn_detection
@@ -331,8 +327,8 @@ class TurnTaking:
         utterance = None
         if self._pause_ms is not None:
             # As a speculative turn hears it, whether or not there is one.
-            heard = audio.pcm[: (self._pause_ms - self._turn_start_ms) * SAMPLES_PER_MS]
-            utterance = self.turn_runner.speculated or self._turn_prefill.so_far(AudioPart(heard))
+            heard = AudioPart(audio.pcm[: self._pause_ms * SAMPLES_PER_MS - start])
+            utterance = self.turn_runner.speculated or self._turn_prefill.so_far(heard)
         self._commit(audio, is_speech, utterance)
         if detection.create_response:
             self._respond(event.speech_end_ms)
@@ -384,9 +380,8 @@ class TurnTaking:
 
     def _on_idle(self) -> None:
         detection = self.config.turn_detection
-        if detection is None or detection.idle_timeout_ms is None or self.responses.busy:
-            return
-        if self._detector and self._detector.speaking:
+        speaks = self._detector is not None and self._detector.speaking
+        if detection is None or detection.idle_timeout_ms is None or self.responses.busy or speaks:
             return
         end = self._buffer.end_sample
         start = max(self._buffer.start_sample, end - detection.idle_timeout_ms * SAMPLES_PER_MS)

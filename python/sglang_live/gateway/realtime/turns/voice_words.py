@@ -16,7 +16,7 @@ from sglang_live.clock import Clock
 from sglang_live.core import AudioPart
 from sglang_live.errors import LiveError
 from sglang_live.gateway.transcribe import transcribe
-from sglang_live.interaction.interrupting_words import takes_turn
+from sglang_live.interaction.words.interrupting_words import takes_turn
 from sglang_live.orchestrator.session import VoiceSession
 from sglang_live.telemetry.metrics import GatewayMetrics
 

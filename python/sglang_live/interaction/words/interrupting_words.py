@@ -13,7 +13,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-_WORDS = Path(__file__).parents[1] / "assets" / "interrupting_words.json"
+_WORDS = Path(__file__).parents[2] / "assets" / "interrupting_words.json"
 _BETWEEN = re.compile(r"[^\w'-]+")
 _WITHOUT_SPACES = frozenset({"ja", "ko", "zh"})
 

@@ -1,0 +1,74 @@
+"""Whether the words of a turn so far end within a sentence: "I would like to", "and then um".
+
+In: the transcript of a turn up to a pause. Out: evidence for interaction/turn_end.py. Pure.
+
+People pause after complete sentences as well as within them, so that a complete one is no evidence.
+A turn that ends within a sentence is rare, though. training/turn_end/words.py fits the numbers of
+turn_words.json to the punctuation of transcribed meetings; the text's own punctuation is not used,
+because a recogniser sets a full stop after any clip.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+WEIGHTS = Path(__file__).with_name("turn_words.json")
+LANGUAGE = "en"
+# Behind them nothing changes, and a transcript may be long.
+MOST_WORDS = 32
+
+_BETWEEN = re.compile(r"[^\w'-]+")
+
+
+class WordWeights(NamedTuple):
+    """Of the log-odds that a sentence is complete: their constant, and those of features."""
+
+    bias: float
+    features: dict[str, float]
+
+
+def words_of(text: str) -> list[str]:
+    """The last MOST_WORDS words of a text, without capitals and punctuation."""
+    return _BETWEEN.sub(" ", text.casefold().replace("’", "'")).split()[-MOST_WORDS:]
+
+
+def features(words: Sequence[str]) -> list[str]:
+    """What counts: the last words, the first ones, and how many there are."""
+    third, second, last = ["", "", "", *words][-3:]
+    first = " ".join(words[:2]) if len(words) > 1 else ""
+    return [
+        last,
+        f"{second} {last}",
+        f"{third} {second} {last}",
+        f"-{second}",
+        f"^{first}",
+        f"#{len(words).bit_length()}",
+    ]
+
+
+def complete_log_odds(words: Sequence[str]) -> float:
+    """That the words are a complete sentence."""
+    weights = trained_weights()
+    return weights.bias + sum(weights.features.get(name, 0.0) for name in features(words))
+
+
+def evidence(text: str, language: str | None = None) -> float:
+    """What the words add to the log-odds that the turn is over: 0 or less.
+
+    Args:
+        language: of the speech, as a code such as "en" or "en-GB"; None: that of the recogniser,
+            which is English. The words of other languages are no evidence.
+    """
+    if language is not None and language.casefold().split("-")[0] not in (LANGUAGE, "english"):
+        return 0.0
+    words = words_of(text)
+    return min(0.0, complete_log_odds(words)) if words else 0.0
+
+
+@cache
+def trained_weights() -> WordWeights:
+    weights = json.loads(WEIGHTS.read_text(encoding="utf-8"))["weights"]
+    return WordWeights(weights["bias"], weights["features"])

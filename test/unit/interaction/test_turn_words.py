@@ -1,0 +1,91 @@
+"""Words that end within a sentence are evidence that the turn goes on; all others are none."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_live.interaction.words.turn_words import (
+    MOST_WORDS,
+    WEIGHTS,
+    evidence,
+    features,
+    trained_weights,
+    words_of,
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I would like to book a flight to",
+        "And then, um.",
+        "We could do that, but...",
+        "So I was thinking about the",
+        "That's because",
+    ],
+)
+def test_a_sentence_that_breaks_off_is_evidence_against_the_end(text):
+    assert evidence(text) < -0.8
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Yes.",
+        "Okay, thank you.",
+        "I would like a cappuccino please",
+        "What do you think?",
+        "Can you tell me how it works",
+        "That's it",
+    ],
+)
+def test_a_complete_sentence_is_no_evidence(text):
+    assert evidence(text) == 0
+
+
+@given(st.text(max_size=200))
+def test_words_never_say_that_the_turn_is_over(text):
+    assert evidence(text) <= 0
+
+
+def test_punctuation_and_capitals_do_not_count():
+    assert evidence("AND THEN, UM.") == evidence("and then um") == evidence("And then… um?")
+    assert words_of("It’s the_same -- isn't it?") == ["it's", "the_same", "--", "isn't", "it"]
+
+
+@pytest.mark.parametrize("text", ["", "  ", "...", "?!"])
+def test_without_words_there_is_no_evidence(text):
+    assert evidence(text) == 0
+
+
+def test_only_english_words_are_evidence():
+    text = "And then, um."
+    assert evidence(text, "en") == evidence(text, "en-GB") == evidence(text, "English") < 0
+    assert evidence(text, "de") == evidence(text, "german") == 0
+
+
+def test_a_long_text_counts_by_its_last_words():
+    text = " ".join(["word"] * 3 * MOST_WORDS) + " and then um"
+    assert len(words_of(text)) == MOST_WORDS
+    assert evidence(text) < 0
+
+
+def test_features_are_the_last_words_the_first_and_the_length():
+    assert features(["so", "we", "could"]) == [
+        "could",
+        "we could",
+        "so we could",
+        "-we",
+        "^so we",
+        "#2",
+    ]
+    assert features(["yes"]) == ["yes", " yes", "  yes", "-", "^", "#1"]
+
+
+def test_the_weights_say_what_they_were_fitted_to():
+    document = json.loads(WEIGHTS.read_text())
+    assert {"what", "data", "licences", "figures_of_groups_kept_apart"} <= document.keys()
+    assert document["figures_of_groups_kept_apart"]["auc_of_complete_sentences"] > 0.8
+    assert len(trained_weights().features) > 1000
