@@ -381,6 +381,22 @@ async def test_words_are_those_up_to_the_pause_and_heard_once():
     assert np.array_equal(clip.pcm, prefilled.history[0].parts[0].pcm)
 
 
+async def test_words_that_no_prefill_has_recognised_are_not_asked_for():
+    shared = listening(
+        FakeEndpoint(VAGUE),
+        scripts=[spoken("Yes.")],
+        prefills_at_pauses=True,
+        speculate_ms=None,
+    )
+    async with connected(shared.orchestrator, shared) as client:
+        shared.orchestrator.session.prefill_turn = lambda turn: False
+        await semantic(client)
+        client.append(tone(600))
+        events = await silent_for(client, shared, 2000)
+    assert ended_after_ms(events) == pytest.approx(waited_ms("auto", VAGUE), abs=64)
+    assert not [turn for turn in shared.orchestrator.turns if turn.transcribes]
+
+
 async def test_words_of_an_earlier_pause_do_not_count():
     gate = asyncio.Event()
     shared = listening(

@@ -86,7 +86,9 @@ class PauseJudge:
             go_on=self._go_on,
         )
         endpointing.grow(judged, pause.at_ms - pause.speech_end_ms)
-        if is_recognised and self._words is not None:
+        # Audio that turn prefill has not had recognised would be recognised for this alone.
+        is_heard = is_recognised and not turn.utterance[-1].parts
+        if is_heard and self._words is not None:
             language = (config.transcription or {}).get("language")
             self._words.ask(turn.utterance, language, partial(endpointing.take_words, judged))
 
