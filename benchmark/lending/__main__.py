@@ -1,6 +1,6 @@
 """Workload W3 with a thinker that borrows KV memory from an idle or busy talker.
 
-    python -m benchmark.lending --arms none,host,peer,peer+preload --json out.json
+    python -m benchmark.lending --arms none,host,peer,peer+preload,elastic --json out.json
 
 Users speak or type, wait for the first token, listen, and go on (benchmark/kv/workload.py), over
 SGLang's own API of a thinker whose pool holds a quarter of the working set. Some turns are typed:
@@ -11,6 +11,7 @@ its codes are compared with those of a response alone. Each arm has fresh engine
     host          host memory of little more than a pool, with preload
     peer          and pages that the talker lends; no preload
     peer+preload  the same with preload
+    elastic       no tier; the talker's pool gives memory to the thinker's, and takes it back
 
 Both links are modelled (--device-model): a transfer takes the link's time, on a CPU whose tiers are
 one memory. Every figure of time is such a model's.
@@ -45,7 +46,13 @@ from benchmark.thinker import load_of
 _CONNECTIONS = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
 _BASE = ("urgency", "pacing", "truncate", "retention", "next-use")
 _PRELOAD = (*_BASE, "preload")
-ARMS = {"none": _BASE, "host": _PRELOAD, "peer": _BASE, "peer+preload": _PRELOAD}
+ARMS = {
+    "none": _BASE,
+    "host": _PRELOAD,
+    "peer": _BASE,
+    "peer+preload": _PRELOAD,
+    "elastic": _BASE,
+}
 _OF_THINKER = (
     "tokens_evicted",
     "tokens_lost",
@@ -61,6 +68,13 @@ _OF_THINKER = (
     "peer_tokens_lost",
     "peer_reload_s",
     "peer_slots",
+    "elastic_received",
+    "elastic_released",
+    "elastic_refused_in_use",
+    "elastic_evicted_tokens",
+    "elastic_resize_s",
+    "elastic_longest_resize_s",
+    "elastic_tokens",
 )
 _OF_TALKER = (
     "tokens_lent",
@@ -85,7 +99,7 @@ class Options:
     divisor: divisor of all lengths of the trace.
     """
 
-    arms: str = "none,host,peer,peer+preload"
+    arms: str = "none,host,peer,peer+preload,elastic"
     sessions: int = 16
     conversations: int = 1
     max_turns: int = 5
@@ -119,7 +133,7 @@ def thinker_args(arm: str, pool_tokens: int, options: Options) -> dict:
         "max_total_tokens": pool_tokens,
         "max_running_requests": options.sessions + 8,
     }
-    if arm != "none":
+    if arm not in ("none", "elastic"):
         args |= {"enable_hierarchical_cache": True, "hicache_ratio": options.host_ratio}
     return args
 
@@ -135,6 +149,7 @@ async def measure(arm: str, options: Options, schedule: Schedule) -> dict:
         {"page_size": options.page, "max_total_tokens": options.lender_tokens},
         Path(options.device_model),
         lends=arm.startswith("peer"),
+        elastic=arm == "elastic",
     ) as pair:
         speakers = Speakers(pair)
         await speakers.learn()

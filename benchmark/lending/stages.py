@@ -63,11 +63,13 @@ async def running_pair(
     device_model: Path,
     *,
     lends: bool,
+    elastic: bool,
 ) -> AsyncIterator[Pair]:
     """
     Args:
         policies: of both stages.
         lends: whether the talker lends, and the thinker borrows.
+        elastic: whether both pools exchange memory.
     """
     owned = RunDir.make()
     run_dir = owned.path
@@ -93,6 +95,7 @@ async def running_pair(
             # Each stage has a device of its own, and a link between them.
             device=f"cuda:{number}",
             leases=roles.get(stage, ""),
+            elastic_kv=elastic,
         )
         for number, stage in enumerate(args)
     ]
