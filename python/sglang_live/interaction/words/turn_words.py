@@ -20,6 +20,10 @@ LANGUAGE = "en"
 # Behind them nothing changes, and a transcript may be long.
 MOST_WORDS = 32
 
+# Of 946 requests to an agent, 2 in a thousand have lower log-odds of being complete, and 36 have
+# log-odds below 0; of pauses within turns a quarter and a third (turn_words.json).
+_VAGUE_LOG_ODDS = -0.85
+
 _BETWEEN = re.compile(r"[^\w'-]+")
 
 
@@ -65,7 +69,7 @@ def evidence(text: str, language: str | None = None) -> float:
     if language is not None and language.casefold().split("-")[0] not in (LANGUAGE, "english"):
         return 0.0
     words = words_of(text)
-    return min(0.0, complete_log_odds(words)) if words else 0.0
+    return min(0.0, complete_log_odds(words) - _VAGUE_LOG_ODDS) if words else 0.0
 
 
 @cache
