@@ -77,6 +77,12 @@ class Server:
         found = {outcome: float(n) for outcome, n in re.findall(name, metrics)}
         return {"answered": 0.0, "withdrawn": 0.0, **found}
 
+    def pause_words(self) -> dict[str, float]:
+        """Number of pauses by what their words say."""
+        metrics = httpx.get(f"{self.http}/metrics", timeout=5).text
+        found = re.findall(r'pause_words_total\{says="(\w+)"\} (\S+)', metrics)
+        return {"goes_on": 0.0, "none": 0.0, "failed": 0.0} | {k: float(n) for k, n in found}
+
     def wait_until_free(self) -> None:
         """Fail if resources are still in use some seconds after the end of all sessions."""
         # The stages' figures arrive with a ping every two seconds.

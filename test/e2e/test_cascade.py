@@ -192,6 +192,23 @@ async def test_words_appear_while_the_user_still_speaks(server, voice, question)
     assert server.stage_load("thinker", "clips_recognised") - before in (2, 3)
 
 
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [("I think we should go to the", "goes_on"), (QUESTION, "none")],
+)
+async def test_words_before_a_pause_say_whether_the_turn_breaks_off(server, voice, said, says):
+    before = server.pause_words()
+    pcm = voice.synthesise(said, "heart").pcm
+    async with connected(server.ws) as socket:
+        detection = {"type": "semantic_vad", "eagerness": "low"}
+        await socket.session(audio={"input": {"turn_detection": detection}}, max_output_tokens=12)
+        await socket.speak(np.concatenate([pcm, np.zeros(3 * 24_000, np.int16)]))
+        assert is_whole(await socket.until("response.done"))
+    after = server.pause_words()
+    assert after[says] > before[says]
+    assert after["failed"] == before["failed"]
+
+
 async def test_two_users_at_once_get_each_their_own_answer(server, question):
     async def call() -> list[str]:
         async with connected(server.ws) as socket:
