@@ -4,6 +4,7 @@ A unit is a word, or a segment of an annotation without words.
 """
 
 import string
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -77,14 +78,22 @@ def turns_of(units: Sequence[Unit], speaker: str, *, alone_ms: float = 300.0) ->
     own = spurts(unit for unit in units if unit.speaker == speaker)
     others = _spurts_of_others(units, speaker)
     taken = [spurt[0].start_ms for spurt in others if not is_backchannel(spurt)]
+    return [_cut(turn, own, others, alone_ms) for turn in spurts_of_turns(own, taken)]
+
+
+def spurts_of_turns(own: Iterable[list[Unit]], taken_ms: Iterable[float]) -> list[list[list[Unit]]]:
+    """The turns of a speaker's spurts, without those that are only back-channels.
+
+    taken_ms: where other speakers take the turn.
+    """
     turns: list[list[list[Unit]]] = []
+    taken_ms = sorted(taken_ms)
     for spurt in own:
-        if turns and _goes_on(turns[-1][-1], spurt, taken):
+        if turns and _goes_on(turns[-1][-1], spurt, taken_ms):
             turns[-1].append(spurt)
         else:
             turns.append([spurt])
-    turns = [turn for turn in turns if not (len(turn) == 1 and is_backchannel(turn[0]))]
-    return [_cut(turn, own, others, alone_ms) for turn in turns]
+    return [turn for turn in turns if not (len(turn) == 1 and is_backchannel(turn[0]))]
 
 
 def _spurts_of_others(units: Sequence[Unit], speaker: str) -> list[list[Unit]]:
@@ -96,7 +105,8 @@ def _goes_on(before: list[Unit], after: list[Unit], taken_ms: Sequence[float]) -
     end_ms, start_ms = before[-1].end_ms, after[0].start_ms
     if start_ms - end_ms >= LONG_SILENCE_MS:
         return False
-    return not any(end_ms - MIN_PAUSE_MS <= at < start_ms for at in taken_ms)
+    at = bisect_left(taken_ms, end_ms - MIN_PAUSE_MS)
+    return at == len(taken_ms) or taken_ms[at] >= start_ms
 
 
 def _cut(

@@ -13,7 +13,6 @@ takes a minute.
 import argparse
 import gzip
 import json
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,11 +23,10 @@ import numpy as np
 
 from benchmark.turn_taking.cutting import (
     BACKCHANNELS,
-    LONG_SILENCE_MS,
-    MIN_PAUSE_MS,
     Unit,
     is_backchannel,
     spurts,
+    spurts_of_turns,
 )
 from benchmark.turn_taking.layouts import words as units_of
 from benchmark.turn_taking.scoring import auc
@@ -103,7 +101,7 @@ def _silences_of(folder: Path, meeting: str) -> Iterator[Silence]:
     complete = {at for path in paths for at in _sentence_ends(path)}
     for speaker in sorted({unit.speaker for unit in units}):
         own = spurts(unit for unit in units if unit.speaker == speaker)
-        for turn in _turns(own, _taken_ms(units, speaker)):
+        for turn in spurts_of_turns(own, _taken_ms(units, speaker)):
             said: list[str] = []
             for spurt in turn:
                 said += words_of(" ".join(unit.text or "" for unit in spurt if _is_word(unit)))
@@ -125,21 +123,7 @@ def _taken_ms(units: Sequence[Unit], speaker: str) -> list[float]:
     """Where other speakers take the turn."""
     others = sorted({unit.speaker for unit in units} - {speaker})
     found = [spurt for name in others for spurt in spurts(u for u in units if u.speaker == name)]
-    return sorted(spurt[0].start_ms for spurt in found if not is_backchannel(spurt))
-
-
-def _turns(own: Sequence[list[Unit]], taken_ms: Sequence[float]) -> list[list[list[Unit]]]:
-    """As benchmark.turn_taking.cutting.turns_of."""
-    turns: list[list[list[Unit]]] = []
-    for spurt in own:
-        end_ms = turns[-1][-1][-1].end_ms if turns else 0.0
-        at = bisect_left(taken_ms, end_ms - MIN_PAUSE_MS)
-        is_taken = at < len(taken_ms) and taken_ms[at] < spurt[0].start_ms
-        if turns and spurt[0].start_ms - end_ms < LONG_SILENCE_MS and not is_taken:
-            turns[-1].append(spurt)
-        else:
-            turns.append([spurt])
-    return [turn for turn in turns if not (len(turn) == 1 and is_backchannel(turn[0]))]
+    return [spurt[0].start_ms for spurt in found if not is_backchannel(spurt)]
 
 
 def _sentence_ends(path: Path) -> Iterator[tuple[str, float]]:

@@ -66,8 +66,22 @@ def test_only_english_words_are_evidence():
     assert evidence(text, "de") == evidence(text, "german") == 0
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Ich möchte gern einen Flug nach",
+        "Und dann habe ich so",
+        "Je voudrais réserver une table pour",
+        "Quiero ir a la",
+        "Vorrei prenotare un tavolo per",
+    ],
+)
+def test_an_unknown_language_is_not_taken_for_english(text):
+    assert evidence(text) == 0
+
+
 def test_a_long_text_counts_by_its_last_words():
-    text = " ".join(["word"] * 3 * MOST_WORDS) + " and then um"
+    text = "we could do that " * MOST_WORDS + "and then um"
     assert len(words_of(text)) == MOST_WORDS
     assert evidence(text) < 0
 

@@ -63,13 +63,20 @@ def evidence(text: str, language: str | None = None) -> float:
     """What the words add to the log-odds that the turn is over: 0 or less.
 
     Args:
-        language: of the speech, as a code such as "en" or "en-GB"; None: that of the recogniser,
-            which is English. The words of other languages are no evidence.
+        language: of the speech, as a code such as "en" or "en-GB"; None: not known. Only English
+            words are evidence, and if the language is not known, most of them must be common ones.
     """
     if language is not None and language.casefold().split("-")[0] not in (LANGUAGE, "english"):
         return 0.0
     words = words_of(text)
-    return min(0.0, complete_log_odds(words) - _VAGUE_LOG_ODDS) if words else 0.0
+    if not words or (language is None and not _is_english(words)):
+        return 0.0
+    return min(0.0, complete_log_odds(words) - _VAGUE_LOG_ODDS)
+
+
+def _is_english(words: Sequence[str]) -> bool:
+    known = trained_weights().features
+    return 2 * sum(word in known or f"-{word}" in known for word in words) > len(words)
 
 
 @cache
