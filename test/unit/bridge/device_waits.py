@@ -32,7 +32,7 @@ REASONS = {
     },
     "bridge/platform/cpu_attention.py": {"own_rows tolist x3": "a CPU alone"},
     "bridge/platform/cpu_seeds.py": {"murmur_hash32 to": "a CPU alone"},
-    "bridge/platform/kv_copy.py": {"copy_rows tolist x2": "indices of the host"},
+    "bridge/platform/kv_copy.py": {"_copy_runs tolist x2": "indices of the host"},
     "bridge/platform/native_moe.py": {
         "_by_expert tolist": "eager prefills without a grouped product: no supported GPU"
     },
