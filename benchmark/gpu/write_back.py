@@ -121,14 +121,15 @@ class Tiers:
         completion.finish_event.synchronize()
 
     def returned_intact(self) -> bool:
-        before = [buffer[self._slots].clone() for buffer in self._pool.k_buffer]
+        buffers = (*self._pool.k_buffer, *self._pool.v_buffer)
+        before = [buffer[self._slots].clone() for buffer in buffers]
         self.save()
-        for buffer in self._pool.k_buffer:
+        for buffer in buffers:
             buffer[self._slots] = 0
         self.load()
         return all(
             torch.equal(buffer[self._slots], kept)
-            for buffer, kept in zip(self._pool.k_buffer, before, strict=True)
+            for buffer, kept in zip(buffers, before, strict=True)
         )
 
 
