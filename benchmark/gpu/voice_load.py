@@ -12,9 +12,17 @@ from benchmark.load.point import RunResult, Workload, measure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
+    """
+    Attributes:
+        policies: of the server, as of --policies.
+        server_args: more flags of the server, between spaces.
+    """
+
     sessions: int = 8
     turns: int = 3
     barge_in: float = 0.2
+    policies: str = "all"
+    server_args: str = ""
     start_timeout_s: float = 150.0
     turn_timeout_s: float = 30.0
 
@@ -26,17 +34,17 @@ def run(options: Options, device: str, seed: int) -> Findings:
     platform = platform_of(device)
     with on_device(device) as server_args:
         config = LoadConfig(
-            policies=("all",),
+            policies=(options.policies,),
             sessions=(options.sessions,),
             turns=options.turns,
             barge_in=options.barge_in,
             repeats=1,
             seed=seed,
-            server_args=server_args,
+            server_args=(*server_args, *options.server_args.split()),
             start_timeout_s=options.start_timeout_s,
             turn_timeout_s=options.turn_timeout_s,
         )
-        cell = Run(repeat=0, sessions=options.sessions, policies="all")
+        cell = Run(repeat=0, sessions=options.sessions, policies=options.policies)
         result = measure(config, cell, Workload.load(config))
     return judge(platform, result)
 
