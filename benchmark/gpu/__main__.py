@@ -28,6 +28,8 @@ CHECKS = {
     "code2wav": ("torch", "numpy", "safetensors", "transformers", "sglang_live"),
     "page_copy": ("torch",),
     "write_back": ("torch", "sglang"),
+    "shared_memory": ("torch", "sglang"),
+    "lending": (*_ENGINE, "httpx"),
     "talker": _ENGINE,
     "thinker": (*_ENGINE, "httpx"),
     "constants": (*_ENGINE, "httpx"),

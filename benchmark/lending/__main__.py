@@ -20,8 +20,10 @@ one memory. Every figure of time is such a model's.
 import asyncio
 import json
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -116,6 +118,21 @@ class Options:
     json: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where both engines compute.
+
+    Attributes:
+        device_model: file, or "" for the machine itself.
+        devices: of thinker and talker.
+        engine_args: further arguments of both.
+    """
+
+    device_model: str
+    devices: tuple[str, str] = ("cuda:0", "cuda:1")
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+
+
 def schedule_of(options: Options) -> Schedule:
     chains = [chain[: options.max_turns] for chain in load_chains() if len(chain) > 1]
     spec = Spec(
@@ -138,16 +155,17 @@ def thinker_args(arm: str, pool_tokens: int, options: Options) -> dict:
     return args
 
 
-async def measure(arm: str, options: Options, schedule: Schedule) -> dict:
+async def measure(arm: str, options: Options, schedule: Schedule, place: Place) -> dict:
     pool_tokens = schedule.pool_tokens(options.pool_share, options.page)
     by_session: dict[int, list[Access]] = {}
     for access in schedule.accesses:
         by_session.setdefault(access.session, []).append(access)
     async with running_pair(
         ARMS[arm],
-        thinker_args(arm, pool_tokens, options),
-        {"page_size": options.page, "max_total_tokens": options.lender_tokens},
-        Path(options.device_model),
+        thinker_args(arm, pool_tokens, options) | dict(place.engine_args),
+        {"page_size": options.page, "max_total_tokens": options.lender_tokens, **place.engine_args},
+        place.device_model,
+        devices=place.devices,
         lends=arm.startswith("peer"),
         elastic=arm == "elastic",
     ) as pair:
@@ -230,7 +248,7 @@ def main() -> None:
     for repeat in range(options.repeats):
         schedule = schedule_of(replace(options, seed=options.seed + repeat))
         for arm in options.arms.split(","):
-            row = asyncio.run(measure(arm, options, schedule))
+            row = asyncio.run(measure(arm, options, schedule, Place(options.device_model)))
             rows.append({"repeat": repeat, **row})
             print(line(row), flush=True)
     if options.json:

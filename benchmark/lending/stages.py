@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from sglang_live.engine_channel.lease_channel import BORROW, LEND
 from sglang_live.models.demo.build import build
@@ -60,8 +59,9 @@ async def running_pair(
     policies: tuple[str, ...],
     thinker_args: dict,
     talker_args: dict,
-    device_model: Path,
+    device_model: str,
     *,
+    devices: tuple[str, str] = ("cuda:0", "cuda:1"),
     lends: bool,
     elastic: bool,
 ) -> AsyncIterator[Pair]:
@@ -69,6 +69,8 @@ async def running_pair(
     Args:
         policies: of both stages.
         lends: whether the talker lends, and the thinker borrows.
+        device_model: file of the modelled device, or "" for the machine's own.
+        devices: of thinker and talker. Modelled ones have a link between them.
         elastic: whether both pools exchange memory.
     """
     owned = RunDir.make()
@@ -91,13 +93,12 @@ async def running_pair(
             native_key="benchmark" if stage == "thinker" else "",
             policies=Policies.parse(policies),
             engine_args=args[stage],
-            device_model=str(device_model),
-            # Each stage has a device of its own, and a link between them.
-            device=f"cuda:{number}",
+            device_model=device_model,
+            device=device,
             leases=roles.get(stage, ""),
             elastic_kv=elastic,
         )
-        for number, stage in enumerate(args)
+        for stage, device in zip(args, devices, strict=True)
     ]
     supervisor = Supervisor(specs, log_dir=run_dir)
     try:

@@ -120,7 +120,9 @@ def check_flags(config: ServerConfig, model: ModelFacts) -> None:
 
 def _used_devices(config: ServerConfig) -> list[tuple[str, tuple[str, ...]]]:
     """Flag, and devices of all ranks, of each replica that the server starts."""
-    return [
+    lent = config.leases.lent_devices if config.leases.lent_bytes else ()
+    lenders = [("--lend-memory-device", (device,)) for device in lent]
+    return lenders + [
         (f"--{name}.device", devices_of_ranks(device, stage.args))
         for name, stage in config.stages.items()
         if not stage.connect

@@ -67,6 +67,7 @@ def _lenders(config: ServerConfig, borrowers: list[StageSpec]) -> list[StageSpec
     """A lender without an engine for each of these, if there are any."""
     if not config.leases.lent_bytes:
         return []
+    devices = config.leases.lent_devices
     return [
         StageSpec(
             stage=LENDER,
@@ -78,6 +79,7 @@ def _lenders(config: ServerConfig, borrowers: list[StageSpec]) -> list[StageSpec
             same_host=True,
             run_dir=spec.run_dir,
             served_name=spec.served_name,
+            device=devices[number % len(devices)],
             engine_args={"n_bytes": config.leases.lent_bytes},
             policies=config.policies,
             leases=LEND,

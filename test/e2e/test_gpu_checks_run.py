@@ -11,7 +11,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 
 @pytest.mark.parametrize(
-    "check", ["server", "talker", "thinker", "syncs", "voice_load", "speech", "constants"]
+    "check",
+    ["server", "talker", "thinker", "syncs", "voice_load", "speech", "constants", "lending"],
 )
 def test_a_check_passes_on_the_cpu(check, tmp_path):
     words = [check, "--device", "cpu", "--tiny", "--out", str(tmp_path)]

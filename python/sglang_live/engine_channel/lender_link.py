@@ -66,6 +66,7 @@ class LenderLink:
             "name": self._name,
             "pid": os.getpid(),
             "partners": [] if self.partner is None else [self.partner.pid],
+            "kind": self._memory.kind,
             "offsets": self._memory.offsets,
             "row_bytes": self._memory.row_bytes,
             "n_bytes": self._memory.n_bytes,

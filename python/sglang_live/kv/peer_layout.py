@@ -82,11 +82,13 @@ class Memory:
     """A lender's buffers in one mapping.
 
     Attributes:
+        kind: of the device that has it, such as cuda; a borrower's must be the same.
         offsets: of each buffer's slot 0, in bytes, ascending.
         row_bytes: of one slot in each buffer.
         n_bytes: of the mapping.
     """
 
+    kind: str = "cpu"
     offsets: tuple[int, ...]
     row_bytes: tuple[int, ...]
     n_bytes: int

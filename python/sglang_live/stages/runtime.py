@@ -18,9 +18,9 @@ from typing import Protocol, runtime_checkable
 
 import setproctitle
 
+from sglang_live.bridge.memory.kv_memory import share_kv
 from sglang_live.bridge.modelled.clock import DEVICE_CLOCK_ENV, device_clock_env
 from sglang_live.bridge.platform import cpu
-from sglang_live.bridge.platform.kv_memory import SHARED_KV_ENV
 from sglang_live.bridge.platform.load_file import SHM_NAMES_ENV
 from sglang_live.bridge.scheduler.device_peers import DEVICE_PEERS_ENV, device_peers_env
 from sglang_live.bridge.scheduler.progress_lock import forgo_progress_lock
@@ -195,7 +195,7 @@ def main() -> None:
     elastic = json.dumps([str(spec.kv_mover_path), spec.stage]) if spec.elastic_kv else ""
     os.environ[ELASTIC_ENV] = elastic
     os.environ[LEASES_ENV] = f"{spec.leases}:{lease_socket(spec.run_dir)}" if spec.leases else ""
-    os.environ[SHARED_KV_ENV] = str(int(spec.leases == LEND))
+    share_kv(spec.leases == LEND)
     os.environ[SHM_NAMES_ENV] = shm_names(spec.run, os.getpid())
     use_temporary_folder(spec)
     forgo_progress_lock()

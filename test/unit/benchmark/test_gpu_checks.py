@@ -22,6 +22,7 @@ from benchmark.gpu import (
     page_copy,
     places,
     server,
+    shared_memory,
     syncs,
     voice_load,
     write_back,
@@ -137,6 +138,13 @@ def test_transfers_of_sglang_return_pages_intact(monkeypatch):
         (4, "to_device"),
     ]
     assert all(row["gb_per_s"] > 0 for row in rows)
+
+
+def test_memory_of_a_lender_is_read_by_the_borrower_and_outlives_it():
+    found = shared_memory.run(shared_memory.TINY, "cpu", seed=1)
+    assert found.problems == ()
+    directions = [(row["tier"], row["direction"]) for row in found.figures["copies"]]
+    assert directions == [("peer", "to_peer"), ("peer", "to_device")]
 
 
 def test_a_page_damaged_in_transfer_is_detected():

@@ -26,6 +26,13 @@ REASONS = {
         "DeviceClock.book float": NUMPY,
         "ModelledEvent.wait synchronize": "of a modelled device",
     },
+    "bridge/memory/cuda_memory.py": {
+        "CudaMemory.clear synchronize": "while the engine starts, or in a lender without one",
+        "CudaMemory.close synchronize": "a lender has died, and its memory is unmapped",
+    },
+    "bridge/memory/shared_memory.py": {
+        "Launched.synchronize synchronize": "after a lender's pages were overwritten for a test",
+    },
     "bridge/platform/audio_input.py": {
         "placeholder_spans nonzero x2": ELSEWHERE,
         "placeholder_spans tolist x2": ELSEWHERE,
@@ -99,6 +106,7 @@ REASONS = {
         "PeerCopies.sessions_in numpy": HOST,
     },
     "bridge/tiers/peer_pool.py": {
+        "PeerPool._on_device to": "from pinned memory",
         "PeerPools.transfers tolist": HOST,
         "PeerPools.transfers unique": HOST,
     },

@@ -13,12 +13,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
+from sglang_live.bridge.memory.shared_memory import Launched, SharedMemory, map_shared
 from sglang_live.bridge.session.compact import POISON_ENV
 from sglang_live.bridge.tiers.peer_copies import PeerCopies
 from sglang_live.bridge.tiers.peer_eviction import PeerEviction
-from sglang_live.bridge.tiers.peer_memory_cpu import map_memory
+from sglang_live.bridge.tiers.peer_memory import device_of
 from sglang_live.bridge.tiers.peer_pool import PeerPool
 from sglang_live.engine_channel.lease_channel import (
     BORROW,
@@ -41,9 +40,11 @@ _MOVING_SHARE = 0.5
 
 @dataclass(slots=True, eq=False)
 class _Lender:
-    """A lender whose memory is mapped.
+    """A lender.
 
     Attributes:
+        mapped: its memory; None if this device cannot use it: then no lease is accepted, and each
+            that is recalled is left.
         base: first of its slot numbers.
         held: leases that have begun, by row.
         is_dead: its process has ended.
@@ -52,8 +53,8 @@ class _Lender:
     partner: Partner
     table: LeaseTable
     memory: Memory
-    raw: torch.Tensor
-    base: int
+    mapped: SharedMemory | None
+    base: int = 0
     held: dict[int, Lease] = field(default_factory=dict)
     is_dead: bool = False
 
@@ -76,11 +77,14 @@ class Borrowing:
     ):
         self._copies, self._eviction = copies, eviction
         self._geometry, self._device_pool, self._name = geometry, device_pool, name
+        self._device = device_of(device_pool)
         self._lenders: dict[int, _Lender] = {}  # by pid
         self.bell = Bell()
         self.is_draining = False
         self._poisons = os.environ.get(POISON_ENV) == "1"
-        self.counts = dict.fromkeys(("leases_accepted", "leases_left", "lenders_lost"), 0.0)
+        self.counts = dict.fromkeys(
+            ("leases_accepted", "leases_left", "lenders_lost", "lenders_refused"), 0.0
+        )
         self._link = BrokerLink(path, self._introduction)
 
     def step(self) -> None:
@@ -102,6 +106,7 @@ class Borrowing:
             "role": BORROW,
             "name": self._name,
             "pid": os.getpid(),
+            "kind": self._device.type,
             "partners": list(self._lenders),
         }
         return message, (self.bell.fd,)
@@ -112,20 +117,31 @@ class Borrowing:
             return
         memory_fd, table_fd, bell_fd, pidfd = fds
         memory = Memory(
+            kind=message["kind"],
             offsets=tuple(message["offsets"]),
             row_bytes=tuple(message["row_bytes"]),
             n_bytes=message["n_bytes"],
         )
-        raw = map_memory(memory_fd, memory.n_bytes)
         lender = _Lender(
             partner=Partner(message["meets"], message["pid"], pidfd, Bell(bell_fd)),
             table=LeaseTable(table_fd),
             memory=memory,
-            raw=raw,
-            base=self._copies.add_lender(PeerPool(raw, self._geometry, self._device_pool)),
+            mapped=self._mapped(message["meets"], memory_fd, memory),
         )
         self._lenders[message["pid"]] = lender
+        if lender.mapped is None:
+            return
+        pool = PeerPool(lender.mapped.raw, self._geometry, self._device_pool)
+        lender.base = self._copies.add_lender(pool)
         logger.info("borrows_from %s pid=%d", lender.partner.name, lender.partner.pid)
+
+    def _mapped(self, name: str, fd: int, memory: Memory) -> SharedMemory | None:
+        try:
+            return map_shared(fd, memory.n_bytes, self._device)
+        except (OSError, RuntimeError, ValueError) as error:  # as of GPUs without peer access
+            self.counts["lenders_refused"] += 1
+            logger.error("borrows_nothing_from %s error=%s", name, error)
+            return None
 
     # --- a lender that lives ---
 
@@ -133,7 +149,7 @@ class Borrowing:
         for lease in lender.table.leases():
             if lease.recalled_ns:
                 self._leave(lender, lease)
-            elif lease.row not in lender.held:
+            elif lease.row not in lender.held and lender.mapped is not None:
                 self._accept(lender, lease)
         for lease in lender.held.values():
             lender.table.set_used(lease, self._copies.slots.n_used((lender.base, lease.row)))
@@ -190,8 +206,11 @@ class Borrowing:
         del lender.held[row]
 
     def _poison(self, lender: _Lender, lease: Lease) -> None:
+        if lender.mapped is None:
+            return
         for begin, end in lender.memory.ranges(lease.first, lease.n_slots):
-            lender.raw[begin:end] = 0xFF  # NaN in every floating-point type
+            lender.mapped.raw[begin:end] = 0xFF  # NaN in every floating-point type
+        Launched(self._device).synchronize()
 
     # --- a lender that has died ---
 
@@ -208,7 +227,9 @@ class Borrowing:
         if lender.held:
             self.is_draining = True
             return
-        self._copies.remove_lender(lender.base)
+        if lender.mapped is not None:
+            self._copies.remove_lender(lender.base)
+            lender.mapped.close()
         lender.partner.close()
         del self._lenders[lender.partner.pid]
 

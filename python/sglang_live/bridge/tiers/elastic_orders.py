@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 
-from sglang_live.bridge.platform.elastic_memory import Geometry
+from sglang_live.bridge.memory.elastic_memory import Geometry
 from sglang_live.bridge.tiers.elastic_pool import ElasticPool
 from sglang_live.engine_channel.elastic import (
     ELASTIC_ENV,

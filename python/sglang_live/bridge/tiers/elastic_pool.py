@@ -21,7 +21,7 @@ from sglang.srt.mem_cache.allocator import (
 )
 from torch import Tensor
 
-from sglang_live.bridge.platform.elastic_memory import ElasticMemory
+from sglang_live.bridge.memory.elastic_memory import ElasticMemory
 from sglang_live.kv.granules import Run
 
 log = logging.getLogger(__name__)

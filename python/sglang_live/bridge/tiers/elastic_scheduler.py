@@ -18,7 +18,7 @@ from sglang.srt.managers.scheduler import _make_abort_req
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.utils import TypeBasedDispatcher
 
-from sglang_live.bridge.platform.elastic_buffers import BufferPlan, elastic_buffers
+from sglang_live.bridge.memory.elastic_buffers import BufferPlan, elastic_buffers
 from sglang_live.bridge.scheduler.memory import MemoryScheduler
 from sglang_live.bridge.session.radix import LiveRadixCache
 from sglang_live.bridge.tiers.elastic_orders import RESERVE, ElasticOrders

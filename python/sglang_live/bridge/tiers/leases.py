@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
+from sglang_live.bridge.memory.shared_memory import Launched
 from sglang_live.engine_channel.lease_channel import Bell
 from sglang_live.engine_channel.lender_link import LenderLink
 from sglang_live.kv.lending import LenderView, LendingConfig, Need, offer, reclaim, run_tokens
@@ -51,10 +52,15 @@ class Run:
 
 @dataclass(slots=True)
 class _Taken:
-    """A run that has left the allocator, and is offered after some rounds."""
+    """A run that has left the allocator, and is offered after some rounds.
+
+    Attributes:
+        wiped: the device's work, when zeros have been written.
+    """
 
     first: int
     rounds_left: int = _ROUNDS_IN_FLIGHT
+    wiped: Launched | None = None
 
 
 class PoolRuns:
@@ -279,8 +285,13 @@ class Leases:
         self.bell.ring()
         if taken.rounds_left > 0:
             return
-        run, self._taken = Run(taken.first, self.run_tokens), None
-        self._wipe(run)
+        run = Run(taken.first, self.run_tokens)
+        if taken.wiped is None:
+            self._wipe(run)
+            taken.wiped = Launched(self._kv.k_buffer[0].device)
+        if not taken.wiped.has_ended:  # the borrower's writes are on a stream of another process
+            return
+        self._taken = None
         row = self._link.table.offer(run.first, run.n_slots)
         if row is None:
             self._runs.put(run.first)

@@ -21,7 +21,7 @@ from sglang_live.bridge.round_facts import Pool
 from sglang_live.bridge.seams import STAGE_ENV
 from sglang_live.bridge.tiers.elastic_scheduler import ElasticScheduler
 from sglang_live.bridge.tiers.leases import Leases
-from sglang_live.bridge.tiers.peer_memory_cpu import geometry_of, memory_of
+from sglang_live.bridge.tiers.peer_memory import geometry_of, memory_of
 from sglang_live.engine_channel.lease_channel import LEASES_ENV, LEND, Bell
 from sglang_live.kv.lending import LendingConfig, lendable
 from sglang_live.kv.peer_layout import refusal

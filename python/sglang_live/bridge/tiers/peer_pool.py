@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from sglang.srt.mem_cache.l2_transfer import L2Transfer
 
+from sglang_live.bridge.platform.kv_copy import copy_rows
 from sglang_live.kv.peer_layout import UNIT_BYTES, Geometry, n_rows
 
 # Beyond every host pool, and beyond the rows of one lender.
@@ -49,7 +50,13 @@ class PeerPool:
     def prepare_transfer_indices(
         self, rows: torch.Tensor, device: torch.Tensor, io_backend: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return rows, device
+        return self._on_device(rows), self._on_device(device)
+
+    def _on_device(self, indices: torch.Tensor) -> torch.Tensor:
+        if indices.device == self.k.device:
+            return indices
+        # From pinned memory, so that the scheduler does not wait for the device.
+        return indices.pin_memory().to(self.k.device, non_blocking=True)
 
     def load_to_device_per_layer_physical(
         self,
@@ -143,7 +150,10 @@ class PeerPools:
 
 
 class MoveToHost:
-    """Takes the role of a pool in a transfer whose other side is host memory."""
+    """Takes the role of a pool in a transfer whose other side is host memory.
+
+    Indices stay on the host.
+    """
 
     shared_allocation_domain = None
 
@@ -159,7 +169,7 @@ class MoveToHost:
         self, _: Any, host: torch.Tensor, slots: torch.Tensor, io_backend: str
     ) -> None:
         for transfer in self._pools.transfers(slots, host):
-            pool, rows, to = transfer.host_pool, transfer.host_indices, transfer.device_indices
-            for layer in range(pool.layer_num):
-                self._host.k_buffer[layer][to] = pool.k[rows, layer]
-                self._host.v_buffer[layer][to] = pool.v[rows, layer]
+            pool: PeerPool = transfer.host_pool
+            layers = [lent[:, i] for lent in (pool.k, pool.v) for i in range(pool.layer_num)]
+            to = [*self._host.k_buffer, *self._host.v_buffer]
+            copy_rows(layers, to, transfer.host_indices, transfer.device_indices, page_size=1)

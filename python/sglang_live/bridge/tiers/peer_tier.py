@@ -13,7 +13,7 @@ from sglang_live.bridge.tiers.borrowing import Borrowing
 from sglang_live.bridge.tiers.host_eviction import HostEviction
 from sglang_live.bridge.tiers.peer_copies import PeerCopies, is_supported
 from sglang_live.bridge.tiers.peer_eviction import PeerEviction
-from sglang_live.bridge.tiers.peer_memory_cpu import geometry_of
+from sglang_live.bridge.tiers.peer_memory import geometry_of
 from sglang_live.engine_channel.lease_channel import BORROW, LEASES_ENV
 from sglang_live.kv.peer_layout import refusal
 

@@ -1,6 +1,7 @@
 """A process that lends memory and has no engine: all of it, to one engine at a time.
 
 In: the broker's introductions, the borrower's answers. Out: leases of equal size in the table.
+The memory is of the host, or of a GPU on which no stage runs.
 
 It needs its memory for nothing else, so it recalls no lease. When it ends, the borrower's mapping
 keeps the memory until the copies in it have moved to the host, as with an engine that ends.
@@ -11,11 +12,14 @@ import os
 import time
 from collections.abc import Iterator
 
+import torch
+
+from sglang_live.bridge.memory.shared_memory import create
 from sglang_live.bridge.platform import cpu
 from sglang_live.engine_channel.lease_channel import RECONNECT_S
 from sglang_live.engine_channel.lease_table import N_ROWS
 from sglang_live.engine_channel.lender_link import LenderLink
-from sglang_live.errors import BadInputError, StageFailedError
+from sglang_live.errors import StageFailedError
 from sglang_live.kv.peer_layout import Memory
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.transport.lease_broker import lease_socket
@@ -31,16 +35,16 @@ class LentMemory:
     Args:
         n_bytes: at least one block; a rest is not lent.
         path: of the broker's socket.
+        device: that has the memory.
     """
 
-    def __init__(self, name: str, n_bytes: int, path: str):
+    def __init__(self, name: str, n_bytes: int, path: str, device: torch.device):
         self._n_blocks = n_bytes // BLOCK_BYTES
         self._lease_blocks = max(_LEASE_BLOCKS, -(-self._n_blocks // N_ROWS))
-        self._fd = os.memfd_create("sglang_live-kv", os.MFD_CLOEXEC)
-        self._clear()
         size = self._n_blocks * BLOCK_BYTES
-        memory = Memory(offsets=(0,), row_bytes=(BLOCK_BYTES,), n_bytes=size)
-        self.link = LenderLink(name, self._fd, memory, path)
+        self._shared = create(size, device)
+        memory = Memory(kind=device.type, offsets=(0,), row_bytes=(BLOCK_BYTES,), n_bytes=size)
+        self.link = LenderLink(name, self._shared.fd, memory, path)
         self._rows: list[int] = []
         self._n_lost = 0
 
@@ -50,7 +54,7 @@ class LentMemory:
         if self.link.partner is None:
             return
         if self.link.partner.has_ended:
-            self._clear()  # of the borrower's bytes, which no process maps any more
+            self._shared.clear()  # of the borrower's bytes, which no process maps any more
             self._rows = []
             self._n_lost += 1
             self.link.part()
@@ -61,16 +65,11 @@ class LentMemory:
 
     def close(self) -> None:
         self.link.close()
-        os.close(self._fd)
+        self._shared.close()
 
     def _runs(self) -> Iterator[tuple[int, int]]:
         for first in range(0, self._n_blocks, self._lease_blocks):
             yield first, min(self._lease_blocks, self._n_blocks - first)
-
-    def _clear(self) -> None:
-        """Return all memory to the system; it is zero, and takes none until it is written."""
-        os.ftruncate(self._fd, 0)
-        os.ftruncate(self._fd, self._n_blocks * BLOCK_BYTES)
 
     def load(self) -> dict[str, float]:
         active = [row for row in self._rows if self.link.table.is_active(row)]
@@ -78,7 +77,7 @@ class LentMemory:
             "leases_state_offered": float(len(self._rows) - len(active)),
             "leases_state_active": float(len(active)),
             "lent_bytes": float(self._n_blocks * BLOCK_BYTES) if self._rows else 0.0,
-            "lent_bytes_resident": float(512 * os.fstat(self._fd).st_blocks),
+            "lent_bytes_resident": float(self._shared.resident_bytes),
             "borrowers_lost": float(self._n_lost),
         }
 
@@ -87,17 +86,13 @@ class LenderStage:
     """
     Args:
         spec: engine_args has n_bytes.
-
-    Raises:
-        BadInputError: there is a GPU, whose engines could not map this memory as theirs.
     """
 
     def __init__(self, spec: StageSpec):
-        if not cpu.is_active():
-            raise BadInputError("--lend-memory-gib is for machines without a GPU")
+        device = torch.device("cpu" if cpu.is_active() else spec.device)
         name = f"{spec.stage}-{os.getpid()}"
         path = str(lease_socket(spec.run_dir))
-        self._memory = LentMemory(name, spec.engine_args["n_bytes"], path)
+        self._memory = LentMemory(name, spec.engine_args["n_bytes"], path, device)
         self._stepping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

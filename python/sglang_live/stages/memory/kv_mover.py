@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from sglang_live.bridge.platform.granule_calls import free_granules
+from sglang_live.bridge.memory.granule_calls import free_granules
 from sglang_live.engine_channel.elastic import (
     Give,
     Given,

@@ -135,8 +135,8 @@ class LeaseBroker:
 
     def _introduce(self) -> None:
         """Introduce each lender without a borrower to the borrower with the fewest lenders."""
-        borrowers = [engine for engine in self._engines if engine.role == BORROW]
         for lender in [engine for engine in self._engines if engine.role == LEND]:
+            borrowers = [one for one in self._engines if _could_borrow(one, lender)]
             if lender.partners or not borrowers:
                 continue
             borrower = min(borrowers, key=lambda one: (len(one.partners), one.name))
@@ -172,6 +172,11 @@ class LeaseBroker:
             # A lender says itself when it has no borrower any more.
             if other.role == BORROW and engine.pid in other.partners:
                 other.partners.remove(engine.pid)
+
+
+def _could_borrow(engine: _Engine, lender: _Engine) -> bool:
+    """A device uses memory of its own kind only."""
+    return engine.role == BORROW and engine.message.get("kind") == lender.message.get("kind")
 
 
 def lease_socket(run_dir: str) -> Path:

@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from sglang_live.devices import DEFAULT_DEVICE, read_devices
 from sglang_live.engine_channel.lease_channel import BORROW, LEND
 from sglang_live.errors import BadInputError
 from sglang_live.kv.lending import LeaseConfig
@@ -30,6 +31,13 @@ def add_lease_arguments(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         metavar="GIB",
         help="a process without an engine lends this much to each that borrows (default: none)",
+    )
+    parser.add_argument(
+        "--lend-memory-device",
+        default=DEFAULT_DEVICE,
+        metavar="NAMES",
+        help="GPU that has the memory of --lend-memory-gib; a list has one for each that borrows "
+        f"(default: {DEFAULT_DEVICE})",
     )
     parser.add_argument(
         "--borrow",
@@ -67,7 +75,14 @@ def leases_of(
     if lend and not policies:
         raise BadInputError("--lend: SGLang's own scheduling, without policies, lends nothing")
     roles = dict.fromkeys(lend, LEND) | dict.fromkeys(borrow, BORROW)
-    return LeaseConfig(roles=roles, lent_bytes=lent_bytes)
+    devices = read_devices("--lend-memory-device", own.lend_memory_device)
+    n_borrowers = sum(stages[stage].replicas for stage in borrow)
+    if lent_bytes and len(devices) not in (1, n_borrowers):
+        raise BadInputError(
+            f"--lend-memory-device names {len(devices)} devices for {n_borrowers} that borrow: "
+            "name one for each, or a single one"
+        )
+    return LeaseConfig(roles=roles, lent_bytes=lent_bytes, lent_devices=devices)
 
 
 def _lent_bytes(gib: float) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sglang.srt.managers.cache_controller")
-from sglang_live.bridge.platform.kv_memory import shared_buffers  # noqa: E402
+from sglang_live.bridge.memory.kv_memory import shared_buffers  # noqa: E402
 from sglang_live.bridge.session.compact import POISON_ENV  # noqa: E402
 from sglang_live.bridge.tiers.borrowing import RECALL_S, Borrowing  # noqa: E402
 from sglang_live.bridge.tiers.peer_pool import PEER_SLOTS  # noqa: E402
@@ -86,10 +86,12 @@ class FakeEviction:
 
 
 class Pair:
+    n_bytes = 0  # that the lender says its memory has, if not what it has
+
     def __init__(self):
         self.copies = FakeCopies()
         self.eviction = FakeEviction(self.copies)
-        device = SimpleNamespace(store_dtype=torch.float32)
+        device = SimpleNamespace(store_dtype=torch.float32, k_buffer=[torch.zeros(1)])
         self.leases = Borrowing(
             self.copies, self.eviction, GEOMETRY, device, "borrower", "/no/broker"
         )
@@ -97,18 +99,20 @@ class Pair:
         self.meet()
 
     def meet(self) -> None:
-        memory, self.buffers = shared_buffers([(256, 2, 8)] * 4, torch.float32)
+        shape, cpu = (256, 2, 8), torch.device("cpu")
+        memory, self.buffers = shared_buffers([shape] * 4, torch.float32, cpu)
         self.table, self.bell = LeaseTable(), Bell()
         self.lender = subprocess.Popen(["sleep", "60"])
         self.processes.append(self.lender)
         message = {
             "meets": "lender",
             "pid": self.lender.pid,
+            "kind": "cpu",
             "offsets": list(memory.offsets),
             "row_bytes": list(memory.row_bytes),
-            "n_bytes": memory.n_bytes,
+            "n_bytes": self.n_bytes or memory.shared.n_bytes,
         }
-        fds = [memory.fd, os.dup(self.table.fd), os.dup(self.bell.fd), self._pidfd()]
+        fds = [memory.shared.fd, os.dup(self.table.fd), os.dup(self.bell.fd), self._pidfd()]
         self.leases._meet(message, fds)
 
     def _pidfd(self) -> int:
@@ -141,6 +145,22 @@ def test_an_offered_lease_is_used_and_its_use_is_told(pair):
     pair.copies.put("a", 20)
     pair.leases.step()
     assert pair.table.used(row) == 20
+
+
+def test_memory_that_the_device_cannot_map_is_not_used_and_its_leases_are_left(pair):
+    """An offered page would otherwise be the lender's never again."""
+    pair.n_bytes = 1 << 60
+    pair.meet()
+    row = pair.offer()
+    assert not pair.table.is_active(row) and pair.copies.slots.n_open == 0
+    assert pair.leases.counts["lenders_refused"] == 1
+    pair.table.recall(row, time.monotonic_ns())
+    pair.leases.step()
+    assert pair.table.has_left(row)
+    pair.kill()
+    pair.leases.step()
+    pair.leases.step()
+    assert len(pair.copies.lenders) == 1  # the one that could be mapped
 
 
 def test_an_empty_lease_is_left_at_once(pair):

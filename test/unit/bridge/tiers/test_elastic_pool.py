@@ -9,7 +9,7 @@ import pytest
 import torch
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 
-from sglang_live.bridge.platform.elastic_buffers import (
+from sglang_live.bridge.memory.elastic_buffers import (
     BufferPlan,
     create_elastic_buffers,
     elastic_buffers,

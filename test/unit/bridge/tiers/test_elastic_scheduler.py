@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_live.bridge.platform.elastic_memory import Geometry
+from sglang_live.bridge.memory.elastic_memory import Geometry
 from sglang_live.bridge.scheduler.best_effort import BestEffort
 from sglang_live.bridge.session.radix import LiveRadixCache
 from sglang_live.bridge.tiers.elastic_scheduler import ElasticRound, ElasticScheduler

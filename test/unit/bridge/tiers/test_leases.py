@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.allocator import (  # noqa: E402
     TokenToKVPoolAllocator,
 )
 
-from sglang_live.bridge.platform.kv_memory import shared_buffers  # noqa: E402
+from sglang_live.bridge.memory.kv_memory import shared_buffers  # noqa: E402
 from sglang_live.bridge.tiers.leases import Leases, PoolRuns  # noqa: E402
 from sglang_live.engine_channel.lease_channel import Bell  # noqa: E402
 from sglang_live.engine_channel.lease_table import LeaseTable  # noqa: E402
@@ -36,11 +36,15 @@ class FakeKv:
     """A KV pool's buffers."""
 
     def __init__(self):
-        shared, buffers = shared_buffers([(TOTAL + 16, 2, 4)] * 4, torch.float32)
+        shared, buffers = shared_buffers(
+            [(TOTAL + 16, 2, 4)] * 4, torch.float32, torch.device("cpu")
+        )
         self.k_buffer, self.v_buffer = buffers[:2], buffers[2:]
         self.shared = (
-            shared.fd,
-            Memory(offsets=shared.offsets, row_bytes=shared.row_bytes, n_bytes=shared.n_bytes),
+            shared.shared.fd,
+            Memory(
+                offsets=shared.offsets, row_bytes=shared.row_bytes, n_bytes=shared.shared.n_bytes
+            ),
         )
 
 

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sglang.srt.mem_cache.l2_transfer")
 from sglang.srt.mem_cache.l2_transfer import L2Transfer, L2TransferEngine  # noqa: E402
 
-from sglang_live.bridge.platform.kv_memory import shared_buffers  # noqa: E402
-from sglang_live.bridge.tiers.peer_memory_cpu import map_memory  # noqa: E402
+from sglang_live.bridge.memory.kv_memory import shared_buffers  # noqa: E402
+from sglang_live.bridge.memory.shared_memory import map_shared  # noqa: E402
 from sglang_live.bridge.tiers.peer_pool import (  # noqa: E402
     PEER_SLOTS,
     MoveToHost,
@@ -25,6 +25,7 @@ BORROWER = Geometry(
     dtype="float32", layout="nhd", n_layers=3, n_heads=2, k_dim=8, v_dim=8, page_size=1
 )
 ROWS = 200
+CPU = torch.device("cpu")
 LENT = (50, 100)
 
 
@@ -44,10 +45,9 @@ class World:
 
     def __init__(self):
         shapes = [(ROWS, 2, 8)] * 4
-        shared, self.lent = shared_buffers(shapes, torch.bfloat16)
-        self.memory = Memory(
-            offsets=shared.offsets, row_bytes=shared.row_bytes, n_bytes=shared.n_bytes
-        )
+        shared, self.lent = shared_buffers(shapes, torch.bfloat16, CPU)
+        n_bytes = shared.shared.n_bytes
+        self.memory = Memory(offsets=shared.offsets, row_bytes=shared.row_bytes, n_bytes=n_bytes)
         self.device = FakeDevice(64)
         self.host = FakeDevice(64)
         entry = SimpleNamespace(device_pool=self.device, layer_mapper=None)
@@ -58,7 +58,7 @@ class World:
             ],
         )
         self.pools = PeerPools(self.controller)
-        raw = map_memory(shared.fd, shared.n_bytes)
+        raw = map_shared(shared.shared.fd, n_bytes, CPU).raw
         self.base = self.pools.add(PeerPool(raw, BORROWER, self.device))
         slots = slots_in(self.memory.ranges(*LENT), BORROWER.envelope_bytes)
         self.slots = self.base + torch.from_numpy(slots)

@@ -8,8 +8,8 @@ import signal
 import pytest
 import torch
 
-from sglang_live.bridge.platform.elastic_memory import ElasticMemory, Geometry
-from sglang_live.bridge.platform.granule_calls import GRANULE_BYTES, free_granules
+from sglang_live.bridge.memory.elastic_memory import ElasticMemory, Geometry
+from sglang_live.bridge.memory.granule_calls import GRANULE_BYTES, free_granules
 
 THINKER = Geometry((128,) * 8, 1)
 TALKER = Geometry((96, 96, 160, 160), 16)

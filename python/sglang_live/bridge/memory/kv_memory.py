@@ -1,6 +1,6 @@
-"""KV buffers of the CPU platform in a file without a name, which other processes can map.
+"""KV buffers in memory that other processes can map (shared_memory.py).
 
-In: a pool of plain attention. Out: its K and V buffers, and where they are in the file.
+In: a pool of plain attention. Out: its K and V buffers, and where they are in the memory.
 Owner: the pool, as long as it exists. Only where SHARED_KV_ENV is set; otherwise SGLang allocates.
 """
 
@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from sglang_live.bridge.platform.elastic_buffers import create_elastic_buffers, planned
+from sglang_live.bridge.memory.elastic_buffers import create_elastic_buffers, planned
+from sglang_live.bridge.memory.shared_memory import SharedMemory, create
 
-# "1": KV buffers are in a file that the engine may share.
+# "1": KV buffers are in memory that the engine may share.
 SHARED_KV_ENV = "SGLANG_LIVE_SHARED_KV"
 
 
@@ -22,38 +23,44 @@ SHARED_KV_ENV = "SGLANG_LIVE_SHARED_KV"
 class KvMemory:
     """
     Attributes:
-        fd: of the file, as long as the process lives.
-        offsets: of each buffer in the file, K of each layer, then V of each layer; whole pages of
-            the machine.
+        shared: the memory, as long as the process lives.
+        offsets: of each buffer, K of each layer, then V of each layer; whole pages of the machine.
         row_bytes: of one slot in each buffer.
-        n_bytes: of the file.
     """
 
-    fd: int
+    shared: SharedMemory
     offsets: tuple[int, ...]
     row_bytes: tuple[int, ...]
-    n_bytes: int
 
 
-def create_buffers(create: Callable[[Any], None], pool: Any) -> None:
+def share_kv(shares: bool) -> None:
+    """Tell the processes that this one starts whether their KV buffers may be shared."""
+    os.environ[SHARED_KV_ENV] = str(int(shares))
+    if shares:
+        # With it, SGLang on a GPU sizes the pool after its graphs are captured, and allocates it
+        # in a way of its own.
+        os.environ["SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"] = "0"
+
+
+def create_buffers(upstream: Callable[[Any], None], pool: Any) -> None:
     """Around MHATokenToKVPool._create_buffers_normal."""
     if (plan := planned()) is not None:
         create_elastic_buffers(plan, pool)
         return
     if os.environ.get(SHARED_KV_ENV) != "1" or pool.kv_cache_layout != "nhd":
-        create(pool)
+        upstream(pool)
         return
     k_shape, v_shape = pool._kv_buffer_shapes()
     shapes = [k_shape] * pool.layer_num + [v_shape] * pool.layer_num
-    memory, buffers = shared_buffers(shapes, pool.store_dtype)
+    memory, buffers = shared_buffers(shapes, pool.store_dtype, torch.device(pool.device))
     pool.k_buffer, pool.v_buffer = buffers[: pool.layer_num], buffers[pool.layer_num :]
     pool.kv_memory = memory
 
 
 def shared_buffers(
-    shapes: list[tuple[int, ...]], dtype: torch.dtype
+    shapes: list[tuple[int, ...]], dtype: torch.dtype, device: torch.device
 ) -> tuple[KvMemory, list[torch.Tensor]]:
-    """Zeroed buffers in a new file.
+    """Zeroed buffers in new memory.
 
     Args:
         shapes: of each buffer; the first dimension is slots.
@@ -63,11 +70,9 @@ def shared_buffers(
     for shape, row_bytes in zip(shapes, rows, strict=True):
         offsets.append(at)
         at += -(-shape[0] * row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    fd = os.memfd_create("sglang_live-kv", os.MFD_CLOEXEC)
-    os.ftruncate(fd, at)
-    raw = torch.frombuffer(mmap.mmap(fd, at), dtype=torch.uint8)
+    shared = create(at, device)
     buffers = [
-        raw[offset : offset + shape[0] * row_bytes].view(dtype).view(shape)
+        shared.raw[offset : offset + shape[0] * row_bytes].view(dtype).view(shape)
         for offset, shape, row_bytes in zip(offsets, shapes, rows, strict=True)
     ]
-    return KvMemory(fd, tuple(offsets), tuple(rows), at), buffers
+    return KvMemory(shared, tuple(offsets), tuple(rows)), buffers

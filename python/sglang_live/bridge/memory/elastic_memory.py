@@ -16,7 +16,7 @@ from math import lcm
 import torch
 from torch import Tensor
 
-from sglang_live.bridge.platform.granule_calls import (
+from sglang_live.bridge.memory.granule_calls import (
     GRANULE_BYTES,
     free_granules,
     map_file,

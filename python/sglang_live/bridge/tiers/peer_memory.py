@@ -1,16 +1,10 @@
-"""A lender's KV memory on the CPU platform: a file without a name, and mappings of it.
+"""The KV memory of a lender and of a borrower as the protocol of leases describes it."""
 
-The lender's file is new with every process, and has no name: memory that a dead lender has lent
-stays as it was, as long as a borrower maps it, and no later lender writes to it.
-"""
-
-import mmap
-import os
 from typing import Any
 
 import torch
 
-from sglang_live.bridge.platform.kv_memory import KvMemory
+from sglang_live.bridge.memory.kv_memory import KvMemory
 from sglang_live.kv.peer_layout import Geometry, Memory
 
 
@@ -31,17 +25,19 @@ def geometry_of(kv: Any, page_size: int, tp_size: int) -> Geometry:
 
 def memory_of(kv: Any) -> tuple[int, Memory] | None:
     """The file of an engine's KV buffers, and where they are in it; None if they are private."""
-    shared: KvMemory | None = getattr(kv, "kv_memory", None)
-    if shared is None:
+    found: KvMemory | None = getattr(kv, "kv_memory", None)
+    if found is None:
         return None
+    shared = found.shared
     return shared.fd, Memory(
-        offsets=shared.offsets, row_bytes=shared.row_bytes, n_bytes=shared.n_bytes
+        kind=shared.raw.device.type,
+        offsets=found.offsets,
+        row_bytes=found.row_bytes,
+        n_bytes=shared.n_bytes,
     )
 
 
-def map_memory(fd: int, n_bytes: int) -> torch.Tensor:
-    """Map a lender's file; the mapping ends with the tensor. Closes fd."""
-    try:
-        return torch.frombuffer(mmap.mmap(fd, n_bytes), dtype=torch.uint8)
-    finally:
-        os.close(fd)
+def device_of(kv: Any) -> torch.device:
+    """The device of SGLang's KV pool."""
+    device: torch.device = kv.k_buffer[0].device
+    return device

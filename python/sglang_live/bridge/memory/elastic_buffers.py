@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sglang_live.bridge.platform.elastic_memory import ElasticMemory, Geometry
+from sglang_live.bridge.memory.elastic_memory import ElasticMemory, Geometry
 
 
 @dataclass(frozen=True, slots=True)

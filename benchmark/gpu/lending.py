@@ -1,0 +1,58 @@
+"""A thinker that borrows KV memory from a talker on the same GPU: benchmark.lending, shorter.
+
+With host memory alone, and with lent pages before it. In float32, so that codes of the talker do
+not depend on how many responses share a round.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from benchmark.gpu.findings import Findings
+from benchmark.gpu.places import gpus_hidden, indexed, platform_of
+from benchmark.lending import __main__ as lending
+
+_EXACT = {"dtype": "float32", "attention_backend": "torch_native", "disable_cuda_graph": True}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """As of benchmark.lending."""
+
+    sessions: int = 12
+    turns: int = 4
+    speakers: int = 4
+
+
+TINY = Options(sessions=8, turns=3, speakers=1)
+ARMS = ("host", "peer")
+
+
+def run(options: Options, device: str, seed: int) -> Findings:
+    platform = platform_of(device)
+    common = lending.Options(
+        sessions=options.sessions, max_turns=options.turns, speakers=options.speakers, seed=seed
+    )
+    schedule = lending.schedule_of(common)
+    on_cpu = device == "cpu"
+    place = lending.Place(
+        device_model="",
+        devices=(indexed(device),) * 2,
+        engine_args={} if on_cpu else _EXACT,
+    )
+    with gpus_hidden(on_cpu):
+        rows = {arm: asyncio.run(lending.measure(arm, common, schedule, place)) for arm in ARMS}
+    lines = [lending.HEAD.partition("(ms")[0].rstrip(), *map(lending.line, rows.values())]
+    return Findings({"platform": platform, "rows": rows}, tuple(judge(rows)), tuple(lines))
+
+
+def judge(rows: dict[str, dict[str, Any]]) -> list[str]:
+    problems = [f"{arm}: {error}" for arm, row in rows.items() for error in row["errors"]]
+    host, peer = rows["host"], rows["peer"]
+    if not peer["leases_offered"]:
+        problems.append("the talker lends nothing")
+    elif not peer["peer_tokens_written"] or not peer["peer_tokens_loaded"]:
+        problems.append("no session was kept in lent pages, or none came back")
+    if peer["lender"]["wrong"] > host["lender"]["wrong"]:
+        problems.append(f"{peer['lender']['wrong']} responses of the lender differ")
+    return problems
