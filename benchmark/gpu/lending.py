@@ -25,7 +25,7 @@ class Options:
 
 
 TINY = Options(sessions=8, turns=3, speakers=1)
-ARMS = ("host", "peer")
+ARMS = ("peer", "host")
 
 
 def run(options: Options, device: str, seed: int) -> Findings:

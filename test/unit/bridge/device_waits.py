@@ -105,6 +105,7 @@ REASONS = {
         "PeerCopies.reset synchronize": "a flush",
         "PeerCopies.sessions_in numpy": HOST,
     },
+    "bridge/tiers/borrowing.py": {"Borrowing._poison synchronize": "for tests only"},
     "bridge/tiers/peer_pool.py": {
         "PeerPool._on_device to": "from pinned memory",
         "PeerPools.transfers tolist": HOST,

@@ -20,7 +20,7 @@ def create(n_bytes: int, device: torch.device) -> SharedMemory:
     """Zeros.
 
     Raises:
-        OSError, RuntimeError: there is not so much memory.
+        OSError, RuntimeError: there is too little memory.
     """
     if device.type != CUDA:
         return CpuMemory.create(n_bytes)
