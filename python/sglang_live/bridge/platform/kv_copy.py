@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from sglang_live.kernels import kv_rows
+from sglang_live.kernels.kv_rows import copy_rows as copy_by_kernel
 from sglang_live.models.host_copy import copy_to
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def copy_rows(
     on_host, device = (src_layers, to) if from_.type == "cpu" else (dst_layers, from_)
     # A pool is one allocation: all layers are pinned, or none.
     if on_host[0].is_pinned():
-        kv_rows.copy_rows(src_layers, dst_layers, _on_device(src_indices, dst_indices, device))
+        copy_by_kernel(src_layers, dst_layers, _on_device(src_indices, dst_indices, device))
     else:
         _warn_of_pageable_memory()
         _copy_runs(src_layers, dst_layers, src_indices, dst_indices)
