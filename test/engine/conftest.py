@@ -150,7 +150,7 @@ async def running_stages(
         "thinker": both | (thinker_args or {}),
         "talker": both | (talker_args or {}),
         "vocoder": {},
-        LENDER: {"n_bytes": lent_bytes},
+        LENDER: {"n_bytes": lent_bytes, "n_ranks": both.get("tp_size", 1)},
     }
     environments = {"talker": talker_environment, "thinker": thinker_environment}
     specs = [

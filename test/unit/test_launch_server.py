@@ -189,7 +189,7 @@ def test_each_thinker_that_borrows_has_a_lender_of_its_own(model):
     lenders = [spec for name, spec in by_name.items() if name.startswith("lender/")]
     assert [spec.name for spec in lenders] == ["lender/0", "lender/1"]
     assert len({spec.address for spec in by_name.values()}) == len(by_name)
-    assert all(spec.engine_args == {"n_bytes": 2 << 30} for spec in lenders)
+    assert all(spec.engine_args == {"n_bytes": 2 << 30, "n_ranks": 1} for spec in lenders)
     assert all(spec.leases == "lend" for spec in lenders)
     assert not any(name.startswith("lender/") for name in specs(model))
 

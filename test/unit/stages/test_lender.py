@@ -29,7 +29,8 @@ class Borrower:
         self.bell, self.table = Bell(), LeaseTable(os.dup(table_fd))
         pid = self.process.pid
         met = {"meets": "borrower", "pid": pid}
-        lent.link._meet(met, [os.dup(self.bell.fd), os.pidfd_open(pid)])
+        fds = [os.dup(table_fd), os.dup(self.bell.fd), os.pidfd_open(pid)]
+        lent.link._meet(met, fds)
 
     def end(self) -> None:
         self.process.kill()

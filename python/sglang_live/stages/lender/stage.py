@@ -1,5 +1,7 @@
 """A process that lends memory and has no engine: all of it, to one engine at a time.
 
+An engine of several ranks borrows a memory for each of them from the one process.
+
 In: the broker's introductions, the borrower's answers. Out: leases of equal size in the table.
 
 It needs its memory for nothing else, so it recalls no lease. When it ends, the borrower's mapping
@@ -12,7 +14,7 @@ import time
 from collections.abc import Iterator
 
 from sglang_live.bridge.platform import cpu
-from sglang_live.engine_channel.lease_channel import RECONNECT_S
+from sglang_live.engine_channel.lease_channel import RECONNECT_S, Member
 from sglang_live.engine_channel.lease_table import N_ROWS
 from sglang_live.engine_channel.lender_link import LenderLink
 from sglang_live.errors import BadInputError, StageFailedError
@@ -29,39 +31,59 @@ _LEASE_BLOCKS = 64
 class LentMemory:
     """
     Args:
-        n_bytes: at least one block; a rest is not lent.
+        n_bytes: at least one block per rank; a rest is not lent.
         path: of the broker's socket.
+        n_ranks: of the engine that borrows; each has an equal part of the memory.
+
+    Attributes:
+        links: one per rank.
     """
 
-    def __init__(self, name: str, n_bytes: int, path: str):
-        self._n_blocks = n_bytes // BLOCK_BYTES
+    def __init__(self, name: str, n_bytes: int, path: str, n_ranks: int = 1):
+        self._n_blocks = n_bytes // n_ranks // BLOCK_BYTES
         self._lease_blocks = max(_LEASE_BLOCKS, -(-self._n_blocks // N_ROWS))
-        self._fd = os.memfd_create("sglang_live-kv", os.MFD_CLOEXEC)
+        self._fds = [os.memfd_create("sglang_live-kv", os.MFD_CLOEXEC) for _ in range(n_ranks)]
         self._clear()
         size = self._n_blocks * BLOCK_BYTES
         memory = Memory(offsets=(0,), row_bytes=(BLOCK_BYTES,), n_bytes=size)
-        self.link = LenderLink(name, self._fd, memory, path)
+        self.links = [
+            LenderLink(Member(name, path, rank, n_ranks), fd, memory)
+            for rank, fd in enumerate(self._fds)
+        ]
         self._rows: list[int] = []
         self._n_lost = 0
 
+    @property
+    def link(self) -> LenderLink:
+        """Of rank 0, whose table tells of all ranks."""
+        return self.links[0]
+
     def step(self) -> None:
         """To be called when the bell rings, and now and then."""
-        self.link.receive(time.monotonic())
+        now_s = time.monotonic()
+        for link in self.links:
+            link.receive(now_s)
+        if self.link.can_begin:
+            for link in self.links:
+                link.begin()
         if self.link.partner is None:
             return
-        if self.link.partner.has_ended:
+        if self.link.is_lost:
             self._clear()  # of the borrower's bytes, which no process maps any more
             self._rows = []
             self._n_lost += 1
-            self.link.part()
+            for link in self.links:
+                link.part()
         elif not self._rows:
-            rows = (self.link.table.offer(first, n) for first, n in self._runs())
-            self._rows = [row for row in rows if row is not None]
+            for link in self.links:  # each offers the same leases, of its own memory
+                rows = (link.table.offer(first, n) for first, n in self._runs())
+                self._rows = [row for row in rows if row is not None]
             self.link.partner.bell.ring()
 
     def close(self) -> None:
-        self.link.close()
-        os.close(self._fd)
+        for link, fd in zip(self.links, self._fds, strict=True):
+            link.close()
+            os.close(fd)
 
     def _runs(self) -> Iterator[tuple[int, int]]:
         for first in range(0, self._n_blocks, self._lease_blocks):
@@ -69,16 +91,19 @@ class LentMemory:
 
     def _clear(self) -> None:
         """Return all memory to the system; it is zero, and takes none until it is written."""
-        os.ftruncate(self._fd, 0)
-        os.ftruncate(self._fd, self._n_blocks * BLOCK_BYTES)
+        for fd in self._fds:
+            os.ftruncate(fd, 0)
+            os.ftruncate(fd, self._n_blocks * BLOCK_BYTES)
 
     def load(self) -> dict[str, float]:
         active = [row for row in self._rows if self.link.table.is_active(row)]
+        n_bytes = len(self._fds) * self._n_blocks * BLOCK_BYTES
+        resident = 512 * sum(os.fstat(fd).st_blocks for fd in self._fds)
         return {
             "leases_state_offered": float(len(self._rows) - len(active)),
             "leases_state_active": float(len(active)),
-            "lent_bytes": float(self._n_blocks * BLOCK_BYTES) if self._rows else 0.0,
-            "lent_bytes_resident": float(512 * os.fstat(self._fd).st_blocks),
+            "lent_bytes": float(n_bytes) if self._rows else 0.0,
+            "lent_bytes_resident": float(resident),
             "borrowers_lost": float(self._n_lost),
         }
 
@@ -86,7 +111,7 @@ class LentMemory:
 class LenderStage:
     """
     Args:
-        spec: engine_args has n_bytes.
+        spec: engine_args has n_bytes and n_ranks of LentMemory.
 
     Raises:
         BadInputError: there is a GPU, whose engines could not map this memory as theirs.
@@ -97,7 +122,8 @@ class LenderStage:
             raise BadInputError("--lend-memory-gib is for machines without a GPU")
         name = f"{spec.stage}-{os.getpid()}"
         path = str(lease_socket(spec.run_dir))
-        self._memory = LentMemory(name, spec.engine_args["n_bytes"], path)
+        n_bytes, n_ranks = (spec.engine_args[key] for key in ("n_bytes", "n_ranks"))
+        self._memory = LentMemory(name, n_bytes, path, n_ranks)
         self._stepping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

@@ -17,7 +17,7 @@ from sglang_live.bridge.session.compact import POISON_ENV  # noqa: E402
 from sglang_live.bridge.tiers.borrowing import RECALL_S, Borrowing  # noqa: E402
 from sglang_live.bridge.tiers.peer_pool import PEER_SLOTS  # noqa: E402
 from sglang_live.bridge.tiers.session_copies import SessionCopy  # noqa: E402
-from sglang_live.engine_channel.lease_channel import Bell  # noqa: E402
+from sglang_live.engine_channel.lease_channel import Bell, Member  # noqa: E402
 from sglang_live.engine_channel.lease_table import LeaseTable  # noqa: E402
 from sglang_live.kv.peer_layout import Geometry  # noqa: E402
 from sglang_live.kv.peer_slots import PeerSlots  # noqa: E402
@@ -91,7 +91,7 @@ class Pair:
         self.eviction = FakeEviction(self.copies)
         device = SimpleNamespace(store_dtype=torch.float32)
         self.leases = Borrowing(
-            self.copies, self.eviction, GEOMETRY, device, "borrower", "/no/broker"
+            self.copies, self.eviction, GEOMETRY, device, Member("borrower", "/no/broker")
         )
         self.processes = []
         self.meet()
@@ -103,13 +103,14 @@ class Pair:
         self.processes.append(self.lender)
         message = {
             "meets": "lender",
+            "pair": f"pair {self.lender.pid}",
             "pid": self.lender.pid,
             "offsets": list(memory.offsets),
             "row_bytes": list(memory.row_bytes),
             "n_bytes": memory.n_bytes,
         }
         fds = [memory.fd, os.dup(self.table.fd), os.dup(self.bell.fd), self._pidfd()]
-        self.leases._meet(message, fds)
+        self.leases._meet(message, fds, time.monotonic())
 
     def _pidfd(self) -> int:
         return os.pidfd_open(self.lender.pid)

@@ -17,8 +17,9 @@ pytestmark = pytest.mark.asyncio
 class Engine:
     """This process, as one engine; `met`: by name, the partners that the broker introduced."""
 
-    def __init__(self, path, role: str, name: str, pid: int | None = None):
+    def __init__(self, path, role: str, name: str, pid: int | None = None, rank=0, n_ranks=1):
         self.role, self.name, self.pid = role, name, pid or os.getpid()
+        self.rank, self.n_ranks, self.offsets = rank, n_ranks, [0, 4096]
         self.met: dict[str, list[int]] = {}
         self.files = [os.memfd_create(f"{name}-{n}") for n in range(2)] if role == LEND else []
         self.bell = Bell()
@@ -28,9 +29,11 @@ class Engine:
         message = {
             "role": self.role,
             "name": self.name,
+            "rank": self.rank,
+            "n_ranks": self.n_ranks,
             "pid": self.pid,
             "partners": [self.pid] if self.met else [],
-            "offsets": [0, 4096],
+            "offsets": self.offsets,
         }
         return message, (*self.files, self.bell.fd)
 
@@ -87,7 +90,10 @@ async def test_lender_and_borrower_get_each_others_files(path, broker):
     assert os.eventfd_read(lender.bell.fd) == 1
     with open(f"/proc/self/fdinfo/{pidfd}") as info:
         assert f"Pid:\t{os.getpid()}\n" in info.read()
-    assert len(lender.met["borrower"]) == 2
+    table_of_lender, bell_of_borrower, _ = lender.met["borrower"]
+    assert os.fstat(table_of_lender).st_ino == os.fstat(table).st_ino
+    os.eventfd_write(bell_of_borrower, 1)
+    assert os.eventfd_read(borrower.bell.fd) == 1
     lender.close()
     borrower.close()
     broker.stop()
