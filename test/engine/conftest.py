@@ -30,7 +30,7 @@ NIGHTLY = {
     "test_full_pool.py": ("page-1",),
     "test_graphs.py": ("no-overlap",),
     "test_host_tier.py": ("page-16-no-overlap-slow-link",),
-    "test_lending.py": ("page-16-no-overlap-slow-link", "graphs"),
+    "test_lending.py": ("page-16-no-overlap-slow-link", "graphs", "two-ranks"),
     "test_long_responses.py": ("page-1",),
     "test_modelled_device.py": ("no-overlap",),
     "test_pauses.py": ("no-overlap",),
