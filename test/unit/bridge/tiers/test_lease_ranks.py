@@ -94,7 +94,8 @@ class LenderRank:
         self.held = self.allocator.alloc(n_held) if n_held else None
         self.leases.step(0, missing=wanted - n_held)
         assert self.allocator.available_size() + self.leases.tokens + n_held == TOTAL
-        return sorted(self.runs.items()), self.leases.counts.copy()
+        rows = {row: (run.first, run.recalled_s) for row, run in self.leases._rows.items()}
+        return sorted(self.runs.items()), rows, self.leases.counts.copy()
 
     @property
     def runs(self) -> dict[int, int]:
@@ -174,11 +175,12 @@ class Pair:
             self.check()
 
     def check(self) -> None:
-        """A rank's pages are its lender's again only when no rank of the borrower uses them."""
+        """What a rank of the borrower uses has been offered, and not taken back, by all ranks."""
         for lender in self.lenders:
+            lent = {run.first: run.n_slots for run in lender.leases._rows.values()}
+            assert lent.items() <= lender.runs.items()
             for borrower in self.borrowers:
-                for first, n_slots in borrower.held:
-                    assert lender.runs.get(first) == n_slots, "used, but the lender's again"
+                assert set(borrower.held) <= set(lent.items())
 
     def run_all(self, n: int, lent: list, borrowed: list) -> None:
         """Run rank 1 up to the round of rank 0, and then n rounds of both."""
@@ -232,6 +234,20 @@ def test_pages_return_when_all_ranks_have_left_them(pair):
     assert len(pair.borrowers[0].held) < n_lent == len(pair.lenders[0].runs)
     pair.run_all(3, [TOTAL // 2], [("end", 0)])
     assert len(pair.lenders[0].runs) == len(pair.lenders[1].runs) < n_lent
+
+
+def test_all_ranks_recall_the_lease_that_rank_0_found_the_emptiest(pair):
+    pair.run_all(30, [0], [("put", 10)])
+    pair.run("lend", 0, [TOTAL // 2])
+    for _ in range(60):  # the first lease is the fullest, and becomes empty
+        for rank in range(N_RANKS):
+            pair.run("borrow", rank, [("forget", 0)])
+    pair.run("lend", 1, [TOTAL // 2])
+    recalled = [
+        {row for row, run in lender.leases._rows.items() if run.recalled_s is not None}
+        for lender in pair.lenders
+    ]
+    assert recalled[0] == recalled[1] != set()
 
 
 def test_the_death_of_one_rank_of_a_lender_is_the_lenders(pair):
