@@ -116,16 +116,19 @@ class LeaseTable:
         word = int(self._lender[row, self.rank])
         self._lender[row, self.rank] = word - word % _PHASES + FREE
 
-    def left(self) -> list[int]:
-        """Rows whose present lease all ranks of the borrower have left."""
-        words = self._lender[:, 0]
-        answers = words - words % _PHASES + LEFT
-        is_left = (self._borrower == answers[:, None]).all(axis=1) & (words % _PHASES != FREE)
-        rows: list[int] = np.flatnonzero(is_left).tolist()
-        return rows
+    def left(self, rows: list[int]) -> list[int]:
+        """Those of the rows in use whose present lease all ranks of the borrower have left."""
+        if not rows:
+            return []
+        words, answers = self._lender[rows, 0].tolist(), self._borrower[rows].tolist()
+        return [
+            row
+            for row, word, of_ranks in zip(rows, words, answers, strict=True)
+            if of_ranks.count(word - word % _PHASES + LEFT) == self.n_ranks
+        ]
 
     def has_left(self, row: int) -> bool:
-        return row in self.left()
+        return self._lender[row, 0] % _PHASES != FREE and bool(self.left([row]))
 
     def is_active(self, row: int) -> bool:
         return self._answer(row) == ACTIVE
@@ -140,22 +143,18 @@ class LeaseTable:
         """Leases that all ranks have offered, recalled ones among them, and that the borrower's
         rank 0 has not left.
         """
-        words = self._lender[:, 0]
+        rows = np.flatnonzero(self._lender[:, 0] % _PHASES)
+        if not len(rows):
+            return []
+        words, answers = self._lender[rows].tolist(), self._borrower[rows, 0].tolist()
+        facts = self._facts[rows].tolist()  # read after the words that make them valid
         return [
-            self._lease(int(row))
-            for row in np.flatnonzero(words % _PHASES != FREE)
-            if self._answer(int(row)) != LEFT and self._is_of_all_ranks(int(row))
+            Lease(row, of_ranks[0] // _PHASES, first, n_slots, _recalled_ns(of_ranks[0], asked_ns))
+            for row, of_ranks, answer, (first, n_slots, asked_ns, _) in zip(
+                rows.tolist(), words, answers, facts, strict=True
+            )
+            if answer != of_ranks[0] - of_ranks[0] % _PHASES + LEFT and _is_of_all(of_ranks)
         ]
-
-    def _is_of_all_ranks(self, row: int) -> bool:
-        words = self._lender[row]
-        return bool((words // _PHASES == words[0] // _PHASES).all() and (words % _PHASES).all())
-
-    def _lease(self, row: int) -> Lease:
-        word = int(self._lender[row, 0])
-        first, n_slots, recalled_ns, _ = (int(fact) for fact in self._facts[row])
-        recalled_ns = recalled_ns if word % _PHASES == RECALLED else 0
-        return Lease(row, word // _PHASES, first, n_slots, recalled_ns)
 
     def accept(self, lease: Lease) -> None:
         self._borrower[lease.row, self.rank] = lease.use * _PHASES + ACTIVE
@@ -173,3 +172,13 @@ class LeaseTable:
         lender, borrower = int(self._lender[row, 0]), int(self._borrower[row, 0])
         is_of_this_use = borrower // _PHASES == lender // _PHASES and lender % _PHASES != FREE
         return borrower % _PHASES if is_of_this_use else 0
+
+
+def _recalled_ns(word: int, asked_ns: int) -> int:
+    return asked_ns if word % _PHASES == RECALLED else 0
+
+
+def _is_of_all(words: list[int]) -> bool:
+    """Whether all ranks of the lender have offered this use of a row."""
+    use = words[0] // _PHASES
+    return len(words) == 1 or all(word // _PHASES == use and word % _PHASES for word in words)

@@ -23,7 +23,7 @@ class LenderFacts:
         begins: all ranks have met the borrower.
         is_lost: all processes of the borrower have ended.
         left: rows of leases that all its ranks have left.
-        used: slots that the borrower uses, by row.
+        used: slots that the borrower uses, by row; of an engine with several ranks.
     """
 
     now_s: float

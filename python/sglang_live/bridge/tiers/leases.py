@@ -196,8 +196,8 @@ class Leases:
             now_s=now_s,
             begins=link.can_begin,
             is_lost=link.is_lost,
-            left=tuple(row for row in link.table.left() if row in self._rows),
-            used={row: link.table.used(row) for row in self._rows},
+            left=tuple(link.table.left(list(self._rows))),
+            used={} if self._is_alone else {row: link.table.used(row) for row in self._rows},
         )
 
     # --- a round ---
@@ -299,7 +299,8 @@ class Leases:
         """Recall the leases that have the least in them."""
         now_s = facts.now_s
         kept = [row for row, run in self._rows.items() if run.recalled_s is None]
-        for row in sorted(kept, key=lambda row: facts.used.get(row, 0))[:n_runs]:
+        used = self._link.table.used if self._is_alone else facts.used.__getitem__
+        for row in sorted(kept, key=used)[:n_runs]:
             self._rows[row].recalled_s = now_s
             self._link.table.recall(row, time.monotonic_ns())
             self.counts["leases_recalled"] += 1
