@@ -76,7 +76,7 @@ class LenderLink:
     def begin(self) -> None:
         """To be called on all ranks in the same round."""
         assert self.meeting is not None
-        self.meeting.has_begun = True
+        self.meeting.begin()
         partner = self.meeting.partner
         logger.info("lends_to %s pid=%d", partner.name, partner.pid)
 

@@ -9,7 +9,8 @@ import pytest
 
 from sglang_live.bridge.platform import cpu
 from sglang_live.engine_channel.lease_channel import Bell
-from sglang_live.engine_channel.lease_table import N_ROWS, LeaseTable
+from sglang_live.engine_channel.lease_table import BORROWERS, N_ROWS, LeaseTable
+from sglang_live.engine_channel.meeting import BEGUN
 from sglang_live.errors import BadInputError
 from sglang_live.kv.peer_layout import Memory
 from sglang_live.stages.lender.stage import BLOCK_BYTES, LenderStage, LentMemory
@@ -134,6 +135,9 @@ def test_more_memory_has_larger_leases_not_more_rows():
 def test_each_rank_of_a_borrower_has_a_memory_of_its_own():
     lent = LentMemory("ranks", 2 * N_BLOCKS * BLOCK_BYTES, "/no/broker", 2)
     borrower = Borrower(lent)
+    lent.step()
+    assert lent.load()["lent_bytes"] == 0  # its ranks have not all met
+    borrower.table.tell(BORROWERS, BEGUN)
     lent.step()
     leases = borrower.table.leases()
     assert sum(lease.n_slots for lease in leases) == N_BLOCKS

@@ -122,7 +122,7 @@ class Borrowing:
         self._look(now_s)
         begun = {pair: one for pair, one in self._met.items() if one.meeting.can_begin}
         for lender in begun.values():
-            lender.meeting.has_begun = True
+            lender.meeting.begin()
         alive = {pair: one for pair, one in self._lenders.items() if not one.is_dead}
         lost = [pair for pair, lender in alive.items() if lender.meeting.any_ended]
         leases = [
@@ -212,7 +212,8 @@ class Borrowing:
 
     def _begin(self, pair: str) -> None:
         lender = self._lenders[pair] = self._met.pop(pair)
-        lender.meeting.has_begun = True
+        if self._member.rank > 0:
+            lender.meeting.begin()
         pool = PeerPool(lender.raw, self._geometry, self._device_pool)
         lender.base = self._copies.add_lender(pool)
         logger.info("borrows_from %s pid=%d", lender.partner.name, lender.partner.pid)
