@@ -110,10 +110,12 @@ REASONS = {
     },
     "engine_channel/lease_table.py": {
         "LeaseTable._answer int x2": NUMPY,
-        "LeaseTable._lease int": NUMPY,
+        "LeaseTable.leases tolist x4": NUMPY,
+        "LeaseTable.left tolist x2": NUMPY,
         "LeaseTable.offer int x2": NUMPY,
         "LeaseTable.recall int": NUMPY,
         "LeaseTable.release int": NUMPY,
+        "LeaseTable.states tolist": NUMPY,
         "LeaseTable.used int": NUMPY,
     },
     "engine_channel/states.py": {"to_array numpy": ELSEWHERE},
