@@ -80,7 +80,10 @@ def _lenders(config: ServerConfig, borrowers: list[StageSpec]) -> list[StageSpec
             run_dir=spec.run_dir,
             served_name=spec.served_name,
             device=devices[number % len(devices)],
-            engine_args={"n_bytes": config.leases.lent_bytes},
+            engine_args={
+                "n_bytes": config.leases.lent_bytes,
+                "n_ranks": spec.engine_args.get("tp_size", 1),
+            },
             policies=config.policies,
             leases=LEND,
             log_format=config.log_format,

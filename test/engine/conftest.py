@@ -30,7 +30,7 @@ NIGHTLY = {
     "test_full_pool.py": ("page-1",),
     "test_graphs.py": ("no-overlap",),
     "test_host_tier.py": ("page-16-no-overlap-slow-link",),
-    "test_lending.py": ("page-16-no-overlap-slow-link", "graphs"),
+    "test_lending.py": ("page-16-no-overlap-slow-link", "graphs", "two-ranks"),
     "test_long_responses.py": ("page-1",),
     "test_modelled_device.py": ("no-overlap",),
     "test_pauses.py": ("no-overlap",),
@@ -150,7 +150,7 @@ async def running_stages(
         "thinker": both | (thinker_args or {}),
         "talker": both | (talker_args or {}),
         "vocoder": {},
-        LENDER: {"n_bytes": lent_bytes},
+        LENDER: {"n_bytes": lent_bytes, "n_ranks": both.get("tp_size", 1)},
     }
     environments = {"talker": talker_environment, "thinker": thinker_environment}
     specs = [

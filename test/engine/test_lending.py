@@ -19,12 +19,14 @@ import pytest
 import pytest_asyncio
 
 from sglang_live.bridge.platform.cpu import GRAPHS_ENV
+from sglang_live.bridge.scheduler.round_log import ROUND_LOG_ENV
 from sglang_live.bridge.session.compact import POISON_ENV
 from sglang_live.bridge.tiers.lender_scheduler import LENDING_ENV
 from sglang_live.stages.spec import LENDER
 from sglang_live.stages.transport.lease_broker import LeaseBroker
 from test.engine.conftest import Stages, running_stages
 from test.engine.gauges import load_of, until
+from test.engine.random_load import compared, settled
 from test.engine.random_talk import Talk
 from test.engine.small_pool import Pool
 from test.engine.speakers import Speech
@@ -43,9 +45,11 @@ HOST = {
 # The reserve has room for one response, but not for two: a second recalls. Many small leases.
 LENDING = {LENDING_ENV: "window_s=4,calm_s=0.5,cached_share=0,future_tokens=3900,n_runs=64"}
 VARIANTS = {
-    "page-1": (1, True, "", {}),
-    "page-16-no-overlap-slow-link": (16, False, "slow_link", {}),
-    "graphs": (1, True, "", {GRAPHS_ENV: "1,2,4"}),
+    "page-1": (1, True, "", {}, 1),
+    "page-16-no-overlap-slow-link": (16, False, "slow_link", {}, 1),
+    "graphs": (1, True, "", {GRAPHS_ENV: "1,2,4"}, 1),
+    # Ranks queue on one link: a transfer ends at another time on each.
+    "two-ranks-slow-link": (1, True, "slow_link", {}, 2),
 }
 # Of open files: lenders' memory, tables, partners, bells.
 KINDS = ("memfd:sglang_live-kv", "memfd:sglang_live-leases", "pidfd", "eventfd")
@@ -55,13 +59,15 @@ KINDS = ("memfd:sglang_live-kv", "memfd:sglang_live-leases", "pidfd", "eventfd")
     scope="module", loop_scope="session", params=VARIANTS.values(), ids=VARIANTS.keys()
 )
 async def stages(request, endless_checkpoint, tmp_path_factory):
-    page, overlap, device_model, graphs = request.param
+    page, overlap, device_model, graphs, n_ranks = request.param
+    logs = tmp_path_factory.mktemp("rounds")
+    common = graphs | ({ROUND_LOG_ENV: str(logs)} if n_ranks > 1 else {})
     running = running_stages(
         endless_checkpoint,
         tmp_path_factory.mktemp("lending"),
-        {"page_size": page, "disable_overlap_schedule": not overlap},
-        talker_environment=LENDING | graphs,
-        thinker_environment={POISON_ENV: "1"} | graphs,
+        {"page_size": page, "disable_overlap_schedule": not overlap, "tp_size": n_ranks},
+        talker_environment=LENDING | common,
+        thinker_environment={POISON_ENV: "1"} | common,
         policies=POLICIES,
         thinker_args=HOST,
         talker_args={"max_total_tokens": LENDER_TOKENS},
@@ -72,7 +78,7 @@ async def stages(request, endless_checkpoint, tmp_path_factory):
     gc.collect()
     before = lease_files("self", KINDS[:-1])
     async with running as found:
-        found.page = page
+        found.logs, found.n_ranks = logs, n_ranks
         yield found
     # The stages have ended; the broker was in this process.
     gc.collect()
@@ -93,9 +99,10 @@ def lease_files(process: int | str, kinds: tuple[str, ...]) -> list[str]:
     return sorted(kind for name in names for kind in kinds if kind in name)
 
 
-def scheduler_pid(stages: Stages, role: str) -> int:
+def scheduler_pid(stages: Stages, role: str, rank: int = 0) -> int:
     (broker,) = stages.supervisor.lease_brokers
-    (engine,) = [engine for engine in broker._engines if engine.role == role]
+    engines = [engine for engine in broker._engines if engine.role == role]
+    (engine,) = [engine for engine in engines if engine.rank == rank]
     return engine.pid
 
 
@@ -136,6 +143,15 @@ async def test_sessions_in_lent_pages_continue_with_equal_tokens(stages, pool, r
     await talk.end(reference)
     await check_all_is_free(stages)
     assert engines == {role: scheduler_pid(stages, role) for role in engines}
+    await check_ranks_agree(stages)
+
+
+async def check_ranks_agree(stages: Stages) -> None:
+    """That all ranks have decided alike in every round since the start."""
+    if stages.n_ranks > 1:
+        await settled(stages.logs)
+        for name in ("thinker", "talker"):
+            assert compared(stages.logs, name) > 100
 
 
 async def test_tenants_bytes_stay_their_own(stages, pool, reference):
@@ -162,7 +178,7 @@ async def test_tenants_bytes_stay_their_own(stages, pool, reference):
     speech = Speech(stages)
     await speech.learn()
     n_starts = stages.replica("thinker").n_starts
-    os.kill(scheduler_pid(stages, "borrow"), signal.SIGKILL)
+    os.kill(scheduler_pid(stages, "borrow", stages.n_ranks - 1), signal.SIGKILL)
     await until(stages, "talker", "policy_borrowers_lost", lambda n: n > 0)
     await until(stages, "talker", "policy_tokens_lent", lambda n: n == 0)
     assert not found & units_in(memory_of_lender(stages))
@@ -247,11 +263,13 @@ async def test_sessions_outlive_the_broker_and_a_killed_lender(stages, pool, ref
     broker.start()
     stages.supervisor.lease_brokers[:] = [broker]
     async with asyncio.timeout(30):
-        while len([engine for engine in broker._engines if engine.message]) < 2:
+        n_ranks = 2 * stages.n_ranks
+        while len([engine for engine in broker._engines if engine.message]) < n_ranks:
             await asyncio.sleep(0.1)
     assert broker.counts["introduced"] == 0
     await until(stages, "thinker", "policy_peer_tokens", lambda n: n > 200)
-    os.kill(scheduler_pid(stages, "lend"), signal.SIGKILL)
+    # With one rank its lender has ended; SGLang ends the others.
+    os.kill(scheduler_pid(stages, "lend", stages.n_ranks - 1), signal.SIGKILL)
     for name in talk.names:
         await talk.turn(name)
     await until(stages, "thinker", "policy_lenders_lost", lambda n: n > 0)
@@ -293,17 +311,20 @@ async def test_a_flush_empties_lent_pages_and_keeps_the_leases(stages, pool, ref
     await check_all_is_free(stages)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def beside_memory(endless_checkpoint, tmp_path_factory):
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="session", params=(1, 2), ids=("one-rank", "two-ranks")
+)
+async def beside_memory(request, endless_checkpoint, tmp_path_factory):
     """A thinker that borrows from a process without an engine."""
     running = running_stages(
         endless_checkpoint,
         tmp_path_factory.mktemp("lender"),
+        {"tp_size": request.param},
         thinker_environment={POISON_ENV: "1"},
         policies=POLICIES,
         thinker_args=HOST,
         leases={"thinker": "borrow", LENDER: "lend"},
-        lent_bytes=1 << 28,
+        lent_bytes=request.param << 28,
         names=("thinker", LENDER),
     )
     async with running as found:

@@ -470,6 +470,10 @@ def test_stages_neither_lend_nor_borrow_by_default():
     assert parsed(*LEASES).leases == LeaseConfig(roles=roles)
 
 
+def test_stages_with_the_same_number_of_ranks_lend_to_each_other():
+    assert parsed(*LEASES, "--tp-size", "2").leases.roles == parsed(*LEASES).leases.roles
+
+
 def test_a_process_without_an_engine_lends_to_a_thinker_alone():
     leases = parsed(*HOST_TIER, "--borrow", "thinker", "--lend-memory-gib", "1.5").leases
     assert leases == LeaseConfig(roles={"thinker": "borrow"}, lent_bytes=3 << 29)
@@ -489,7 +493,9 @@ def test_a_process_without_an_engine_lends_to_a_thinker_alone():
         (["--lend", "thinker", "--borrow", "thinker"], "could wait for the other's pages"),
         (["--lend", "talker", "--borrow", "thinker"], "needs the policy next-use"),
         ([*LEASES, "--live-policies", "off"], "needs the policy next-use"),
-        ([*LEASES, "--talker.tp-size", "2"], "--talker.tp-size 2: stages of several ranks"),
+        ([*LEASES, "--talker.tp-size", "2"], "--lend talker: it has 2 ranks (--talker.tp-size)"),
+        ([*LEASES, "--tp-size", "2", "--thinker.pp-size", "2"], "--thinker.pp-size 2: a stage"),
+        ([*LEASES, "--tp-size", "2", "--talker.nnodes", "2"], "--talker.nnodes 2: a stage that"),
     ],
 )
 def test_leases_without_a_gain_are_refused_with_the_reason(flags, reason):

@@ -170,7 +170,16 @@ NAMES = (
         attributes="CLIP_MAX_NEW_TOKENS",
         used_in="bridge/scheduler/sliced_prefill.py",
     ),
-    Upstream("sglang.srt.runtime_context.ParallelContext", attributes="tp_rank", used_in="models"),
+    Upstream(
+        "sglang.srt.runtime_context.ParallelContext",
+        attributes="tp_rank tp_group attn_dp_enabled",
+        used_in="models, bridge/tiers/lease_facts.py",
+    ),
+    Upstream(
+        "sglang.srt.distributed.parallel_state.GroupCoordinator",
+        functions={"broadcast_object": "self, obj=, src="},
+        used_in="bridge/tiers/lease_facts.py",
+    ),
     Upstream(
         "sglang.srt.session.session_controller.Session",
         functions={

@@ -9,6 +9,7 @@ import os
 import select
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 # "lend:<socket>" or "borrow:<socket>"; empty or absent: the engine does neither.
@@ -21,6 +22,21 @@ _MAX_BYTES = 65_536
 _MAX_FDS = 4
 
 Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A rank of an engine that lends or borrows.
+
+    Attributes:
+        name: of the engine, the same on all its ranks.
+        path: of the broker's socket.
+    """
+
+    name: str
+    path: str
+    rank: int = 0
+    n_ranks: int = 1
 
 
 class LeaseChannel:

@@ -5,16 +5,19 @@ What is the same for an engine that lends pages of its pool and for a process th
 
 import logging
 import os
+import time
 
 from sglang_live.engine_channel.lease_channel import (
     LEND,
     Bell,
     BrokerLink,
+    Member,
     Message,
     Partner,
     close_all,
 )
-from sglang_live.engine_channel.lease_table import LeaseTable
+from sglang_live.engine_channel.lease_table import LENDERS, LeaseTable
+from sglang_live.engine_channel.meeting import Meeting
 from sglang_live.kv.peer_layout import Memory
 
 logger = logging.getLogger(__name__)
@@ -25,35 +28,70 @@ class LenderLink:
     Args:
         fd: of the memory's file.
         memory: where a lease's slots are in it.
-        path: of the broker's socket.
 
     Attributes:
-        table: of the leases, of this lender and its present borrower alone.
+        table: of the leases, of this lender and its present borrower alone. It is rank 0's; other
+            ranks get it when they meet.
         bell: rings when the borrower has left a lease.
-        partner: the borrower. None: none has been introduced.
+        meeting: with the borrower. None: none has been introduced.
     """
 
-    def __init__(self, name: str, fd: int, memory: Memory, path: str):
-        self._name, self._fd, self._memory = name, fd, memory
-        self.table, self.bell = LeaseTable(), Bell()
-        self.partner: Partner | None = None
-        self._broker = BrokerLink(path, self._introduction)
+    def __init__(self, member: Member, fd: int, memory: Memory):
+        self._member, self._fd, self._memory = member, fd, memory
+        self._own_table = self.table = self._new_table()
+        self.bell = Bell()
+        self.meeting: Meeting | None = None
+        self._broker = BrokerLink(member.path, self._introduction)
+
+    def _new_table(self, fd: int | None = None) -> LeaseTable:
+        return LeaseTable(fd, self._member.n_ranks, self._member.rank)
+
+    @property
+    def partner(self) -> Partner | None:
+        """The borrower, when all ranks have begun."""
+        meeting = self.meeting
+        return meeting.partner if meeting is not None and meeting.has_begun else None
+
+    @property
+    def can_begin(self) -> bool:
+        meeting = self.meeting
+        return meeting is not None and not meeting.has_begun and meeting.can_begin
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether all processes of the borrower have ended: until then they may write."""
+        meeting = self.meeting
+        return meeting is not None and meeting.has_begun and meeting.all_ended
 
     def receive(self, now_s: float) -> None:
         """To be called once a round: meet the borrower that the broker introduces."""
         self.bell.silence()
         for message, fds in self._broker.receive(now_s):
             self._meet(message, fds)
+        if self.meeting is not None:
+            self.meeting.look(now_s)
+            if self.meeting.is_over:
+                self.part()
+
+    def begin(self) -> None:
+        """To be called on all ranks in the same round."""
+        assert self.meeting is not None
+        self.meeting.begin()
+        partner = self.meeting.partner
+        logger.info("lends_to %s pid=%d", partner.name, partner.pid)
 
     def part(self) -> None:
         """Be open for another borrower, after this one has ended and its leases are free."""
-        assert self.partner is not None
-        logger.warning("borrower_lost %s pid=%d", self.partner.name, self.partner.pid)
-        self.partner.close()
-        self.partner = None
-        # A new table, lest the next borrower read the last one's answers.
-        self.table.close()
-        self.table = LeaseTable()
+        assert self.meeting is not None
+        partner = self.meeting.partner
+        logger.warning("borrower_lost %s pid=%d", partner.name, partner.pid)
+        partner.close()
+        self.meeting = None
+        if self.table is self._own_table:
+            # A new table, lest the next borrower read the last one's answers.
+            self.table.close()
+            self._own_table = self._new_table()
+        self.table = self._own_table
         self._broker.introduce()
 
     def close(self) -> None:
@@ -63,20 +101,26 @@ class LenderLink:
     def _introduction(self) -> tuple[Message, tuple[int, ...]]:
         message = {
             "role": LEND,
-            "name": self._name,
+            "name": self._member.name,
+            "rank": self._member.rank,
+            "n_ranks": self._member.n_ranks,
             "pid": os.getpid(),
-            "partners": [] if self.partner is None else [self.partner.pid],
+            "partners": [] if self.meeting is None else [self.meeting.partner.pid],
             "kind": self._memory.kind,
             "offsets": self._memory.offsets,
             "row_bytes": self._memory.row_bytes,
             "n_bytes": self._memory.n_bytes,
         }
-        return message, (self._fd, self.table.fd, self.bell.fd)
+        return message, (self._fd, self._own_table.fd, self.bell.fd)
 
     def _meet(self, message: Message, fds: list[int]) -> None:
-        if self.partner is not None or len(fds) != 2:
+        if self.meeting is not None or len(fds) != 3:
             close_all(fds)
             return
-        bell, pidfd = fds
-        self.partner = Partner(message["meets"], message["pid"], pidfd, Bell(bell))
-        logger.info("lends_to %s pid=%d", self.partner.name, self.partner.pid)
+        table, bell, pidfd = fds
+        if self._member.rank == 0:
+            os.close(table)
+        else:
+            self.table = self._new_table(table)
+        partner = Partner(message["meets"], message["pid"], pidfd, Bell(bell))
+        self.meeting = Meeting(partner, self.table, LENDERS, time.monotonic())

@@ -24,13 +24,12 @@ Slots = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """An engine's KV pool on one rank, as both sides of a lease compare it.
+    """An engine's KV pool on one rank, which has its own heads.
 
     Attributes:
         dtype: of the stored KV, such as bfloat16.
         layout: of a buffer; "nhd": one row per slot, [heads, head_dim].
         k_dim, v_dim: of a head.
-        tp_size: ranks of the engine, each with its own heads.
     """
 
     dtype: str
@@ -40,7 +39,6 @@ class Geometry:
     k_dim: int
     v_dim: int
     page_size: int
-    tp_size: int = 1
 
     @property
     def item_bytes(self) -> int:
@@ -72,8 +70,6 @@ def refusal(geometry: Geometry) -> str | None:
         return f"dtype: {geometry.dtype} has scales or packing that a copy of rows would lose"
     if geometry.layout != _LAYOUT:
         return f"layout: {geometry.layout} has no row per slot"
-    if geometry.tp_size != 1:
-        return f"tp: {geometry.tp_size} ranks would have to agree on each lease"
     return None
 
 

@@ -95,6 +95,7 @@ REASONS = {
     },
     "bridge/tiers/host.py": {"SessionTier._least_of_all_ranks tolist": HOST},
     "bridge/tiers/leases.py": {
+        "Leases._offer_taken synchronize": "zeros that were launched a round before",
         "PoolRuns.take cpu": "a CPU alone: no lender's memory is shared on CUDA",
         "PoolRuns.take int": NUMPY,
         "PoolRuns.take numpy": "a CPU alone: no lender's memory is shared on CUDA",
@@ -119,10 +120,12 @@ REASONS = {
     },
     "engine_channel/lease_table.py": {
         "LeaseTable._answer int x2": NUMPY,
-        "LeaseTable._lease int": NUMPY,
+        "LeaseTable.leases tolist x4": NUMPY,
+        "LeaseTable.left tolist x2": NUMPY,
         "LeaseTable.offer int x2": NUMPY,
         "LeaseTable.recall int": NUMPY,
         "LeaseTable.release int": NUMPY,
+        "LeaseTable.states tolist": NUMPY,
         "LeaseTable.used int": NUMPY,
     },
     "engine_channel/states.py": {"to_array numpy": ELSEWHERE},

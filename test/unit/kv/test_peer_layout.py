@@ -106,7 +106,7 @@ def test_a_run_outside_of_the_mapping_is_refused(run):
 
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
-    [("dtype", "uint8", "dtype"), ("layout", "hnd", "layout"), ("tp_size", 2, "tp")],
+    [("dtype", "uint8", "dtype"), ("layout", "hnd", "layout")],
 )
 def test_a_pool_that_cannot_be_shared_has_a_reason(field, value, reason):
     fields = {name: getattr(MODELS["talker"], name) for name in Geometry.__slots__}

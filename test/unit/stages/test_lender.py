@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sglang_live.engine_channel.lease_channel import Bell  # noqa: E402
-from sglang_live.engine_channel.lease_table import N_ROWS, LeaseTable  # noqa: E402
+from sglang_live.engine_channel.lease_table import BORROWERS, N_ROWS, LeaseTable  # noqa: E402
+from sglang_live.engine_channel.meeting import BEGUN  # noqa: E402
 from sglang_live.kv.peer_layout import Memory  # noqa: E402
 from sglang_live.stages.lender.stage import BLOCK_BYTES, LentMemory  # noqa: E402
 
@@ -19,18 +20,25 @@ CPU = torch.device("cpu")
 
 
 class Borrower:
-    """A process that does nothing, and what it was given."""
+    """A process that does nothing, and what each of its ranks was given."""
 
     def __init__(self, lent: LentMemory):
-        self.process = subprocess.Popen(["sleep", "60"])
-        message, (self.memory_fd, table_fd, _) = lent.link._introduction()
+        self.process, self.bell = subprocess.Popen(["sleep", "60"]), Bell()
+        message, (_, table_fd, _) = lent.link._introduction()
         self.memory = Memory(
             offsets=message["offsets"], row_bytes=message["row_bytes"], n_bytes=message["n_bytes"]
         )
-        self.bell, self.table = Bell(), LeaseTable(os.dup(table_fd))
-        pid = self.process.pid
-        met = {"meets": "borrower", "pid": pid}
-        lent.link._meet(met, [os.dup(self.bell.fd), os.pidfd_open(pid)])
+        self.memory_fds, self.tables, pid = [], [], self.process.pid
+        n_ranks = len(lent.links)
+        for rank, link in enumerate(lent.links):
+            _, (memory_fd, _, _) = link._introduction()
+            self.memory_fds.append(memory_fd)
+            self.tables.append(LeaseTable(os.dup(table_fd), n_ranks, rank))
+            fds = [os.dup(table_fd), os.dup(self.bell.fd), os.pidfd_open(pid)]
+            link._meet({"meets": "borrower", "pid": pid}, fds)
+        self.memory_fd, self.table = self.memory_fds[0], self.tables[0]
+        if lent.link.table.n_ranks == 1:
+            self.table.tell(BORROWERS, BEGUN)
 
     def end(self) -> None:
         self.process.kill()
@@ -124,4 +132,25 @@ def test_more_memory_has_larger_leases_not_more_rows():
     assert len(leases) <= N_ROWS
     assert sum(lease.n_slots for lease in leases) == 64 * (N_ROWS + 1)
     borrower.end()
+    lent.close()
+
+
+def test_each_rank_of_a_borrower_has_a_memory_of_its_own():
+    lent = LentMemory("ranks", 2 * N_BLOCKS * BLOCK_BYTES, "/no/broker", CPU, 2)
+    borrower = Borrower(lent)
+    lent.step()
+    assert lent.load()["lent_bytes"] == 0  # its ranks have not all met
+    borrower.table.tell(BORROWERS, BEGUN)
+    lent.step()
+    leases = borrower.table.leases()
+    assert sum(lease.n_slots for lease in leases) == N_BLOCKS
+    assert lent.load()["lent_bytes"] == 2 * N_BLOCKS * BLOCK_BYTES
+    for fd, letter in zip(borrower.memory_fds, b"ab", strict=True):
+        os.pwrite(fd, bytes([letter]) * BLOCK_BYTES, 0)
+    assert [os.pread(fd, 1, 0) for fd in borrower.memory_fds] == [b"a", b"b"]
+    assert lent.load()["lent_bytes_resident"] == pytest.approx(2 * BLOCK_BYTES, abs=1 << 16)
+    borrower.end()
+    lent.step()
+    assert lent.load()["borrowers_lost"] == 1 and lent.load()["lent_bytes_resident"] == 0
+    assert all(link.meeting is None for link in lent.links)
     lent.close()

@@ -55,8 +55,8 @@ class Launched:
             self._event.record(torch.cuda.current_stream(device))
 
     @property
-    def has_ended(self) -> bool:
-        return self._event is None or self._event.query()
+    def is_asynchronous(self) -> bool:
+        return self._event is not None
 
     def synchronize(self) -> None:
         if self._event is not None:

@@ -19,7 +19,7 @@ from sglang_live.bridge.seams import STAGE_ENV
 
 ROUND_LOG_ENV = "SGLANG_LIVE_ROUND_LOG"
 # Measured by each rank's own clock, for reports alone.
-_OWN_CLOCK = ("decide_s", "compact_s", "reload_s")
+_OWN_CLOCK = ("decide_s", "compact_s", "reload_s", "peer_reload_s")
 
 
 class RoundLog:
@@ -90,6 +90,8 @@ class RoundLog:
         sessions = getattr(scheduler.tree_cache, "session", None)
         if (tier := getattr(sessions, "tier", None)) is not None:
             facts["host"] = tier.copies.n_free_slots
+        if scheduler.leases is not None:
+            facts["lent"] = scheduler.leases.tokens
         return facts
 
 

@@ -22,6 +22,8 @@ class TierEvents:
         sessions = self._sessions
         if sessions.idle is not None:
             sessions.idle.tick(stamp.now_s)
+        if sessions.tier is not None:
+            sessions.tier.all.rates = (stamp.rate, stamp.peer_rate)
         if sessions.preloads is not None:
             sessions.preloads.tick(stamp.now_s, stamp.rate, stamp.peer_rate)
 

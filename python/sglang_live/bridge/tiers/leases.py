@@ -3,6 +3,7 @@
 In: the state of its pool each round, the borrower's answers. Out: leases in the shared table.
 Data moves without the lender: the borrower alone reads and writes leased pages. The lender frees
 them when the borrower says that it has left, or when its process has ended, which the kernel tells.
+All ranks take and free the same pages in the same round, by the facts of rank 0 (lease_facts.py).
 Owner: one Leases per scheduler that lends.
 """
 
@@ -17,7 +18,8 @@ import torch
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sglang_live.bridge.memory.shared_memory import Launched
-from sglang_live.engine_channel.lease_channel import Bell
+from sglang_live.bridge.tiers.lease_facts import LenderFacts
+from sglang_live.engine_channel.lease_channel import Bell, Member
 from sglang_live.engine_channel.lender_link import LenderLink
 from sglang_live.kv.lending import LenderView, LendingConfig, Need, offer, reclaim, run_tokens
 from sglang_live.kv.peer_layout import Geometry, Memory
@@ -122,8 +124,7 @@ class Leases:
     """
     Args:
         kv: SGLang's KV pool, whose buffers memory describes.
-        fd: of the memory's file.
-        path: of the broker's socket.
+        shared: the memory's file, and where the buffers are in it.
     """
 
     def __init__(
@@ -132,8 +133,7 @@ class Leases:
         tree_cache: Any,
         geometry: Geometry,
         shared: tuple[int, Memory],
-        name: str,
-        path: str,
+        member: Member,
         config: LendingConfig | None = None,
     ):
         self._allocator, self._tree, self._config = allocator, tree_cache, config or LendingConfig()
@@ -151,7 +151,10 @@ class Leases:
         self.counts = dict.fromkeys(
             ("leases_offered", "leases_recalled", "leases_returned", "borrowers_lost"), 0.0
         )
-        self._link = LenderLink(name, *shared, path)
+        self._link, self._member = LenderLink(member, *shared), member
+        self._told: LenderFacts | None = None
+        self._has_asked = False
+        self._now_s = 0.0
 
     @property
     def bell(self) -> Bell:
@@ -167,12 +170,43 @@ class Leases:
         """Whether pages can be recalled, and the borrower has answered all earlier recalls."""
         recalled_s = [run.recalled_s for run in self._rows.values() if run.recalled_s is not None]
         if recalled_s:
-            return time.monotonic() - min(recalled_s) < _ANSWERED_S
+            now_s = time.monotonic() if self._is_alone else self._now_s
+            return now_s - min(recalled_s) < _ANSWERED_S
         return bool(self._rows)
 
     def queued(self, n_tokens: int) -> None:
         """To be called with the length of each prompt."""
         self._longest_prompt = max(self._longest_prompt, n_tokens)
+
+    # --- several ranks ---
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._member.n_ranks == 1
+
+    def facts_to_tell(self) -> LenderFacts | None:
+        """On rank 0, once a round: what all ranks are to be told in it, if there are several."""
+        if self._is_alone or self._has_asked:
+            return None
+        self._has_asked = True  # until they have acted on it
+        return self._facts()
+
+    def told(self, facts: LenderFacts) -> None:
+        """On all ranks, before step()."""
+        self._told = facts
+
+    def _facts(self) -> LenderFacts:
+        now_s, link = time.monotonic(), self._link
+        link.receive(now_s)
+        return LenderFacts(
+            now_s=now_s,
+            begins=link.can_begin,
+            is_lost=link.is_lost,
+            left=tuple(link.table.left(list(self._rows))),
+            used={} if self._is_alone else {row: link.table.used(row) for row in self._rows},
+        )
+
+    # --- a round ---
 
     def step(self, n_decoding: int, missing: int) -> None:
         """To be called once a round.
@@ -181,19 +215,28 @@ class Leases:
             n_decoding: requests that take a slot per round.
             missing: tokens that a waiting request found too few.
         """
-        now_s = time.monotonic()
-        self._link.receive(now_s)
+        if self._member.rank > 0:
+            self._link.receive(time.monotonic())
+        facts = self._facts() if self._is_alone else self._told
+        if facts is not None:
+            self._told, self._has_asked = None, False
+            self._step(facts, n_decoding, missing)
+
+    def _step(self, facts: LenderFacts, n_decoding: int, missing: int) -> None:
+        self._now_s = now_s = facts.now_s
         view = self._view(now_s, n_decoding, missing)
+        if facts.begins:
+            self._link.begin()
         if self._link.partner is None:
             return
-        if self._link.partner.has_ended:
+        if facts.is_lost:
             self._lose_borrower()
             return
-        self._take_returned(now_s)
+        self._take_returned(facts)
         n_recalled = reclaim(view, self.run_tokens, self._config)
         if n_recalled:
             self._put_taken()
-            self._recall(n_recalled, now_s)
+            self._recall(n_recalled, facts)
         elif self._taken is not None:
             self._offer_taken(self._taken)
         elif now_s >= self._search_at_s and offer(view, self.run_tokens, self._config):
@@ -237,15 +280,14 @@ class Leases:
     def _rows_per_round(self) -> int:
         return max(1, _WIPE_BYTES_PER_ROUND // max(1, self.run_tokens * self._bytes_per_token))
 
-    def _take_returned(self, now_s: float) -> None:
-        left = [row for row in self._rows if self._link.table.has_left(row)]
-        for row in left[: self._rows_per_round]:
+    def _take_returned(self, facts: LenderFacts) -> None:
+        for row in facts.left[: self._rows_per_round]:
             recalled_s = self._rows[row].recalled_s
             if recalled_s is not None:
-                self._latencies_s.append(now_s - recalled_s)
+                self._latencies_s.append(facts.now_s - recalled_s)
             self._free(row)
             self.counts["leases_returned"] += 1
-        if len(left) > self._rows_per_round:
+        if len(facts.left) > self._rows_per_round:
             self.bell.ring()
 
     def _free(self, row: int) -> None:
@@ -259,10 +301,12 @@ class Leases:
         for buffer in (*self._kv.k_buffer, *self._kv.v_buffer):
             buffer[run.first : run.first + run.n_slots].zero_()
 
-    def _recall(self, n_runs: int, now_s: float) -> None:
+    def _recall(self, n_runs: int, facts: LenderFacts) -> None:
         """Recall the leases that have the least in them."""
+        now_s = facts.now_s
         kept = [row for row, run in self._rows.items() if run.recalled_s is None]
-        for row in sorted(kept, key=self._link.table.used)[:n_runs]:
+        used = self._link.table.used if self._is_alone else facts.used.__getitem__
+        for row in sorted(kept, key=used)[:n_runs]:
             self._rows[row].recalled_s = now_s
             self._link.table.recall(row, time.monotonic_ns())
             self.counts["leases_recalled"] += 1
@@ -289,8 +333,11 @@ class Leases:
         if taken.wiped is None:
             self._wipe(run)
             taken.wiped = Launched(self._kv.k_buffer[0].device)
-        if not taken.wiped.has_ended:  # the borrower's writes are on a stream of another process
-            return
+            if taken.wiped.is_asynchronous:
+                return
+        # The borrower's writes are on a stream of another process. After a round there is hardly
+        # anything to wait for, and all ranks offer in the same round.
+        taken.wiped.synchronize()
         self._taken = None
         row = self._link.table.offer(run.first, run.n_slots)
         if row is None:

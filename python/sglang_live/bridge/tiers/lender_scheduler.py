@@ -16,12 +16,20 @@ from sglang.srt.managers.scheduler_components.pool_stats_observer import (
     PoolStats,
     SchedulerPoolStatsObserver,
 )
+from sglang.utils import TypeBasedDispatcher
 
 from sglang_live.bridge.round_facts import Pool
 from sglang_live.bridge.seams import STAGE_ENV
 from sglang_live.bridge.tiers.elastic_scheduler import ElasticScheduler
+from sglang_live.bridge.tiers.lease_facts import (
+    BorrowerFacts,
+    LenderFacts,
+    member_of,
+    unsupported_ranks,
+)
 from sglang_live.bridge.tiers.leases import Leases
 from sglang_live.bridge.tiers.peer_memory import geometry_of, memory_of
+from sglang_live.bridge.tiers.peer_tier import PeerTier
 from sglang_live.engine_channel.lease_channel import LEASES_ENV, LEND, Bell
 from sglang_live.kv.lending import LendingConfig, lendable
 from sglang_live.kv.peer_layout import refusal
@@ -44,11 +52,10 @@ class LenderScheduler(ElasticScheduler):
     def init_running_status(self) -> None:
         super().init_running_status()
         self._missing = 0  # tokens that a waiting request found too few
-        tier = getattr(getattr(self.tree_cache, "session", None), "tier", None)
-        if tier is not None and tier.peer is not None:
-            wake_by(self, tier.peer.leases.bell)
+        if (peer := self._peer_tier()) is not None:
+            wake_by(self, peer.leases.bell)
         role, _, path = os.environ.get(LEASES_ENV, "").partition(":")
-        if role != LEND or self.outbox is None:
+        if role != LEND:
             return
         reason = self._refusal()
         if reason is not None:
@@ -56,13 +63,13 @@ class LenderScheduler(ElasticScheduler):
             self._counts[f"leases_refused_{reason.partition(':')[0]}"] = 1.0
             return
         allocator = self.token_to_kv_pool_allocator
-        kv, tp_size = allocator.get_kvcache(), self.server_args.tp_size
+        kv = allocator.get_kvcache()
         shared = memory_of(kv)
         assert shared is not None  # _refusal() has looked
-        geometry = geometry_of(kv, self.page_size, tp_size)
+        geometry = geometry_of(kv, self.page_size)
         config = LendingConfig.of(os.environ.get(LENDING_ENV, ""))
-        name = f"{os.environ.get(STAGE_ENV)}-{os.getpid()}"
-        self.leases = Leases(allocator, self.tree_cache, geometry, shared, name, path, config)
+        member = member_of(f"{os.environ.get(STAGE_ENV)}-{os.getpid()}", path)
+        self.leases = Leases(allocator, self.tree_cache, geometry, shared, member, config)
         wake_by(self, self.leases.bell)
         most = lendable(allocator.size, self.leases.run_tokens, config)
         logger.info("lends_at_most tokens=%d of=%d", most, allocator.size)
@@ -74,10 +81,42 @@ class LenderScheduler(ElasticScheduler):
         kv = self.token_to_kv_pool_allocator.get_kvcache()
         if self.server_args.enable_memory_saver:
             return "memory_saver: the engine may release its pool at any time"
-        reason = refusal(geometry_of(kv, self.page_size, self.server_args.tp_size))
+        reason = refusal(geometry_of(kv, self.page_size)) or unsupported_ranks()
         if reason is None and memory_of(kv) is None:
             return "memory: its KV buffers are private to the process"
         return reason
+
+    def _peer_tier(self) -> PeerTier | None:
+        """None if the engine does not borrow."""
+        tier = getattr(getattr(self.tree_cache, "session", None), "tier", None)
+        peer: PeerTier | None = None if tier is None else tier.peer
+        return peer
+
+    # --- several ranks ---
+
+    def init_request_dispatcher(self) -> None:
+        super().init_request_dispatcher()
+        self._request_dispatcher += TypeBasedDispatcher(
+            [(LenderFacts, self._on_lender_facts), (BorrowerFacts, self._on_borrower_facts)]
+        )
+
+    def _poll_timeout_aborts(self) -> list[Any]:
+        """On rank 0; all ranks act on the facts in this round."""
+        feeds = super()._poll_timeout_aborts()
+        peer = self._peer_tier()
+        for leases in (self.leases, peer.leases if peer is not None else None):
+            if leases is not None and (facts := leases.facts_to_tell()) is not None:
+                feeds = [facts, *feeds]
+        return feeds
+
+    def _on_lender_facts(self, facts: LenderFacts) -> None:
+        assert self.leases is not None
+        self.leases.told(facts)
+
+    def _on_borrower_facts(self, facts: BorrowerFacts) -> None:
+        peer = self._peer_tier()
+        assert peer is not None
+        peer.leases.told(facts)
 
     # --- counts ---
 

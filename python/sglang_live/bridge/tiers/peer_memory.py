@@ -8,8 +8,8 @@ from sglang_live.bridge.memory.kv_memory import KvMemory
 from sglang_live.kv.peer_layout import Geometry, Memory
 
 
-def geometry_of(kv: Any, page_size: int, tp_size: int) -> Geometry:
-    """The geometry of SGLang's KV pool."""
+def geometry_of(kv: Any, page_size: int) -> Geometry:
+    """The geometry of SGLang's KV pool on this rank."""
     layout = kv.kv_cache_layout if hasattr(kv, "kv_cache_layout") else type(kv).__name__
     return Geometry(
         dtype=str(kv.store_dtype).removeprefix("torch."),
@@ -19,7 +19,6 @@ def geometry_of(kv: Any, page_size: int, tp_size: int) -> Geometry:
         k_dim=getattr(kv, "head_dim", 0),
         v_dim=getattr(kv, "v_head_dim", 0),
         page_size=page_size,
-        tp_size=tp_size,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from sglang_live.bridge.seams import STAGE_ENV
 from sglang_live.bridge.tiers.borrowing import Borrowing
 from sglang_live.bridge.tiers.host_eviction import HostEviction
+from sglang_live.bridge.tiers.lease_facts import member_of, unsupported_ranks
 from sglang_live.bridge.tiers.peer_copies import PeerCopies, is_supported
 from sglang_live.bridge.tiers.peer_eviction import PeerEviction
 from sglang_live.bridge.tiers.peer_memory import geometry_of
@@ -39,8 +40,8 @@ class PeerTier:
             return None
         cache = sessions.cache
         kv = cache.token_to_kv_pool_allocator.get_kvcache()
-        geometry = geometry_of(kv, cache.page_size, cache.tp_world_size)
-        reason = refusal(geometry)
+        geometry = geometry_of(kv, cache.page_size)
+        reason = refusal(geometry) or unsupported_ranks()
         if reason is None and not is_supported(host.copies.pool):
             reason = f"layout: the host's pool is {host.copies.pool.layout}, not layer_first"
         if reason is not None:
@@ -49,8 +50,8 @@ class PeerTier:
             return None
         copies = PeerCopies(cache, numbers)
         eviction = PeerEviction(sessions, copies, host)
-        name = f"{os.environ.get(STAGE_ENV)}-{os.getpid()}"
-        leases = Borrowing(copies, eviction, geometry, kv, name, path)
+        member = member_of(f"{os.environ.get(STAGE_ENV)}-{os.getpid()}", path)
+        leases = Borrowing(copies, eviction, geometry, kv, member)
         return cls(copies, eviction, leases)
 
     def reset(self) -> None:

@@ -5,6 +5,7 @@ A session has its copy on one of them, and on both only while it moves. Owner: t
 
 from sglang.srt.managers.cache_controller import HiCacheAck
 
+from sglang_live.bridge.round_facts import LinkRate
 from sglang_live.bridge.tiers.host_copies import HostCopies
 from sglang_live.bridge.tiers.peer_copies import PeerCopies
 from sglang_live.bridge.tiers.session_copies import SessionCopies, SessionCopy
@@ -17,7 +18,11 @@ class TierCopies:
     Attributes:
         host: copies in host memory.
         peer: copies in lent pages; None if the engine does not borrow.
+        rates: of the links from the host and from lent pages, as rank 0 has measured them; None
+            before the first round.
     """
+
+    rates: tuple[LinkRate, LinkRate] | None = None
 
     def __init__(self, host: HostCopies, peer: PeerCopies | None):
         self.host, self.peer = host, peer
@@ -35,9 +40,11 @@ class TierCopies:
         if n_device % self.host.page_size:
             return None
         found = [one for one in self.of(session_id) if one[1].begin <= n_device < one[1].end]
-        return max(
-            found, key=lambda one: (one[1].end, one[0].rate().bytes_per_s or 0.0), default=None
-        )
+        return max(found, key=lambda one: (one[1].end, self._rate(one[0])), default=None)
+
+    def _rate(self, tier: SessionCopies) -> float:
+        rate = tier.rate() if self.rates is None else self.rates[tier is self.peer]
+        return rate.bytes_per_s or 0.0
 
     def is_from_peer(self, found: Found | None) -> bool:
         return found is not None and found[0] is self.peer

@@ -1,5 +1,7 @@
 """A process that lends memory and has no engine: all of it, to one engine at a time.
 
+An engine of several ranks borrows a memory for each of them from the one process.
+
 In: the broker's introductions, the borrower's answers. Out: leases of equal size in the table.
 The memory is of the host, or of a GPU on which no stage runs.
 
@@ -16,7 +18,7 @@ import torch
 
 from sglang_live.bridge.memory.shared_memory import create
 from sglang_live.bridge.platform import cpu
-from sglang_live.engine_channel.lease_channel import RECONNECT_S
+from sglang_live.engine_channel.lease_channel import RECONNECT_S, Member
 from sglang_live.engine_channel.lease_table import N_ROWS
 from sglang_live.engine_channel.lender_link import LenderLink
 from sglang_live.errors import StageFailedError
@@ -33,39 +35,60 @@ _LEASE_BLOCKS = 64
 class LentMemory:
     """
     Args:
-        n_bytes: at least one block; a rest is not lent.
+        n_bytes: at least one block per rank; a rest is not lent.
         path: of the broker's socket.
         device: that has the memory.
+        n_ranks: of the engine that borrows; each has an equal part of the memory.
+
+    Attributes:
+        links: one per rank.
     """
 
-    def __init__(self, name: str, n_bytes: int, path: str, device: torch.device):
-        self._n_blocks = n_bytes // BLOCK_BYTES
+    def __init__(self, name: str, n_bytes: int, path: str, device: torch.device, n_ranks: int = 1):
+        self._n_blocks = n_bytes // n_ranks // BLOCK_BYTES
         self._lease_blocks = max(_LEASE_BLOCKS, -(-self._n_blocks // N_ROWS))
         size = self._n_blocks * BLOCK_BYTES
-        self._shared = create(size, device)
+        self._shared = [create(size, device) for _ in range(n_ranks)]
         memory = Memory(kind=device.type, offsets=(0,), row_bytes=(BLOCK_BYTES,), n_bytes=size)
-        self.link = LenderLink(name, self._shared.fd, memory, path)
+        self.links = [
+            LenderLink(Member(name, path, rank, n_ranks), shared.fd, memory)
+            for rank, shared in enumerate(self._shared)
+        ]
         self._rows: list[int] = []
         self._n_lost = 0
 
+    @property
+    def link(self) -> LenderLink:
+        """Of rank 0, whose table tells of all ranks."""
+        return self.links[0]
+
     def step(self) -> None:
         """To be called when the bell rings, and now and then."""
-        self.link.receive(time.monotonic())
+        now_s = time.monotonic()
+        for link in self.links:
+            link.receive(now_s)
+        if self.link.can_begin:
+            for link in self.links:
+                link.begin()
         if self.link.partner is None:
             return
-        if self.link.partner.has_ended:
-            self._shared.clear()  # of the borrower's bytes, which no process maps any more
+        if self.link.is_lost:
+            for shared in self._shared:
+                shared.clear()  # of the borrower's bytes, which no process maps any more
             self._rows = []
             self._n_lost += 1
-            self.link.part()
+            for link in self.links:
+                link.part()
         elif not self._rows:
-            rows = (self.link.table.offer(first, n) for first, n in self._runs())
-            self._rows = [row for row in rows if row is not None]
+            for link in self.links:  # each offers the same leases, of its own memory
+                rows = (link.table.offer(first, n) for first, n in self._runs())
+                self._rows = [row for row in rows if row is not None]
             self.link.partner.bell.ring()
 
     def close(self) -> None:
-        self.link.close()
-        self._shared.close()
+        for link, shared in zip(self.links, self._shared, strict=True):
+            link.close()
+            shared.close()
 
     def _runs(self) -> Iterator[tuple[int, int]]:
         for first in range(0, self._n_blocks, self._lease_blocks):
@@ -73,11 +96,12 @@ class LentMemory:
 
     def load(self) -> dict[str, float]:
         active = [row for row in self._rows if self.link.table.is_active(row)]
+        n_bytes = len(self._shared) * self._n_blocks * BLOCK_BYTES
         return {
             "leases_state_offered": float(len(self._rows) - len(active)),
             "leases_state_active": float(len(active)),
-            "lent_bytes": float(self._n_blocks * BLOCK_BYTES) if self._rows else 0.0,
-            "lent_bytes_resident": float(self._shared.resident_bytes),
+            "lent_bytes": float(n_bytes) if self._rows else 0.0,
+            "lent_bytes_resident": float(sum(shared.resident_bytes for shared in self._shared)),
             "borrowers_lost": float(self._n_lost),
         }
 
@@ -85,14 +109,15 @@ class LentMemory:
 class LenderStage:
     """
     Args:
-        spec: engine_args has n_bytes.
+        spec: engine_args has n_bytes and n_ranks of LentMemory.
     """
 
     def __init__(self, spec: StageSpec):
         device = torch.device("cpu" if cpu.is_active() else spec.device)
         name = f"{spec.stage}-{os.getpid()}"
         path = str(lease_socket(spec.run_dir))
-        self._memory = LentMemory(name, spec.engine_args["n_bytes"], path, device)
+        n_bytes, n_ranks = (spec.engine_args[key] for key in ("n_bytes", "n_ranks"))
+        self._memory = LentMemory(name, n_bytes, path, device, n_ranks)
         self._stepping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

@@ -17,6 +17,8 @@ from sglang_live.policy.policies import Policies
 
 # Stages with a KV pool, and those whose sessions have tiers.
 _LENDERS, _BORROWERS = ("thinker", "talker"), ("thinker",)
+# SGLang's arguments of which a stage that lends or borrows has one, and what that means.
+_UNSUPPORTED = {"pp_size": "all layers on each rank", "nnodes": "all ranks on this host"}
 
 
 def add_lease_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +67,7 @@ def leases_of(
             )
     for stage in (*lend, *borrow):
         _check(stage, stages[stage])
+    _check_ranks(lend, borrow, stages)
     for stage in borrow:
         args = stages[stage].args
         if not policies.next_use or not args.get("enable_hierarchical_cache"):
@@ -97,11 +100,23 @@ def _lent_bytes(gib: float) -> int:
 def _check(stage: str, settings: Any) -> None:
     if settings.connect:
         raise BadInputError(f"--{stage}.connect: pages are lent on one host only")
-    tp_size = settings.args.get("tp_size", 1)
-    if tp_size != 1:
-        raise BadInputError(
-            f"--{stage}.tp-size {tp_size}: stages of several ranks neither lend nor borrow yet"
-        )
+    for name, why in _UNSUPPORTED.items():
+        if settings.args.get(name, 1) != 1:
+            flag = f"--{stage}.{name.replace('_', '-')} {settings.args[name]}"
+            raise BadInputError(f"{flag}: a stage that lends or borrows has {why}")
+
+
+def _check_ranks(lend: list[str], borrow: list[str], stages: Mapping[str, Any]) -> None:
+    """Rank r borrows from rank r, and a stage has as much room as its rank with the least."""
+    n_ranks = {stage: stages[stage].args.get("tp_size", 1) for stage in (*lend, *borrow)}
+    for lender in lend:
+        for borrower in borrow:
+            if n_ranks[lender] != n_ranks[borrower]:
+                raise BadInputError(
+                    f"--lend {lender}: it has {n_ranks[lender]} ranks (--{lender}.tp-size), and "
+                    f"{borrower}, which borrows from it, has {n_ranks[borrower]}: each rank "
+                    "borrows from one of the same number"
+                )
 
 
 def _stages(flag: str, text: str | None, known: tuple[str, ...], what: str) -> list[str]:

@@ -17,8 +17,9 @@ from sglang_live.bridge.session.compact import POISON_ENV  # noqa: E402
 from sglang_live.bridge.tiers.borrowing import RECALL_S, Borrowing  # noqa: E402
 from sglang_live.bridge.tiers.peer_pool import PEER_SLOTS  # noqa: E402
 from sglang_live.bridge.tiers.session_copies import SessionCopy  # noqa: E402
-from sglang_live.engine_channel.lease_channel import Bell  # noqa: E402
-from sglang_live.engine_channel.lease_table import LeaseTable  # noqa: E402
+from sglang_live.engine_channel.lease_channel import Bell, Member  # noqa: E402
+from sglang_live.engine_channel.lease_table import BORROWERS, LeaseTable  # noqa: E402
+from sglang_live.engine_channel.meeting import UNMET  # noqa: E402
 from sglang_live.kv.peer_layout import Geometry  # noqa: E402
 from sglang_live.kv.peer_slots import PeerSlots  # noqa: E402
 
@@ -93,7 +94,7 @@ class Pair:
         self.eviction = FakeEviction(self.copies)
         device = SimpleNamespace(store_dtype=torch.float32, k_buffer=[torch.zeros(1)])
         self.leases = Borrowing(
-            self.copies, self.eviction, GEOMETRY, device, "borrower", "/no/broker"
+            self.copies, self.eviction, GEOMETRY, device, Member("borrower", "/no/broker")
         )
         self.processes = []
         self.meet()
@@ -106,6 +107,7 @@ class Pair:
         self.processes.append(self.lender)
         message = {
             "meets": "lender",
+            "pair": f"pair {self.lender.pid}",
             "pid": self.lender.pid,
             "kind": "cpu",
             "offsets": list(memory.offsets),
@@ -113,7 +115,7 @@ class Pair:
             "n_bytes": self.n_bytes or memory.shared.n_bytes,
         }
         fds = [memory.shared.fd, os.dup(self.table.fd), os.dup(self.bell.fd), self._pidfd()]
-        self.leases._meet(message, fds)
+        self.leases._meet(message, fds, time.monotonic())
 
     def _pidfd(self) -> int:
         return os.pidfd_open(self.lender.pid)
@@ -147,24 +149,19 @@ def test_an_offered_lease_is_used_and_its_use_is_told(pair):
     assert pair.table.used(row) == 20
 
 
-def test_memory_that_the_device_cannot_map_is_not_used_and_its_leases_are_left(pair):
-    """An offered page would otherwise be the lender's never again."""
+def test_with_memory_that_the_device_cannot_map_no_pair_begins(pair):
+    """The lender then offers nothing, and keeps its pages."""
     pair.n_bytes = 1 << 60
     pair.meet()
     row = pair.offer()
+    assert pair.table.states(BORROWERS)[0] == UNMET
     assert not pair.table.is_active(row) and pair.copies.slots.n_open == 0
     assert pair.leases.counts["lenders_refused"] == 1
-    pair.table.recall(row, time.monotonic_ns())
-    pair.leases.step()
-    assert pair.table.has_left(row)
-    pair.kill()
-    pair.leases.step()
-    pair.leases.step()
-    assert len(pair.copies.lenders) == 1  # the one that could be mapped
 
 
 def test_an_empty_lease_is_left_at_once(pair):
     row = pair.offer()
+    assert os.eventfd_read(pair.bell.fd) == 1  # the pair has begun
     pair.table.recall(row, time.monotonic_ns())
     pair.leases.step()
     assert pair.table.has_left(row) and pair.copies.slots.n_open == 0

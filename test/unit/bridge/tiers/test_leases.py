@@ -19,13 +19,15 @@ from sglang.srt.mem_cache.allocator import (  # noqa: E402
 
 from sglang_live.bridge.memory.kv_memory import shared_buffers  # noqa: E402
 from sglang_live.bridge.tiers.leases import Leases, PoolRuns  # noqa: E402
-from sglang_live.engine_channel.lease_channel import Bell  # noqa: E402
-from sglang_live.engine_channel.lease_table import LeaseTable  # noqa: E402
+from sglang_live.engine_channel.lease_channel import Bell, Member  # noqa: E402
+from sglang_live.engine_channel.lease_table import BORROWERS, LeaseTable  # noqa: E402
+from sglang_live.engine_channel.meeting import BEGUN  # noqa: E402
 from sglang_live.kv.lending import LendingConfig  # noqa: E402
 from sglang_live.kv.peer_layout import Geometry, Memory  # noqa: E402
 
 TOTAL = 4096
 RUN = 256
+MEMBER = Member("lender", "/no/broker")
 CONFIG = LendingConfig(future_tokens=512, cached_share=0.0, calm_s=0.0)
 GEOMETRY = Geometry(
     dtype="float32", layout="nhd", n_layers=2, n_heads=2, k_dim=4, v_dim=4, page_size=1
@@ -70,17 +72,16 @@ class Lender:
     def __init__(self, page: int):
         self.kv = FakeKv()
         self.allocator = allocator_of(page, self.kv)
-        self.leases = Leases(
-            self.allocator, FakeTree(), GEOMETRY, self.kv.shared, "lender", "/no/broker", CONFIG
-        )
+        self.leases = Leases(self.allocator, FakeTree(), GEOMETRY, self.kv.shared, MEMBER, CONFIG)
         self.partner = subprocess.Popen(["sleep", "60"])
         self.meet(self.partner.pid)
 
     def meet(self, pid: int) -> None:
-        bell = Bell()
-        self.leases._link._meet({"meets": "borrower", "pid": pid}, [bell.fd, os.pidfd_open(pid)])
         _, (_, table_fd, _) = self.leases._link._introduction()
+        fds = [os.dup(table_fd), Bell().fd, os.pidfd_open(pid)]
+        self.leases._link._meet({"meets": "borrower", "pid": pid}, fds)
         self.table = LeaseTable(os.dup(table_fd))
+        self.table.tell(BORROWERS, BEGUN)
 
     def rounds(self, n: int = 60, **facts) -> None:
         for _ in range(n):
@@ -286,9 +287,7 @@ def test_the_highest_run_is_taken_so_that_the_lender_allocates_elsewhere():
 
 def test_a_lender_without_a_borrower_lends_nothing():
     kv = FakeKv()
-    leases = Leases(
-        allocator_of(1, kv), FakeTree(), GEOMETRY, kv.shared, "lender", "/no/broker", CONFIG
-    )
+    leases = Leases(allocator_of(1, kv), FakeTree(), GEOMETRY, kv.shared, MEMBER, CONFIG)
     for _ in range(5):
         leases.step(0, 0)
     assert leases.tokens == 0 and SimpleNamespace(**leases.report()).tokens_lent == 0

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_live.bridge.round_facts import LinkRate
 from sglang_live.bridge.tiers.host_copies import HostCopies, transfer_numbers
 from sglang_live.bridge.tiers.peer_copies import PeerCopies
 from sglang_live.bridge.tiers.peer_pool import PEER_SLOTS
@@ -269,6 +270,20 @@ def test_a_copy_moves_to_the_host_while_its_session_goes_on(world):
     assert talk.on_device() == talk.values
     acknowledge(world.cache, world.copies)
     assert world.copies.peer.slots.n_free == 80
+
+
+def test_of_two_equal_copies_that_of_the_link_which_rank_0_found_faster_is_loaded(world):
+    """All ranks load the same copy, whatever each has measured itself."""
+    talk, tiers = world.talks[0], world.copies.all
+    talk.turn(20, 100)
+    talk.write()
+    acknowledge(world.cache, world.copies)
+    assert world.copies.peer.move("a", world.copies.host)
+    world.copies.peer._copies["a"] = world.copies.host._copies["a"]  # equal ones
+    slow, fast = LinkRate(1.0, 0.0), LinkRate(2.0, 0.0)
+    for rates, tier in (((slow, fast), world.copies.peer), ((fast, slow), world.copies.host)):
+        tiers.rates = rates
+        assert tiers.behind("a", 10)[0] is tier
 
 
 def test_a_full_host_keeps_the_copy_where_it_is(world):

@@ -17,8 +17,10 @@ pytestmark = pytest.mark.asyncio
 class Engine:
     """This process, as one engine; `met`: by name, the partners that the broker introduced."""
 
-    def __init__(self, path, role: str, name: str, pid: int | None = None):
+    def __init__(self, path, role: str, name: str, pid: int | None = None, rank=0, n_ranks=1):
         self.role, self.name, self.pid = role, name, pid or os.getpid()
+        self.rank, self.n_ranks, self.offsets = rank, n_ranks, [0, 4096]
+        self.kind = "cpu"
         self.met: dict[str, list[int]] = {}
         self.files = [os.memfd_create(f"{name}-{n}") for n in range(2)] if role == LEND else []
         self.bell = Bell()
@@ -28,9 +30,12 @@ class Engine:
         message = {
             "role": self.role,
             "name": self.name,
+            "rank": self.rank,
+            "n_ranks": self.n_ranks,
             "pid": self.pid,
             "partners": [self.pid] if self.met else [],
-            "offsets": [0, 4096],
+            "kind": self.kind,
+            "offsets": self.offsets,
         }
         return message, (*self.files, self.bell.fd)
 
@@ -87,7 +92,10 @@ async def test_lender_and_borrower_get_each_others_files(path, broker):
     assert os.eventfd_read(lender.bell.fd) == 1
     with open(f"/proc/self/fdinfo/{pidfd}") as info:
         assert f"Pid:\t{os.getpid()}\n" in info.read()
-    assert len(lender.met["borrower"]) == 2
+    table_of_lender, bell_of_borrower, _ = lender.met["borrower"]
+    assert os.fstat(table_of_lender).st_ino == os.fstat(table).st_ino
+    os.eventfd_write(bell_of_borrower, 1)
+    assert os.eventfd_read(borrower.bell.fd) == 1
     lender.close()
     borrower.close()
     broker.stop()
@@ -135,6 +143,90 @@ async def test_lenders_are_shared_out_among_borrowers(path, broker):
         await borrower.until(lambda one=borrower: len(one.met) == 2)
     for engine in (*borrowers, *lenders):
         engine.close()
+    broker.stop()
+
+
+def ranks_of(path, role: str, name: str, n_ranks: int) -> list[Engine]:
+    return [Engine(path, role, name, rank=rank, n_ranks=n_ranks) for rank in range(n_ranks)]
+
+
+async def test_engines_are_introduced_rank_by_rank_when_all_ranks_are_there(path, broker):
+    broker.start()
+    lenders, borrowers = (ranks_of(path, role, role, 2) for role in (LEND, BORROW))
+    for engine in (lenders[1], borrowers[1], lenders[0]):
+        await engine.until(lambda one=engine: one.link._channel is not None)
+    await asyncio.sleep(0.1)
+    assert broker.counts["introduced"] == 0
+    await borrowers[0].until(lambda: borrowers[0].met)
+    for engine in (*lenders, borrowers[1]):
+        await engine.until(lambda one=engine: one.met)
+    assert broker.counts["introduced"] == 1
+    assert borrowers[0].last["pair"] == borrowers[1].last["pair"]
+    table_of_rank_0 = os.fstat(lenders[0].files[1]).st_ino
+    for lender, borrower in zip(lenders, borrowers, strict=True):
+        memory, table, bell, _ = borrower.met[LEND]
+        assert os.fstat(memory).st_ino == os.fstat(lender.files[0]).st_ino
+        assert os.fstat(table).st_ino == table_of_rank_0
+        os.eventfd_write(bell, 1)
+        assert os.eventfd_read(lenders[0].bell.fd) == 1
+        table, bell, _ = lender.met[BORROW]
+        assert os.fstat(table).st_ino == table_of_rank_0
+        os.eventfd_write(bell, 1)
+        assert os.eventfd_read(borrowers[0].bell.fd) == 1
+    for engine in (*lenders, *borrowers):
+        engine.close()
+    broker.stop()
+
+
+async def test_a_lender_with_another_number_of_ranks_is_refused(path, broker):
+    broker.start()
+    borrowers = ranks_of(path, BORROW, "borrower", 2)
+    for engine in borrowers:
+        await engine.until(lambda one=engine: one.link._channel is not None)
+    lender = Engine(path, LEND, "lender")
+    await lender.until(lambda: lender.link.refused)
+    assert lender.link.refused == "ranks: 1 of the lender, 2 of the borrower"
+    assert broker.counts["refused_ranks"] == 1 and not broker.counts["introduced"]
+    for engine in (lender, *borrowers):
+        engine.close()
+    broker.stop()
+
+
+async def test_memory_of_another_kind_of_device_is_refused(path, broker):
+    broker.start()
+    borrower, lender = Engine(path, BORROW, "borrower"), Engine(path, LEND, "lender")
+    borrower.kind = "cuda"
+    await borrower.until(lambda: borrower.link._channel is not None)
+    await lender.until(lambda: lender.link.refused)
+    assert lender.link.refused == "memory: cpu of the lender, cuda of the borrower"
+    assert broker.counts["refused_memory"] == 1 and not broker.counts["introduced"]
+    for engine in (lender, borrower):
+        engine.close()
+    broker.stop()
+
+
+async def test_ranks_of_a_lender_with_different_memories_are_refused(path, broker):
+    """Their slots would have different numbers."""
+    broker.start()
+    engines = [*ranks_of(path, BORROW, "borrower", 2), *ranks_of(path, LEND, "lender", 2)]
+    engines[-1].offsets = [0, 8192]
+    for engine in engines[:2]:
+        await engine.until(lambda one=engine: one.link._channel is not None)
+    for engine in engines[2:]:
+        await engine.until(lambda one=engine: one.link._channel is not None)
+    await engines[-1].until(lambda: engines[-1].link.refused)
+    assert broker.counts["refused_memory"] == 2
+    for engine in engines:
+        engine.close()
+    broker.stop()
+
+
+async def test_a_rank_that_is_none_is_refused(path, broker):
+    broker.start()
+    engine = Engine(path, LEND, "engine", rank=2, n_ranks=2)
+    await engine.until(lambda: engine.link.refused)
+    assert engine.link.refused == "protocol: rank 2 of 2"
+    engine.close()
     broker.stop()
 
 
