@@ -179,8 +179,10 @@ def _server_of(document: dict[str, Any]) -> ServerSpec:
     if model.digest != document["device_model"]["file_sha256"]:
         raise ValueError(f"{path.name} has changed since the document was written")
     own_devices = any(".device=" in arg for arg in document["config"]["server_args"])
+    divisor = document.get("clock_divisor", 1)
     return ServerSpec(
         model=model,
+        host=HostTimes().divided(divisor),
         placement=APART if own_devices else SHARED,
         header_tokens=_HEADER_TOKENS,
         vocoder=_CPU_VOCODER,
@@ -195,7 +197,7 @@ def _with_model_beneath(server: ServerSpec, runs: list[dict[str, Any]]) -> Serve
         / max(1.0, sum(run["device"][stage]["batches"] for run in runs))
         for stage in ("thinker", "talker")
     }
-    return replace(server, host=HostTimes(**own))
+    return replace(server, host=replace(server.host, **own))
 
 
 def _late(runs: list[dict[str, Any]]) -> float:

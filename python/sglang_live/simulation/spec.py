@@ -1,6 +1,6 @@
 """What a simulated server is given: device, memory, and the times that a device model lacks."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from sglang_live.device_model.model import DeviceModel
 from sglang_live.policy.config import TALKER, THINKER, PolicyConfig
@@ -17,20 +17,33 @@ class HostTimes:
 
     Measured as the difference of spans and computed costs in
     benchmark/results/modelled_turn_cpu_2026-11-26.json, on two cores:
-        to_thinker_s: from the end of the turn to the thinker's engine.
+        to_thinker_s: from the end of the turn to the thinker's engine, without features. There it
+            is 33 ms with those of a clip of 2.64 s and the opening of the session, whose header
+            costs the device 15 ms.
         to_talker_s: from the thinker's first token to the talker's engine.
         to_client_s: from the talker's frame to the client, without the vocoder's time.
         text_s, report_s: of further tokens, and of reports; parts of the same way.
-        round_s: of a scheduler for each batch, beside the device; 0: it is hidden by it.
+    The least of 30 to 60 spans of a thinker alone, less its device's time, on two busy cores:
+        answer_s: of a message to the engine and its answer.
+        result_s: of a request without a response, beside its batch.
+        features_per_s: for a second of a clip.
+    round_s: of a scheduler for each batch, beside the device; 0: it is hidden by it.
     """
 
-    to_thinker_s: float = 0.033
+    to_thinker_s: float = 0.0065
+    answer_s: float = 0.001
+    result_s: float = 0.003
+    features_per_s: float = 0.0029
     to_talker_s: float = 0.0155
     to_client_s: float = 0.010
     text_s: float = 0.005
     report_s: float = 0.005
     thinker_round_s: float = 0.0
     talker_round_s: float = 0.0
+
+    def divided(self, divisor: float) -> "HostTimes":
+        """As a clock measures them that runs at 1/divisor of real time."""
+        return HostTimes(**{name: value / divisor for name, value in asdict(self).items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The simulation: what it computes by hand, what it conserves, and that seeds determine it."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ from sglang_live.simulation.workload import Clip, Workload
 
 ROOT = Path(__file__).parents[3]
 MODEL = load_device_model(ROOT / "python" / "sglang_live" / "device_model" / "h100_qwen3_omni.toml")
-NO_HOST = HostTimes(to_thinker_s=0, to_talker_s=0, to_client_s=0, text_s=0, report_s=0)
+NO_HOST = HostTimes(**dict.fromkeys((one.name for one in fields(HostTimes)), 0.0))
 CLIP = Clip(duration_s=2.0, onset_s=0.2, end_s=1.8, end_known_s=0.5)
 ARMS = ("off", "urgency", "pacing", "urgency+pacing", "deadline", "startup-delay", "all")
 
@@ -69,7 +69,8 @@ def test_the_first_audio_of_a_single_user_takes_what_the_batches_before_it_cost(
     n_talker = n_user + 9
     talker_s = MODEL.talker.prefill_s(n_talker, 0.0)
     frames_s = sum(MODEL.talker.decode_s(1, n_talker + n) for n in (1, 2))
-    expected_s = thinker_s + talker_s + frames_s + MODEL.vocoder.decode_s(1)
+    header_s = MODEL.thinker.prefill_s(1, 0.0)  # in a request of its own
+    expected_s = header_s + thinker_s + talker_s + frames_s + MODEL.vocoder.decode_s(1)
     record = user.rows[0].record
     assert record.ttfp_after_detection_ms == pytest.approx(1000 * expected_s)
     assert record.end_of_turn_ms == pytest.approx(500)
@@ -165,7 +166,7 @@ def test_idle_sessions_are_evicted_and_their_next_turns_get_their_kv_again(
     assert counts["tokens_evicted"] > 0 and counts[counted] > 0
     assert pools_of(server)[0].used == 0
     # Without eviction the pool is full of idle sessions, and new turns wait for them.
-    _, users = run_users("off", *plans, spec=spec)
+    _, users = run_users("off", *plans, spec=replace(spec, thinker_reserves_all=True))
     assert "timeout" in {row.record.status for user in users for row in user.rows}
 
 

@@ -112,7 +112,9 @@ class Engine:
             self._events.after(0.0, self._iterate)
 
     def add(self, req: Request) -> None:
-        """Queue a request; within a message."""
+        """Queue a request, if it was not aborted before; within a message."""
+        if req.is_aborted:
+            return self._finish(req)
         self.waiting.append(req)
         self._note_waiting(req)
 
@@ -319,7 +321,7 @@ class Engine:
             self.running = [req for req in self.running if not req.is_finished]
             self._prefill.is_full = False
         reqs = self.running
-        if not reqs:
+        if not any(req.max_new for req in reqs):
             self._prefill.is_full = False
             return None
         if self.rounds is not None and self.rounds.holds_decode():
@@ -348,8 +350,8 @@ class Engine:
         reqs = batch.complete if batch.is_prefill else batch.reqs
         live = [req for req in reqs if not req.is_finished]
         for req in live:
-            req.n_out += 1
-        heard = [req for req in live if not req.is_aborted]
+            req.n_out += req.max_new > 0
+        heard = [req for req in live if not req.is_aborted and req.max_new]
         self.n_outputs += len(heard)
         self._consumer.outputs(heard)
         for req in live:
@@ -365,4 +367,7 @@ class Engine:
         self.pool.rows_used -= req.computed > 0
         if not req.keeps_prefix:
             self.pool.release(req.kv)
-        self._consumer.finished(req)
+        if req.prefilled is not None:
+            req.prefilled()
+        else:
+            self._consumer.finished(req)

@@ -17,7 +17,8 @@ class Request:
     Attributes:
         prompt_tokens: all tokens before the output.
         cached_tokens: those of them whose KV exists when it comes.
-        max_new: tokens after which it ends. n_out: tokens whose step has been computed.
+        max_new: tokens after which it ends; 0: it prefills only, and then calls `prefilled`.
+        n_out: tokens whose step has been computed.
         reserve: max_new_tokens as the engine knows it.
         audio_s: audio that its prefill encodes.
         owner: the job in the pipeline.
@@ -38,6 +39,7 @@ class Request:
     audio_s: float = 0.0
     keeps_prefix: bool = False
     load: Callable[[], float] | None = None
+    prefilled: Callable[[], None] | None = None
     managed: bool = True
     n_text: float = math.inf
     kv: int = 0

@@ -18,8 +18,8 @@ from sglang_live.simulation.events import Events
 from sglang_live.simulation.server.replicas import Replicas
 from sglang_live.simulation.server.results import Frames, Tokens
 from sglang_live.simulation.server.session import NEW, History, Session
-from sglang_live.simulation.server.sessions import TALKER_PREFIX_TOKENS
 from sglang_live.simulation.server.startup import StartupDelays
+from sglang_live.simulation.server.thinking import Thinking
 from sglang_live.simulation.server.turn import Listening, Places, Turn, TurnSpec
 from sglang_live.simulation.spec import ServerSpec
 
@@ -135,7 +135,7 @@ class Server:
         turn.thinker = Request(
             rid=f"think-{turn.rid}",
             prompt_tokens=n_prompt,
-            cached_tokens=n_prompt - prompt.n_new,
+            cached_tokens=n_prompt - prompt.pieces[-1].n_tokens,
             max_new=turn.spec.n_tokens,
             reserve=turn.spec.n_tokens,
             audio_s=turn.spec.audio_s,
@@ -144,19 +144,16 @@ class Server:
         )
         if kv.tiers is not None and kv.tiers.on_host(turn.session):
             turn.thinker.load = kv.tiers.load(turn.session)
-        n_talker = turn.session.talker_prompt + TALKER_PREFIX_TOKENS
-        n_new = prompt.n_user + TALKER_PREFIX_TOKENS
-        turn.talker = Request(
-            rid=f"speak-{turn.rid}",
-            prompt_tokens=n_talker,
-            cached_tokens=n_talker - n_new,
-            max_new=turn.spec.n_frames + 1,
-            reserve=self._talker_reserve,
-            owner=turn,
-            n_text=1 if turn.spec.n_tokens > 1 else math.inf,
-        )
-        request, engine = turn.thinker, turn.places.thinker.engine
-        engine.post(lambda: engine.add(request))
+        turn.talker = turn.talker_request(prompt.n_user, self._talker_reserve)
+        Thinking(
+            events=self.events,
+            engine=turn.places.thinker.engine,
+            host=self.host,
+            header=header,
+            session=turn.session,
+            prompt=prompt,
+            request=turn.thinker,
+        ).begin()
 
     @property
     def _talker_reserve(self) -> int:

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from sglang_live.kv.retention import RetentionConfig, compaction_of, media_after
 from sglang_live.policy.policies import Policies
 from sglang_live.simulation.engine.pool import KvPool
-from sglang_live.simulation.server.session import History, Session
+from sglang_live.simulation.server.session import (
+    History,
+    Piece,
+    Session,
+    without_first,
+    without_last,
+)
 from sglang_live.simulation.server.tiers import Tiers
 
 # Markup of Qwen3-Omni around a user's clip and before the response, and behind a response; prompt
@@ -21,15 +27,24 @@ AUDIO_TOKENS_PER_S = 12.5
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A turn's request to the thinker. Tokens without the instructions'.
+    """A turn's requests to the thinker. Tokens without the instructions'.
 
-    n_cached: with KV on the device, or on the host. n_new: to compute.
+    n_cached: with KV on the device, or on the host.
+    pieces: to compute, each in a request of its own; the response follows the last one.
     n_user: tokens of the user's message alone.
+    is_new: the engine has no session for them.
+    truncates: the engine's session is truncated first.
     """
 
     n_cached: int
-    n_new: int
+    pieces: tuple[Piece, ...]
     n_user: int
+    is_new: bool
+    truncates: bool
+
+    @property
+    def n_new(self) -> int:
+        return sum(piece.n_tokens for piece in self.pieces)
 
 
 class Sessions:
@@ -46,7 +61,7 @@ class Sessions:
 
     def resume(self, session: Session, history: History) -> None:
         """The new session has been going on for a while."""
-        session.history = history.n_tokens
+        session.pieces = [Piece(history.n_tokens)]
         session.talker_prompt = history.n_user
         if not history.has_kv:
             return
@@ -60,7 +75,11 @@ class Sessions:
         session.is_closed = True
 
     def prompt(self, session: Session, audio_s: float) -> Prompt:
-        """The prompt of the next turn; its user message joins the history."""
+        """The prompt of the next turn; its user message joins the history.
+
+        A conversation whose KV was lost is computed message by message, and its audio is encoded
+        again. What was evicted is computed with the turn's own message.
+        """
         n_audio = round(audio_s * AUDIO_TOKENS_PER_S)
         n_user = n_audio + TURN_MARKUP_TOKENS
         before, n_cached = session.history, session.n_device
@@ -68,22 +87,26 @@ class Sessions:
         if self.tiers is not None:
             self.tiers.begin(session)
             n_cached += self.tiers.on_host(session)
-        if session.n_tokens == 0 and before:
+        is_new, truncates, session.is_cut = session.n_tokens == 0, session.is_cut, False
+        own, lost = Piece(n_end + n_user, audio_s), list[Piece]()
+        if is_new and before:
             self.n_rebuilt += 1
             session.media = []
-            session.n_tokens = before
-        n_new = session.n_tokens - n_cached + n_end + n_user
+            session.n_tokens, lost = before, session.pieces
+        elif n_cached < session.n_tokens:
+            own = Piece(session.n_tokens - n_cached + own.n_tokens, audio_s)
         first = session.n_tokens + n_end + TURN_MARKUP_TOKENS // 2
         session.media.append((first, first + n_audio))
-        session.history = before + n_end + n_user
+        session.pieces = [*session.pieces, Piece(n_end + n_user, audio_s)]
         window = self._retention.window_tokens if self._policies.retention else 1 << 30
         session.talker_prompt = min(session.talker_prompt + n_user, window)
-        return Prompt(n_cached, n_new, n_user)
+        return Prompt(n_cached, (*lost, own), n_user, is_new, truncates and not is_new)
 
     def ended(self, session: Session, n_tokens: int, n_response: int, *, aborted: bool) -> None:
         """The turn's request has ended, and holds n_tokens, n_response of them its output."""
         session.n_tokens = session.n_device = n_tokens
-        session.history += n_response
+        if n_response:
+            session.pieces = [*session.pieces, Piece(n_response)]
         if aborted or session.is_closed:
             self.lose(session)
             return
@@ -94,10 +117,11 @@ class Sessions:
     def heard(self, session: Session, n_response: int, n_heard: int) -> None:
         """The user has heard the first n_heard tokens of a response, and will not hear the rest."""
         unheard = n_response - n_heard
-        session.history -= unheard
+        session.pieces = without_last(session.pieces, unheard)
         if not unheard or not session.n_tokens:
             return
         if self._policies.truncate:
+            session.is_cut = True
             self._shorten(session, min(unheard, session.n_tokens))
         else:
             self.lose(session)
@@ -133,7 +157,7 @@ class Sessions:
             slack_tokens=self._retention.slack_tokens,
         )
         if found is not None:
-            session.history -= found.n_tokens
+            session.pieces = without_first(session.pieces, found.n_tokens)
             kept = media_after(found, media)
             session.media = [(first - header, behind - header) for first, behind in kept]
             self._shorten(session, found.n_tokens)

@@ -4,6 +4,7 @@ The thinker's tokens open the talker's request and feed it, its frames feed the 
 audio goes to the client. What is reported to the engines is decided by the server's TurnControl.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -24,6 +25,7 @@ from sglang_live.simulation.server.replicas import (
     VocoderReplica,
 )
 from sglang_live.simulation.server.session import Session
+from sglang_live.simulation.server.sessions import TALKER_PREFIX_TOKENS
 from sglang_live.simulation.server.vocoder import VocoderJob
 
 
@@ -174,6 +176,19 @@ class Turn:
         return self.spec.n_frames * FRAME_S / self.spec.n_tokens
 
     # --- forward ---
+
+    def talker_request(self, n_user: int, reserve: int) -> Request:
+        """The talker's request, when n_user tokens of its prompt are not in its radix tree."""
+        n_prompt = self.session.talker_prompt + TALKER_PREFIX_TOKENS
+        return Request(
+            rid=f"speak-{self.rid}",
+            prompt_tokens=n_prompt,
+            cached_tokens=n_prompt - n_user - TALKER_PREFIX_TOKENS,
+            max_new=self.spec.n_frames + 1,
+            reserve=reserve,
+            owner=self,
+            n_text=1 if self.spec.n_tokens > 1 else math.inf,
+        )
 
     def frame_came(self) -> None:
         """The talker's frames so far are in the server's process."""
