@@ -10,21 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmark.simulate.config import H100
+from benchmark.simulate.server_args import server_of
 from sglang_live.device_model.model import load_device_model
 from sglang_live.simulation.load.stats import PointStats
-from sglang_live.simulation.placement import APART, SHARED
 from sglang_live.simulation.run import World, point_of
 from sglang_live.simulation.spec import HostTimes, ServerSpec
 from sglang_live.simulation.users import UserSettings
 from sglang_live.simulation.workload import Workload
-from sglang_live.stages.vocoder.config import VocoderConfig
 
 GOAL = 0.1
-# What a server on a CPU sets (stages/engine_host.py, stages/vocoder/stage.py).
-_CPU = {"chunk_tokens": 512, "thinker_tokens": 65_536, "talker_tokens": 65_536}
-_CPU_VOCODER = VocoderConfig(max_batch=4)
-# The chat header of voice_load's sessions.
-_HEADER_TOKENS = 1
 # Differences below these are not disagreements, whatever their ratio.
 _SMALL = {"ms": 20.0, "share": 0.01, "rtf": 0.02, "per_s": 0.01}
 
@@ -178,16 +172,8 @@ def _server_of(document: dict[str, Any]) -> ServerSpec:
     model = load_device_model(path)
     if model.digest != document["device_model"]["file_sha256"]:
         raise ValueError(f"{path.name} has changed since the document was written")
-    own_devices = any(".device=" in arg for arg in document["config"]["server_args"])
     divisor = document.get("clock_divisor", 1)
-    return ServerSpec(
-        model=model,
-        host=HostTimes().divided(divisor),
-        placement=APART if own_devices else SHARED,
-        header_tokens=_HEADER_TOKENS,
-        vocoder=_CPU_VOCODER,
-        **_CPU,
-    )
+    return server_of(model, HostTimes().divided(divisor), document["config"]["server_args"])
 
 
 def _with_model_beneath(server: ServerSpec, runs: list[dict[str, Any]]) -> ServerSpec:

@@ -9,13 +9,16 @@ from benchmark.load.point import Workload as SpokenWorkload
 from benchmark.load.report import document
 from benchmark.simulate.against import compare
 from benchmark.simulate.config import H100, parse_args
+from benchmark.simulate.server_args import server_of
 from sglang_live.client.clip import FRAME_S
 from sglang_live.device_model.model import load_device_model
+from sglang_live.simulation.placement import APART
 from sglang_live.simulation.run import ADMITTED, World
 from sglang_live.simulation.server.session import History
-from sglang_live.simulation.spec import ServerSpec
+from sglang_live.simulation.spec import HostTimes, ServerSpec
 from sglang_live.simulation.users import UserSettings
 from sglang_live.simulation.workload import Workload
+from sglang_live.stages.spec import STAGES
 from sglang_live.stages.vocoder.config import VocoderConfig
 
 MODEL = load_device_model(H100)
@@ -81,15 +84,21 @@ def test_flags_reach_the_thinker_and_the_users():
 def engine_document() -> dict:
     """As voice_load would write of an engine that is exactly as simulated."""
     load = LoadConfig(
-        policies=("off",), sessions=(5,), turns=2, repeats=1, device_model=H100, drawn_replies=True
+        policies=("off",),
+        sessions=(5,),
+        turns=2,
+        repeats=1,
+        device_model=H100,
+        drawn_replies=True,
+        server_args=("--speculate-ms=off", "--vocoder.max-batch=8", "--chunked-prefill-size=256"),
     )
     spec = ServerSpec(
         model=MODEL,
         header_tokens=1,
-        chunk_tokens=512,
+        chunk_tokens=256,
         thinker_tokens=65_536,
         talker_tokens=65_536,
-        vocoder=VocoderConfig(max_batch=4),
+        vocoder=VocoderConfig(max_batch=8),
     )
     workload = Workload.load(turns=2, barge_in=0.0, seed=1)
     run = World(workload, spec, UserSettings()).simulate("off", 5)
@@ -125,3 +134,45 @@ def test_a_load_that_is_not_simulated_is_refused(engine_document):
     config = {**engine_document["config"], "drawn_replies": False}
     with pytest.raises(ValueError, match="--drawn-replies"):
         compare({**engine_document, "config": config})
+
+
+def test_a_slower_clock_takes_less_of_the_host(engine_document):
+    def first_ms(document):
+        found = compare(document)
+        return next(one.simulated for one in found if one.measure == "ttfp_after_end_p50_ms")
+
+    slower = first_ms({**engine_document, "clock_divisor": 4})
+    host = HostTimes()
+    least_ms = 1000 * 0.75 * (host.to_thinker_s + host.to_talker_s + host.to_client_s)
+    assert slower < first_ms(engine_document) - least_ms
+
+
+@pytest.mark.parametrize(
+    ("args", "field", "value"),
+    [
+        ((), "chunk_tokens", 512),
+        (("--chunked-prefill-size=2048",), "chunk_tokens", 2048),
+        (("--thinker.max-total-tokens=9000",), "thinker_tokens", 9000),
+        (("--disable-overlap-schedule",), "overlap", False),
+        (("--vocoder.max-batch=16",), "vocoder", VocoderConfig(max_batch=16)),
+        (tuple(f"--{stage}.device=cuda:{n}" for n, stage in enumerate(STAGES)), "placement", APART),
+    ],
+)
+def test_flags_of_the_server_are_simulated(args, field, value):
+    spec = server_of(MODEL, HostTimes(), ("--speculate-ms=off", *args))
+    assert getattr(spec, field) == value
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ((), "--speculate-ms=off"),
+        (("--speculate-ms=off", "--schedule-policy=lpm"), "--schedule-policy"),
+        (("--speculate-ms=off", "--talker.chunked-prefill-size=64"), "--talker.chunked"),
+        (("--speculate-ms=off", "--talker.device=cuda:1"), "device"),
+        (("--speculate-ms=off", "--vocoder.max-batch=many"), "--vocoder.max-batch=many"),
+    ],
+)
+def test_flags_that_are_not_simulated_are_refused(args, named):
+    with pytest.raises(ValueError, match=named):
+        server_of(MODEL, HostTimes(), args)
