@@ -177,11 +177,11 @@ def _server_of(document: dict[str, Any]) -> ServerSpec:
 
 
 def _with_model_beneath(server: ServerSpec, runs: list[dict[str, Any]]) -> ServerSpec:
-    """The scheduler's thread computes for each batch as long as the engine's did on average."""
+    """Each stage's thread computes for each batch as long as the engine's did on average."""
     own = {
         f"{stage}_round_s": sum(run["device"][stage]["computed_s"] for run in runs)
         / max(1.0, sum(run["device"][stage]["batches"] for run in runs))
-        for stage in ("thinker", "talker")
+        for stage in runs[0]["device"]
     }
     return replace(server, host=replace(server.host, **own))
 

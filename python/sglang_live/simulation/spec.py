@@ -27,7 +27,8 @@ class HostTimes:
         answer_s: of a message to the engine and its answer.
         result_s: of a request without a response, beside its batch.
         features_per_s: for a second of a clip.
-    round_s: of a scheduler for each batch, beside the device; 0: it is hidden by it.
+    round_s: of a scheduler, or of the vocoder's thread, for each batch, beside the device; 0: it
+        is hidden by it.
     """
 
     to_thinker_s: float = 0.0065
@@ -40,6 +41,7 @@ class HostTimes:
     report_s: float = 0.005
     thinker_round_s: float = 0.0
     talker_round_s: float = 0.0
+    vocoder_round_s: float = 0.0
 
     def divided(self, divisor: float) -> "HostTimes":
         """As a clock measures them that runs at 1/divisor of real time."""

@@ -8,7 +8,9 @@ import pytest
 from sglang_live.device_model.model import load_device_model
 from sglang_live.policy.view import FRAME_S
 from sglang_live.simulation.engine.device import Device
+from sglang_live.simulation.engine.engine import Engine
 from sglang_live.simulation.engine.pool import KvPool, PoolFullError
+from sglang_live.simulation.engine.requests import Request
 from sglang_live.simulation.events import Events
 from sglang_live.simulation.frontier import capacity
 from sglang_live.simulation.load.arrivals import PlannedTurn, UserPlan
@@ -18,6 +20,7 @@ from sglang_live.simulation.placement import APART
 from sglang_live.simulation.run import World, point_of, policies_of
 from sglang_live.simulation.server.server import Server
 from sglang_live.simulation.server.session import History
+from sglang_live.simulation.server.turn import MISSING_S
 from sglang_live.simulation.spec import HostTimes, ServerSpec
 from sglang_live.simulation.users import User, UserSettings
 from sglang_live.simulation.workload import Clip, Workload
@@ -74,7 +77,7 @@ def test_the_first_audio_of_a_single_user_takes_what_the_batches_before_it_cost(
     record = user.rows[0].record
     assert record.ttfp_after_detection_ms == pytest.approx(1000 * expected_s)
     assert record.end_of_turn_ms == pytest.approx(500)
-    assert record.audio_s == pytest.approx(7 * FRAME_S)
+    assert record.audio_s == pytest.approx(7 * FRAME_S - MISSING_S)
     assert record.status == "completed" and not record.gaps_over_100ms
 
 
@@ -99,7 +102,9 @@ def test_every_frame_is_made_once_and_every_sample_is_heard(arm):
     assert server.n_frames == n_frames
     records = [row.record for user in users for row in user.rows]
     assert [r.status for r in records] == ["completed"] * 12
-    assert sum(r.heard_in_all_s for r in records) == pytest.approx(n_frames * FRAME_S)
+    assert sum(r.heard_in_all_s for r in records) == pytest.approx(
+        n_frames * FRAME_S - len(records) * MISSING_S
+    )
     assert server.replicas.thinkers[0].engine.n_outputs == sum(map(sum, lengths))
     for pool in pools_of(server):
         assert (pool.used, pool.rows_used) == (0, 0)
@@ -114,7 +119,9 @@ def test_an_interrupted_response_ends_and_its_memory_is_released(arm):
         assert cut.barged and cut.cut_short and cut.status in ("cancelled", "completed")
         # From the interruption to the onset of the voice 0.2 s, and to its detection 0.263 s.
         assert cut.heard_s == pytest.approx(1.5 + 0.2 + 0.263, abs=0.1)
-        assert second.status == "completed" and second.audio_s == pytest.approx(21 * FRAME_S)
+        assert second.status == "completed" and second.audio_s == pytest.approx(
+            21 * FRAME_S - MISSING_S
+        )
     for pool in pools_of(server):
         assert (pool.used, pool.rows_used) == (0, 0)
 
@@ -138,6 +145,85 @@ def test_without_truncate_an_interruption_costs_the_conversation_again():
     plans = [plan(0, 100, 20, cut_s=1.0)]
     assert run_users("off", *plans)[0].replicas.thinkers[0].kv.n_rebuilt == 1
     assert run_users("truncate", *plans)[0].replicas.thinkers[0].kv.n_rebuilt == 0
+
+
+@pytest.fixture
+def thought(monkeypatch) -> list[Request]:
+    """Requests that came to a thinker, in order."""
+    came, add = [], Engine.add
+
+    def noted(engine: Engine, req: Request) -> None:
+        if engine.spec.name == "thinker":
+            came.append(req)
+        add(engine, req)
+
+    monkeypatch.setattr(Engine, "add", noted)
+    return came
+
+
+def sizes_of(reqs: list[Request]) -> list[tuple[int, float, int]]:
+    """Tokens to prefill, seconds of audio to encode, and tokens of the response."""
+    return [(r.prompt_tokens - r.cached_tokens, r.audio_s, r.max_new) for r in reqs]
+
+
+# The header's last token; a clip of 2 s with its markup, and behind a response with its end.
+HEADER, CLIP_TOKENS, NEXT_TOKENS = (1, 0.0, 0), 25 + 9, 25 + 9 + 2
+
+
+def test_a_lost_conversation_is_computed_message_by_message(thought):
+    spec = ServerSpec(model=MODEL, host=NO_HOST, placement=APART, header_tokens=10)
+    _, [user] = run_users("off", plan(0, 60, 6, cut_s=0.5), spec=spec)
+    *first, again, clip, words, last = sizes_of(thought)
+    assert first == [HEADER, (CLIP_TOKENS, 2.0, 60)]
+    assert again == HEADER and clip == (CLIP_TOKENS, 2.0, 0) and last == (NEXT_TOKENS, 2.0, 6)
+    assert 0 < words[0] < 60 and words[1:] == (0.0, 0)
+    # One after another, on a device that has nothing else to do.
+    prefills = (again, clip, words, last)
+    thinker_s = sum(MODEL.thinker.prefill_s(n, audio_s) for n, audio_s, _ in prefills)
+    n_talker = CLIP_TOKENS + CLIP_TOKENS + 9
+    talker_s = MODEL.talker.prefill_s(CLIP_TOKENS + 9, 0.0)
+    frames_s = sum(MODEL.talker.decode_s(1, n_talker + n) for n in (1, 2))
+    expected_s = thinker_s + talker_s + frames_s + MODEL.vocoder.decode_s(1)
+    record = user.rows[1].record
+    assert record.ttfp_after_detection_ms == pytest.approx(1000 * expected_s)
+
+
+def test_a_truncated_session_goes_on_with_one_request(thought):
+    run_users("urgency+truncate", plan(0, 60, 6, cut_s=0.5))
+    assert [req.max_new for req in thought] == [0, 60, 6]
+    assert sizes_of(thought)[2] == (NEXT_TOKENS, 2.0, 6)
+
+
+@pytest.mark.parametrize(
+    ("arm", "host", "first_s", "second_s"),
+    [
+        ("off", {"answer_s": 0.01}, 0.01, 0.01),
+        ("off", {"result_s": 0.01}, 0.01, 0.03),
+        ("off", {"features_per_s": 0.01}, 0.02, 0.04),
+        ("urgency+truncate", {"answer_s": 0.01}, 0.01, 0.01),
+        ("urgency+truncate", {"result_s": 0.01}, 0.01, 0.0),
+    ],
+)
+def test_each_request_takes_the_time_of_the_host(arm, host, first_s, second_s):
+    def firsts_ms(times: HostTimes) -> list[float]:
+        spec = ServerSpec(model=MODEL, host=times, placement=APART)
+        _, [user] = run_users(arm, plan(0, 30, 6, cut_s=0.5), spec=spec)
+        return [row.record.ttfp_after_detection_ms for row in user.rows]
+
+    longer = zip(firsts_ms(replace(NO_HOST, **host)), firsts_ms(NO_HOST), strict=True)
+    assert [one - other for one, other in longer] == pytest.approx(
+        [1000 * first_s, 1000 * second_s], abs=0.5
+    )
+
+
+def test_a_turn_that_ends_before_its_last_request_leaves_no_memory(thought):
+    spec = ServerSpec(model=MODEL, host=replace(NO_HOST, result_s=1.0))
+    settings = UserSettings(timeout_s=2.5)
+    server, [user] = run_users("off", plan(0, 30, 6, cut_s=0.5), spec=spec, settings=settings)
+    assert user.rows[1].record.status == "timeout"
+    assert thought[-1].is_aborted and thought[-1].is_finished
+    assert not server.sessions
+    assert [(pool.used, pool.rows_used) for pool in pools_of(server)] == [(0, 0), (0, 0)]
 
 
 def test_pacing_makes_less_speech_that_is_not_heard():

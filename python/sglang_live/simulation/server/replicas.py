@@ -131,4 +131,10 @@ class Replicas:
 
     def _decoder(self, device: int) -> Vocoder:
         spec = self._spec
-        return Vocoder(self._events, self.devices[device], spec.model.vocoder, spec.vocoder)
+        return Vocoder(
+            self._events,
+            self.devices[device],
+            spec.model.vocoder,
+            spec.vocoder,
+            spec.host.vocoder_round_s,
+        )

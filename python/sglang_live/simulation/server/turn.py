@@ -28,6 +28,10 @@ from sglang_live.simulation.server.session import Session
 from sglang_live.simulation.server.sessions import TALKER_PREFIX_TOKENS
 from sglang_live.simulation.server.vocoder import VocoderJob
 
+# A response lacks the first column of each upsampling convolution (models/qwen3_omni/code2wav.py,
+# strides 8, 5, 4 and 3): 555 samples at 24 kHz, of its first chunk.
+MISSING_S = (8 * 60 + 5 * 12 + 4 * 3 + 3) / 24_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnSpec:
@@ -195,7 +199,8 @@ class Turn:
         self.control.frames_came(self.n_frames)
 
     def _chunk(self, n_frames: int) -> None:
-        self.server.audio_came(self, n_frames * FRAME_S)
+        missing_s = MISSING_S if self.vocoder.n_emitted == 1 else 0.0
+        self.server.audio_came(self, n_frames * FRAME_S - missing_s)
 
     def _audio_complete(self) -> None:
         self.server.audio_complete(self)

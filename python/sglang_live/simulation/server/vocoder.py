@@ -27,8 +27,22 @@ class VocoderJob:
 
 
 class Vocoder:
-    def __init__(self, events: Events, device: Device, costs: VocoderCosts, config: VocoderConfig):
+    """
+    Args:
+        host_s: for which a thread launches a batch; it launches one at a time.
+    """
+
+    def __init__(
+        self,
+        events: Events,
+        device: Device,
+        costs: VocoderCosts,
+        config: VocoderConfig,
+        host_s: float = 0.0,
+    ):
         self._events, self._device, self._costs, self._config = events, device, costs, config
+        self._host_s = host_s
+        self._launches = False
         self._ready: dict[VocoderJob, None] = {}
         self._n_arrivals = 0
         self._in_flight: list[list[VocoderJob]] = []
@@ -67,7 +81,9 @@ class Vocoder:
             self._ready[job] = None
 
     def _begin(self) -> None:
-        while not self._is_dead and len(self._in_flight) < self._config.max_in_flight:
+        while not (self._is_dead or self._launches):
+            if len(self._in_flight) >= self._config.max_in_flight:
+                return
             batch = self._choose()
             if not batch:
                 return
@@ -88,8 +104,15 @@ class Vocoder:
         done_s = now_s = self._events.now_s()
         if n_frames:
             cost_s = self._costs.decode_s(len(batch))
-            done_s = self._device.book("vocoder", cost_s, now_s)
+            done_s = max(self._device.book("vocoder", cost_s, now_s), now_s + self._host_s)
+            self._launches = self._host_s > 0
+        if self._launches:
+            self._events.after(self._host_s, self._launched)
         self._events.at(done_s, lambda: self._end_batch(batch, n_frames))
+
+    def _launched(self) -> None:
+        self._launches = False
+        self._begin()
 
     def _shape(self, job: VocoderJob) -> tuple[bool, int]:
         return job.is_begun, min(self._wanted(job), job.n_pending)
