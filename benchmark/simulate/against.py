@@ -1,8 +1,8 @@
 """Comparison with the engine: a document of voice_load on a modelled device, simulated again.
 
-The same users, arms and platform. Twice: with the device's costs alone, and with the time in which
-the small model computed beneath it, as the document says, in the scheduler's thread. The engine's
-numbers contain that time; the device would not take it.
+The same users, arms and flags of the server. Twice: with the device's costs alone, and with the
+time in which the small model computed beneath it, as the document says, in each stage's thread. The
+engine's numbers contain that time; the device would not take it.
 """
 
 from collections import defaultdict
