@@ -32,7 +32,9 @@ class Prompt:
     n_cached: with KV on the device, or on the host.
     pieces: to compute, each in a request of its own; the response follows the last one.
     n_user: tokens of the user's message alone.
-    is_new: the engine has no session for them.
+    is_new: the engine has no session for them. With `preheat` the instructions of a session
+        without a conversation are computed while its user speaks, and it is not new; the device's
+        time for them is left out.
     truncates: the engine's session is truncated first.
     """
 
@@ -100,7 +102,8 @@ class Sessions:
         session.pieces = [*session.pieces, Piece(n_end + n_user, audio_s)]
         window = self._retention.window_tokens if self._policies.retention else 1 << 30
         session.talker_prompt = min(session.talker_prompt + n_user, window)
-        return Prompt(n_cached, (*lost, own), n_user, is_new, truncates and not is_new)
+        needs_header = is_new and (bool(before) or not self._policies.preheat)
+        return Prompt(n_cached, (*lost, own), n_user, needs_header, truncates and not is_new)
 
     def ended(self, session: Session, n_tokens: int, n_response: int, *, aborted: bool) -> None:
         """The turn's request has ended, and holds n_tokens, n_response of them its output."""

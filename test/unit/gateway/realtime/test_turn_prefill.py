@@ -266,10 +266,11 @@ async def test_a_session_preheats_its_conversation_when_its_user_begins_to_speak
     async with connected(orchestrator, preheating) as client:
         client.append(tone(600) + bytes(48_000))
         await client.until("response.done")
-        assert orchestrator.session.prefilled == []  # there was no conversation yet
+        [first] = orchestrator.session.prefilled  # the instructions alone
+        assert first.preheat and first.history == ()
         client.append(tone(600) + bytes(48_000))
         await client.until("response.done")
-    [preheat], turns = orchestrator.session.prefilled, orchestrator.turns
+    [_, preheat], turns = orchestrator.session.prefilled, orchestrator.turns
     assert preheat.prefill_only and preheat.preheat
     keys = [item.key for item in turns[1].history]
     assert [item.key for item in preheat.history] == keys[:-1]

@@ -62,6 +62,18 @@ async def test_a_lost_session_is_built_anew_and_the_turn_prefills_its_message_on
     }
 
 
+async def test_the_first_turn_finds_its_instructions_computed(call, preheats):
+    await preheat(call, preheats, instructions="Be brief.")
+    [rid] = call.engine.rids
+    assert rid.startswith(TURN_PREFILL_PREFIX) and preheats.counts["preheats"] == 1
+    await preheat(call, preheats, instructions="Be brief.")
+    assert len(call.engine.rids) == 1 and preheats.counts["preheats_needless"] == 1
+    await call.turn(HELLO)
+    preheats.used("s", call.state.rebuilt)
+    assert len(call.engine.rids) == 2 and preheats.counts["preheats_unused"] == 0
+    assert call.engine.tokens == await built_anew(HELLO)
+
+
 async def test_a_session_that_holds_the_history_gets_no_request(call, preheats):
     history = await answered(call, HELLO)
     n_requests, ledger = len(call.engine.rids), call.session.ledger

@@ -118,14 +118,13 @@ class TurnRunner:
     # --- before the end of the user's turn ---
 
     def prefill_turn(self, config: SessionConfig, utterance: Utterance) -> bool:
-        """Prefill an utterance while the user still speaks; without one, the conversation if its
-        KV is lost. Returns False if a turn of the conversation runs, or the session refuses."""
+        """Prefill an utterance while the user still speaks; without one, the instructions and the
+        conversation if their KV is not there. Returns False if a turn of the conversation runs, or
+        the session refuses."""
         if self._conversation_tasks:
             return False
         request = self.request(config)
         history = (*request.history, *utterance)
-        if not history:
-            return True
         request = replace(request, history=history, prefill_only=True, preheat=not utterance)
         return self.session.prefill_turn(request)
 
