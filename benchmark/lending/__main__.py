@@ -244,11 +244,12 @@ def main() -> None:
     parser, rows = parser_of(Options(), __doc__), []
     options = Options(**vars(parser.parse_args()))
     check_names(parser, "--arms", options.arms, ARMS)
+    place = Place(device_model=options.device_model)
     print(HEAD, flush=True)
     for repeat in range(options.repeats):
         schedule = schedule_of(replace(options, seed=options.seed + repeat))
         for arm in options.arms.split(","):
-            row = asyncio.run(measure(arm, options, schedule, Place(options.device_model)))
+            row = asyncio.run(measure(arm, options, schedule, place))
             rows.append({"repeat": repeat, **row})
             print(line(row), flush=True)
     if options.json:
