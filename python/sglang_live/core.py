@@ -89,7 +89,8 @@ class TurnRequest:
     script: text to speak word for word; the history then is one message with the same text. None:
         the model generates the text.
     prefill_only: whether the user still speaks, so that no response is generated.
-    preheat: whether the history alone is prefilled, and only if its KV is lost. With prefill_only.
+    preheat: whether instructions and history alone are prefilled, and only where their KV is
+        missing. With prefill_only.
     transcribes: whether the response is the transcript of the newest message's audio, by the
         model's recogniser. For models that read speech as text.
     speculative: whether the user's turn may go on; the next history may lack its last message.

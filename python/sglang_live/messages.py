@@ -129,7 +129,8 @@ class ThinkerRequest(Message, frozen=True, tag=True):
     slack_tokens: one compaction drops at least this many.
     functions, must_call: see Tools in core.py.
     prefill_only: the user still speaks: prefill the utterance so far, behind other requests; after
-        an Interrupt before them, as a turn waits. preheat: the history only, if its KV is lost.
+        an Interrupt before them, as a turn waits. preheat: instructions and history
+        only, where their KV is missing.
     transcribes, flex: see TurnRequest in core.py.
     speculative: the next history may lack the items that are new in this one.
     timely: the response is heard, and goes before those that are only read.

@@ -45,7 +45,8 @@ class GatewayConfig:
     knows_voices: there is a speaker model, so that sessions ignore other voices by default.
     prefills_at_pauses: turn prefill of what a recogniser heard up to each pause of the user.
     turn_prefill_s: seconds of speech in each piece of a turn prefill; 0: no turn prefill.
-    preheat: whether a conversation whose KV is lost is prefilled when its user begins to speak.
+    preheat: whether instructions and conversation are prefilled, where their KV is missing, when
+        the user begins to speak.
     speculate_ms: milliseconds of silence before a speculative turn; None: no speculative turns.
     vad: defaults for server_vad; confirm_ms also for semantic_vad.
     retention: part of a long conversation that a session keeps; None: all of it, even if a client

@@ -1,8 +1,9 @@
-"""Preheat: KV of a conversation that is lost is computed anew while its user speaks.
+"""Preheat: KV that a conversation lacks is computed while its user speaks.
 
-KV is lost with the engine's process, by an aborted request, or by eviction from every tier. The
-next turn would compute it before its first token; at the beginning of speech there is time, behind
-all requests that a user waits for (LiveServe, arXiv 2606.22983, section 3).
+A new session lacks its instructions'. Later KV is lost with the engine's process, by an aborted
+request, or by eviction from every tier. The next turn would compute it before its first token; at
+the beginning of speech there is time, behind all requests that a user waits for (LiveServe, arXiv
+2606.22983, section 3).
 Owner: one Preheats per thinker stage.
 """
 
@@ -17,7 +18,8 @@ from sglang_live.stages.thinker.turn import TurnState
 # The turn itself computes less than this in about a decode round.
 _LEAST_TOKENS = 64
 
-# "session": the engine session has to be built anew. "kv": it is there, and its KV is evicted.
+# "session": there is no engine session, or it has to be built anew. "kv": it is there, and its KV
+# is evicted.
 Loss = Literal["nothing", "session", "kv"]
 
 
@@ -60,9 +62,9 @@ async def compute_evicted(session: ThinkerSession, state: TurnState) -> None:
 class Preheats:
     """The preheats of a stage's sessions.
 
-    counts: `preheats` have built an engine session anew, `preheats_evicted` have computed evicted
-        KV; for `preheats_needless` nothing was lost; after `preheats_unused` of them the next turn
-        had to build the session anew all the same, or there was none.
+    counts: `preheats` have opened an engine session or built it anew, `preheats_evicted` have
+        computed evicted KV; for `preheats_needless` nothing was missing; after `preheats_unused` of
+        them the next turn had to build the session anew all the same, or there was none.
     """
 
     def __init__(self) -> None:
