@@ -30,7 +30,6 @@ from benchmark.load.options import read_options
 from benchmark.load.provenance import config_of, facts
 from benchmark.load.server import ServerProcess
 from sglang_live.bridge.memory.elastic_buffers import BufferPlan, create_elastic_buffers
-from sglang_live.bridge.memory.granule_calls import free_granules
 from sglang_live.bridge.tiers.elastic_pool import ElasticPool
 
 START_TIMEOUT_S = 300.0
@@ -45,6 +44,7 @@ class Options:
     only: one of resize, context, lender, follow; empty: all.
     tokens: sizes of the pools of the first measurement.
     layers: of their model.
+    device: of the first one; engines choose theirs.
     moves: of each size.
     pages: page sizes.
     thinker_tokens, talker_tokens: sizes at start with --elastic-kv.
@@ -65,6 +65,7 @@ class Options:
     prompt_every_s: float = 0.5
     phases_s: str = "20,75,20,75"
     model_path: str = "demo-random"
+    device: str = "cpu"
     seed: int = 1
     json: str = ""
 
@@ -83,17 +84,18 @@ class FakeKvPool(SimpleNamespace):
 class Pool:
     """A pool without an engine, half of whose pages are in use."""
 
-    def __init__(self, tokens: int, page: int, layers: int, rng: random.Random):
+    def __init__(self, tokens: int, page: int, layers: int, rng: random.Random, device: str):
         kv = FakeKvPool(
             size=tokens,
             page_size=page,
             layer_num=layers,
             store_dtype=torch.float32,
             kv_cache_layout="nhd",
+            device=device,
         )
-        plan = BufferPlan(2, lambda geometry, n: geometry.units(n) * geometry.granules)
+        plan = BufferPlan(2, lambda _, geometry, n: geometry.units(n) * geometry.granules)
         create_elastic_buffers(plan, kv)
-        args = (torch.float32, "cpu", kv, False)
+        args = (torch.float32, device, kv, False)
         self.allocator = (
             TokenToKVPoolAllocator(tokens, *args)
             if page == 1
@@ -111,7 +113,7 @@ class Pool:
 
 def measure_resize(tokens: int, page: int, options: Options) -> dict:
     rng = random.Random(options.seed)
-    pools = [Pool(tokens, page, options.layers, rng) for _ in range(2)]
+    pools = [Pool(tokens, page, options.layers, rng, options.device) for _ in range(2)]
     unit = pools[0].elastic.memory.geometry.granules
     names = ("drain", "shrink", "grow", "map", "unmap", "free")
     spent: dict[str, list[float]] = {name: [] for name in names}
@@ -129,14 +131,12 @@ def measure_resize(tokens: int, page: int, options: Options) -> dict:
         timed("drain", lambda giver=giver: giver.begin_drain(unit))
         began_s = time.perf_counter()
         releasing = giver.release(unit)
-        runs = releasing.result()
+        passed = releasing.result()
         spent["unmap"].append(time.perf_counter() - began_s)
-        files = {os.fstat(f).st_ino: os.dup(f) for f in giver.memory.files_of(runs)}
+        files = [os.dup(file) for file in passed.files]
         giver.released()
-        for run in runs:
-            free_granules(files[run.memory], run)
         began_s = time.perf_counter()
-        receiver.receive(runs, files)
+        receiver.receive(passed.runs, files)
         while not receiver.mapped():
             time.sleep(0)
         spent["map"].append(time.perf_counter() - began_s)
@@ -149,7 +149,7 @@ def measure_resize(tokens: int, page: int, options: Options) -> dict:
     for name, seconds in spent.items():
         kept = 1e6 * np.array(seconds[skipped:])
         row |= {f"{name}_us_p50": float(np.median(kept)), f"{name}_us_p99": _p99(kept)}
-    n_bytes = unit * 4096
+    n_bytes = unit * pools[0].elastic.memory.geometry.granule_bytes
     return {"tokens": tokens, "page": page, "layers": options.layers, "unit_bytes": n_bytes, **row}
 
 

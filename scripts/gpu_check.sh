@@ -12,7 +12,8 @@ usage: scripts/gpu_check.sh [--device cuda|cpu] [--tiny] [--out DIR] [--commit H
   --out      folder of the JSON documents (default: benchmark/results)
   --commit   recorded in them, where the checkout has no git history
   CHECK      server talker thinker code_predictor code2wav syncs voice_load speech
-             page_copy write_back constants shared_memory lending (default: all, in this order)
+             page_copy write_back constants shared_memory elastic lending (default: all, in this
+             order)
 
 Environment: PYTHON chooses the interpreter (default: .venv's if there is one, else python3).
 Sizes are options of a single check: python -m benchmark.gpu CHECK --help
@@ -22,7 +23,7 @@ TEXT
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 CHECKS=(server talker thinker code_predictor code2wav syncs voice_load speech page_copy
-    write_back constants shared_memory lending)
+    write_back constants shared_memory elastic lending)
 CHECK_TIMEOUT_S=300
 CANNOT_RUN=77
 

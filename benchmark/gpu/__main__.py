@@ -30,6 +30,7 @@ CHECKS = {
     "write_back": ("torch", "sglang"),
     "shared_memory": ("torch", "sglang"),
     "lending": (*_ENGINE, "httpx"),
+    "elastic": (*_ENGINE, "httpx"),
     "talker": _ENGINE,
     "thinker": (*_ENGINE, "httpx"),
     "constants": (*_ENGINE, "httpx"),

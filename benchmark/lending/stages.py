@@ -11,6 +11,7 @@ from sglang_live.models.demo.location import DemoSize
 from sglang_live.models.family import model_facts
 from sglang_live.orchestrator.stage_links import TalkerLink, ThinkerLink
 from sglang_live.policy.policies import Policies
+from sglang_live.stages.memory.kv_mover import KvMover
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import Replica, Supervisor, loopback_address
@@ -33,8 +34,14 @@ class Links:
 
 @dataclass(slots=True)
 class Pair:
+    """
+    Attributes:
+        mover: None unless both pools exchange memory.
+    """
+
     thinker: Replica
     talker: Replica
+    mover: KvMover | None
 
     def links(self, session_id: str) -> Links:
         segments: dict = {}
@@ -103,7 +110,8 @@ async def running_pair(
     supervisor = Supervisor(specs, log_dir=run_dir)
     try:
         await supervisor.start()
-        yield Pair(*supervisor.replicas)
+        thinker, talker = supervisor.replicas
+        yield Pair(thinker, talker, supervisor.kv_mover)
     finally:
         await supervisor.stop()
         owned.remove()

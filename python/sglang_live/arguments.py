@@ -218,7 +218,7 @@ def _add_policy_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         help="growth beyond both before the session is compacted",
     )
-    add("--elastic-kv", action="store_true", help="KV pools exchange memory (without a GPU)")
+    add("--elastic-kv", action="store_true", help="KV pools exchange memory")
     add(
         "--turn-prefill-s",
         type=float,

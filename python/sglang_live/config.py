@@ -235,6 +235,11 @@ class ServerConfig:
                 raise BadInputError(f"--elastic-kv needs one {name}, which this server starts")
             if stage.args.get("tp_size", 1) * stage.args.get("pp_size", 1) > 1:
                 raise BadInputError(f"--elastic-kv needs a {name} of one rank")
+        devices = {
+            self.stages.get(name, StageConfig()).devices[0] for name in ("thinker", "talker")
+        }
+        if len(devices) > 1:
+            raise BadInputError("--elastic-kv needs a thinker and a talker on one device")
 
     def _check_access(self) -> None:
         keys = (*self.api_keys, *self.batch_only_keys)

@@ -16,7 +16,7 @@ import pytest_asyncio
 import torch
 
 from benchmark.native_client import native_client
-from sglang_live.bridge.memory.granule_calls import GRANULE_BYTES
+from sglang_live.bridge.memory.file_granules import GRANULE_BYTES
 from sglang_live.engine_channel.elastic import Obtainable, send
 from sglang_live.kv.elastic import ElasticConfig
 from test.engine.conftest import Stages, running_stages

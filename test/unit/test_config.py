@@ -334,6 +334,7 @@ def test_without_a_window_or_the_policy_a_session_keeps_everything(argv):
         (["--elastic-kv", "--live-policies", "off"], "--elastic-kv needs policies"),
         (["--elastic-kv", "--talker.replicas", "2"], "--elastic-kv needs one talker"),
         (["--elastic-kv", "--thinker.tp-size", "2"], "--elastic-kv needs a thinker of one rank"),
+        (["--elastic-kv", "--talker.device", "cuda:1"], "a thinker and a talker on one device"),
         (
             [
                 *("--elastic-kv", "--lend", "talker", "--borrow", "thinker"),

@@ -18,7 +18,8 @@ from sglang_live.kv.granules import Run
 ELASTIC_ENV = "SGLANG_LIVE_ELASTIC_KV"
 # A packet holds some thousand runs: more than a pool has layers.
 MAX_PACKET_BYTES = 1 << 18
-MAX_FILES = 64
+# Linux passes no more with one message (SCM_MAX_FD).
+MAX_FILES = 253
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -28,6 +29,8 @@ class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     start: of its configuration.
     floor: what it always keeps.
     limit: what its address space can hold.
+    place: of the memory. Engines exchange it only if theirs is the same.
+    most_passed: what one message can pass.
     """
 
     stage: str
@@ -35,6 +38,8 @@ class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     start: int
     floor: int
     limit: int
+    place: str
+    most_passed: int
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
@@ -67,6 +72,7 @@ class Obtainable(msgspec.Struct, frozen=True, tag=True):
 class Give(msgspec.Struct, frozen=True, tag=True):
     """Order to free the end of the pool and hand over its memory.
 
+    granules: no more than it can pass at once.
     urgent: evict idle sessions for it, and not only what the radix tree has cached.
     """
 
@@ -75,7 +81,7 @@ class Give(msgspec.Struct, frozen=True, tag=True):
 
 
 class Given(msgspec.Struct, frozen=True, tag=True):
-    """Answer to Give. The engine no longer maps what it hands over.
+    """Answer to Give. The engine no longer maps what it hands over, and it reads as zeros.
 
     runs: empty: nothing could be freed.
     size: what is left.
@@ -156,16 +162,3 @@ def receive(link: socket.socket, kind: object, *, wait: bool = False) -> Packet 
         packet.close()
         raise
     return packet
-
-
-def files_by_memory(packet: Packet) -> dict[int, int]:
-    """The files of a packet, by inode. The packet no longer owns them."""
-    found: dict[int, int] = {}
-    for file in packet.files:
-        memory = os.fstat(file).st_ino
-        if memory in found:
-            os.close(file)
-        else:
-            found[memory] = file
-    packet.files = []
-    return found

@@ -195,7 +195,7 @@ def main() -> None:
     elastic = json.dumps([str(spec.kv_mover_path), spec.stage]) if spec.elastic_kv else ""
     os.environ[ELASTIC_ENV] = elastic
     os.environ[LEASES_ENV] = f"{spec.leases}:{lease_socket(spec.run_dir)}" if spec.leases else ""
-    share_kv(spec.leases == LEND)
+    share_kv(lends=spec.leases == LEND, is_elastic=spec.elastic_kv)
     os.environ[SHM_NAMES_ENV] = shm_names(spec.run, os.getpid())
     use_temporary_folder(spec)
     forgo_progress_lock()

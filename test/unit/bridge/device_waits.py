@@ -26,6 +26,10 @@ REASONS = {
         "DeviceClock.book float": NUMPY,
         "ModelledEvent.wait synchronize": "of a modelled device",
     },
+    "bridge/memory/cuda_granules.py": {
+        "CudaGranules.close synchronize": "nothing uses the pool any more",
+        "CudaGranules.unmap_wiped synchronize x2": ELSEWHERE,
+    },
     "bridge/memory/cuda_memory.py": {
         "CudaMemory.clear synchronize": "while the engine starts, or in a lender without one",
         "CudaMemory.close synchronize": "a lender has died, and its memory is unmapped",
@@ -90,8 +94,8 @@ REASONS = {
         "StreamTable.step int": NUMPY,
     },
     "bridge/tiers/elastic_pool.py": {
-        "ElasticPool.release int": HOST,
-        "ElasticPool.release nonzero x2": HOST,
+        "ElasticPool.release int": "a resize; the stream that allocates hardly computes",
+        "ElasticPool.release nonzero x2": "a resize",
     },
     "bridge/tiers/host.py": {"SessionTier._least_of_all_ranks tolist": HOST},
     "bridge/tiers/leases.py": {

@@ -22,9 +22,9 @@ class CudaMemory(SharedMemory):
     """
 
     def __init__(self, n_bytes: int, size: int, device: torch.device, handle: object):
-        index = _index(device)
+        index = index_of(device)
         self._device = device
-        self._reservation = vmm.VmmReservation(size, _properties(index), index)
+        self._reservation = vmm.VmmReservation(size, properties_of(index), index)
         try:
             self._reservation.map_existing(0, size, handle)
         except RuntimeError:
@@ -35,7 +35,7 @@ class CudaMemory(SharedMemory):
     @classmethod
     def create(cls, n_bytes: int, device: torch.device) -> "CudaMemory":
         torch.zeros(1, device=device)  # calls of the driver need a context
-        driver, prop = vmm._get_cuda_driver(), _properties(_index(device))
+        driver, prop = vmm._get_cuda_driver(), properties_of(index_of(device))
         size = _whole(n_bytes, prop)
         handle = vmm.check_drv(driver.cuMemCreate(size, prop, 0), "cuMemCreate")
         try:
@@ -50,7 +50,7 @@ class CudaMemory(SharedMemory):
 
     @classmethod
     def map(cls, fd: int, n_bytes: int, device: torch.device) -> "CudaMemory":
-        driver, prop = vmm._get_cuda_driver(), _properties(_index(device))
+        driver, prop = vmm._get_cuda_driver(), properties_of(index_of(device))
         imported = driver.cuMemImportFromShareableHandle(fd, prop.requestedHandleTypes)
         handle = vmm.check_drv(imported, "cuMemImportFromShareableHandle")
         try:
@@ -75,11 +75,11 @@ class CudaMemory(SharedMemory):
             self.fd = -1
 
 
-def _index(device: torch.device) -> int:
+def index_of(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def _properties(index: int) -> Any:
+def properties_of(index: int) -> Any:
     """Of an allocation that has a file descriptor."""
     kinds = vmm._get_cuda_driver().CUmemAllocationHandleType
     kind = int(kinds.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)

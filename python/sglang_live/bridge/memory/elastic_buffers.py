@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from sglang_live.bridge.memory.elastic_memory import ElasticMemory, Geometry
+from sglang_live.bridge.memory.file_granules import FileGranules
+from sglang_live.bridge.memory.granule_store import GranuleStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +17,11 @@ class BufferPlan:
     """
     Attributes:
         reserve: address space, as a multiple of the memory at start.
-        granules: from the geometry and the pool's tokens, the memory at first.
+        granules: from the memory, the geometry and the pool's tokens, the memory at first.
     """
 
     reserve: int
-    granules: Callable[[Geometry, int], int]
+    granules: Callable[[GranuleStore, Geometry, int], int]
 
 
 _plan: BufferPlan | None = None
@@ -54,13 +56,23 @@ def create_elastic_buffers(plan: BufferPlan, pool: Any) -> None:
     n_tokens, item = pool.size, pool.store_dtype.itemsize
     shapes = [shape for shape in pool._kv_buffer_shapes() for _ in range(pool.layer_num)]
     row_bytes = tuple(item * torch.Size(shape[1:]).numel() for shape in shapes)
-    geometry = Geometry(row_bytes, pool.page_size)
-    granules = plan.granules(geometry, n_tokens)
+    store = store_of(torch.device(pool.device))
+    geometry = Geometry(row_bytes, pool.page_size, store.granule_bytes)
+    granules = plan.granules(store, geometry, n_tokens)
     pool.size = geometry.tokens(plan.reserve * geometry.units(n_tokens))
     rows = pool.size + pool.page_size
-    memory = ElasticMemory(geometry, rows, granules)
+    memory = ElasticMemory(store, geometry, rows, granules)
     buffers = [
         memory.tensor(at, (rows, *shape[1:]), pool.store_dtype) for at, shape in enumerate(shapes)
     ]
     pool.k_buffer, pool.v_buffer = buffers[: pool.layer_num], buffers[pool.layer_num :]
     pool.elastic_memory = memory
+
+
+def store_of(device: torch.device) -> GranuleStore:
+    """Raises OSError, RuntimeError, ImportError: the device has no such memory."""
+    if device.type == "cuda":
+        from sglang_live.bridge.memory.cuda_granules import CudaGranules
+
+        return CudaGranules(device)
+    return FileGranules()

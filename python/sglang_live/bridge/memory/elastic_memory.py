@@ -1,13 +1,12 @@
-"""Layer buffers of a KV pool in shared memory, mapped into reserved address space (CPU).
+"""Layer buffers of a KV pool in granules of memory, mapped into reserved address space.
 
 Each buffer has address space for more rows than memory. Memory is mapped at its end in granules,
 or taken from there, so base addresses, and with them attention, graphs and the radix tree, never
-change. Behind the end reads find zeros and a write is a fault.
+change. Behind the end a write is a fault.
 In: geometry, runs of granules. Out: tensors. Owner: one ElasticMemory per pool.
 """
 
-import ctypes
-import os
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,15 +15,10 @@ from math import lcm
 import torch
 from torch import Tensor
 
-from sglang_live.bridge.memory.granule_calls import (
-    GRANULE_BYTES,
-    free_granules,
-    map_file,
-    map_zeros,
-    reserve,
-    unmap,
-)
-from sglang_live.kv.granules import Run, count, joined, split, without
+from sglang_live.bridge.memory.granule_store import GranuleStore
+from sglang_live.kv.granules import Run, count, joined, split
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,21 +27,23 @@ class Geometry:
     Attributes:
         row_bytes: of one token slot, of each buffer.
         page_size: token slots per page of the allocator.
+        granule_bytes: of the memory.
     """
 
     row_bytes: tuple[int, ...]
     page_size: int
+    granule_bytes: int
 
     @cached_property
     def unit_rows(self) -> int:
         """The least rows that are whole pages, and whole granules of every buffer."""
-        whole = (lcm(GRANULE_BYTES, one) // one for one in self.row_bytes)
+        whole = (lcm(self.granule_bytes, one) // one for one in self.row_bytes)
         return lcm(self.page_size, *whole)
 
     @cached_property
     def unit_granules(self) -> tuple[int, ...]:
         """Granules of a unit, of each buffer."""
-        return tuple(self.unit_rows * one // GRANULE_BYTES for one in self.row_bytes)
+        return tuple(self.unit_rows * one // self.granule_bytes for one in self.row_bytes)
 
     @cached_property
     def granules(self) -> int:
@@ -67,34 +63,42 @@ class Geometry:
         return -(-(tokens + self.page_size) // self.unit_rows)
 
 
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Memory on its way to another process.
+
+    Attributes:
+        files: of the runs. They are to be closed when they have been passed on.
+    """
+
+    runs: list[Run]
+    files: tuple[int, ...]
+
+
 class ElasticMemory:
     """
     Args:
         reserved_rows: rows of each buffer.
-        granules: memory at first, in a file of this process.
+        granules: memory at first, of this process.
 
     Attributes:
         units: units that are backed.
-        memory: inode of this process's file.
 
     Raises:
         OSError: there is no address space, or no memory.
     """
 
-    def __init__(self, geometry: Geometry, reserved_rows: int, granules: int):
-        self.geometry = geometry
-        file = os.memfd_create("sglang_live-kv", os.MFD_CLOEXEC)
-        self.memory = os.fstat(file).st_ino
-        self._files = {self.memory: file}
+    def __init__(self, store: GranuleStore, geometry: Geometry, reserved_rows: int, granules: int):
+        self.store, self.geometry = store, geometry
         self._spare: list[Run] = []  # granules that fill no unit
-        spans = [_whole(reserved_rows * one) for one in geometry.row_bytes]
-        base = reserve(sum(spans))
+        one = geometry.granule_bytes
+        spans = [-(-reserved_rows * row // one) * one for row in geometry.row_bytes]
+        base = store.reserve(sum(spans))
         self._bases = [base + sum(spans[:at]) for at in range(len(spans))]
-        self._span_bytes, self._limit = sum(spans), reserved_rows // geometry.unit_rows
+        self._limit = reserved_rows // geometry.unit_rows
         self.units = 0
         self._runs: list[list[Run]] = [[] for _ in spans]
-        os.ftruncate(file, granules * GRANULE_BYTES)
-        self._extend([Run(self.memory, 0, granules)])
+        self._extend([store.create(granules)])
 
     @property
     def granules(self) -> int:
@@ -111,35 +115,24 @@ class ElasticMemory:
         """What the address space can hold."""
         return self._limit * self.geometry.granules
 
-    @property
-    def n_files(self) -> int:
-        return len(self._files)
-
     def tensor(self, at: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Buffer `at`, as a tensor over all its reserved rows."""
         n_bytes = shape[0] * self.geometry.row_bytes[at]
-        raw = (ctypes.c_char * n_bytes).from_address(self._bases[at])
-        return torch.frombuffer(raw, dtype=torch.uint8).view(dtype).view(*shape)
+        return self.store.tensor(self._bases[at], n_bytes).view(dtype).view(*shape)
 
-    def receive(self, runs: Sequence[Run], files: dict[int, int]) -> None:
+    def receive(self, runs: Sequence[Run], files: Sequence[int]) -> None:
         """Map runs at the end of every buffer, in whole units; the others wait for more.
 
         Args:
-            files: of the runs' memories. This process owns them from now on.
+            files: that came with the runs. They are closed.
         Raises:
-            OSError, ValueError: nothing has changed, and the files are closed.
+            OSError, ValueError: nothing has changed.
         """
-        for memory, file in files.items():
-            if memory in self._files:
-                os.close(file)
-            else:
-                self._files[memory] = file
+        self.store.accept(runs, files)
         try:
-            if absent := {run.memory for run in runs} - self._files.keys():
-                raise ValueError(f"{len(absent)} files of received memory are missing")
             self._extend(runs)
-        except (OSError, ValueError):
-            self.close_unused()
+        except OSError:
+            self.store.keep(self._have)
             raise
 
     def units_without(self, granules: int) -> int:
@@ -147,47 +140,45 @@ class ElasticMemory:
         missing = max(0, granules - self.n_spare)
         return self.units - -(-missing // self.geometry.granules)
 
-    def release(self, granules: int) -> list[Run]:
-        """Unmap the last units, as many as it takes. The runs belong to the message that is sent;
-        files_of() has their files, and close_unused() is due when it has been sent.
+    def release(self, granules: int) -> Passed:
+        """Unmap the last units, as many as it takes, and pass granules on. They read as zeros, so
+        nothing of other sessions is passed with them. If the system has no files for them,
+        none is passed, and this process keeps them.
         """
         left = self.units_without(granules)
         assert 0 < left <= self.units, (left, self.units)
         freed = list(self._spare)
         for at, n in enumerate(self.geometry.unit_granules):
             self._runs[at], tail = split(self._runs[at], n * left)
+            self.store.unmap_wiped(self._address(at, left), tail)
             freed += tail
-        self._map_zeros(left, self.units - left)
         self.units = left
         released, spare = split(freed, granules)
+        try:
+            passed = Passed(joined(released), self.store.files_of(joined(released)))
+        except OSError as error:
+            log.error("kv_memory_not_passed error=%s", error)
+            passed, spare = Passed([], ()), freed
         self._spare = joined(spare)
-        for run in self._spare:  # it is mapped again later, and must read as zeros
-            free_granules(self._files[run.memory], run)
-        return joined(released)
-
-    def files_of(self, runs: Sequence[Run]) -> tuple[int, ...]:
-        return tuple(self._files[memory] for memory in {run.memory for run in runs})
-
-    def close_unused(self) -> None:
-        """Close files of other processes of which nothing is left here."""
-        used = {run.memory for runs in (*self._runs, self._spare) for run in runs}
-        for memory in self._files.keys() - used - {self.memory}:
-            os.close(self._files.pop(memory))
+        self.store.keep(self._have)
+        return passed
 
     def free_away(self) -> None:
-        """Free what another process had of this one's file, after that process has ended."""
-        file = self._files[self.memory]
-        there = Run(self.memory, 0, os.fstat(file).st_size // GRANULE_BYTES)
-        here = [run for runs in (*self._runs, self._spare) for run in runs]
-        for run in without([there], here):
-            free_granules(file, run)
+        """Free what another process had of this one's memory, after that process has ended."""
+        self.store.free_away(self._have)
 
     def close(self) -> None:
         """Unmap everything. The tensors must not be used any more."""
-        unmap(self._bases[0], self._span_bytes)
-        for file in self._files.values():
-            os.close(file)
-        self._files = {}
+        self.store.close()
+
+    @property
+    def _have(self) -> list[Run]:
+        return [run for runs in (*self._runs, self._spare) for run in runs]
+
+    def _address(self, at: int, units: int) -> int:
+        """Behind this many units of a buffer."""
+        n_bytes = units * self.geometry.unit_granules[at] * self.geometry.granule_bytes
+        return self._bases[at] + n_bytes
 
     def _extend(self, runs: Sequence[Run]) -> None:
         have = [*self._spare, *runs]
@@ -198,29 +189,13 @@ class ElasticMemory:
             pieces.append(piece)
         try:
             for at, piece in enumerate(pieces):
-                self._map_runs(at, piece)
+                self.store.map(self._address(at, self.units), piece)
         except OSError:
-            self._map_zeros(self.units, units)
+            for at in range(len(pieces)):
+                begin = self._address(at, self.units)
+                self.store.unmap(begin, self._address(at, self.units + units) - begin)
             raise
         for at, piece in enumerate(pieces):
             self._runs[at] = joined([*self._runs[at], *piece])
         self.units += units
         self._spare = joined(rest)
-
-    def _map_runs(self, at: int, runs: Sequence[Run]) -> None:
-        """Map runs behind the end of a buffer."""
-        place = self._bases[at] + self.units * self.geometry.unit_granules[at] * GRANULE_BYTES
-        for run in runs:
-            n_bytes, offset = run.n * GRANULE_BYTES, run.first * GRANULE_BYTES
-            map_file(place, n_bytes, self._files[run.memory], offset)
-            place += n_bytes
-
-    def _map_zeros(self, first: int, units: int) -> None:
-        if not units:
-            return
-        for base, n in zip(self._bases, self.geometry.unit_granules, strict=True):
-            map_zeros(base + first * n * GRANULE_BYTES, units * n * GRANULE_BYTES)
-
-
-def _whole(n_bytes: int) -> int:
-    return -(-n_bytes // GRANULE_BYTES) * GRANULE_BYTES

@@ -33,10 +33,15 @@ class KvMemory:
     row_bytes: tuple[int, ...]
 
 
-def share_kv(shares: bool) -> None:
-    """Tell the processes that this one starts whether their KV buffers may be shared."""
-    os.environ[SHARED_KV_ENV] = str(int(shares))
-    if shares:
+def share_kv(*, lends: bool, is_elastic: bool) -> None:
+    """Tell the processes that this one starts in which memory their KV buffers are.
+
+    Args:
+        lends: they may be shared.
+        is_elastic: they exchange memory (elastic_buffers.py).
+    """
+    os.environ[SHARED_KV_ENV] = str(int(lends))
+    if lends or is_elastic:
         # With it, SGLang on a GPU sizes the pool after its graphs are captured, and allocates it
         # in a way of its own.
         os.environ["SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"] = "0"

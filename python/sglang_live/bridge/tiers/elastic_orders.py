@@ -14,7 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 
-from sglang_live.bridge.memory.elastic_memory import Geometry
+from sglang_live.bridge.memory.elastic_memory import Geometry, Passed
+from sglang_live.bridge.memory.granule_store import GranuleStore
 from sglang_live.bridge.tiers.elastic_pool import ElasticPool
 from sglang_live.engine_channel.elastic import (
     ELASTIC_ENV,
@@ -29,11 +30,9 @@ from sglang_live.engine_channel.elastic import (
     Taken,
     ToEngine,
     Welcome,
-    files_by_memory,
     receive,
     send,
 )
-from sglang_live.kv.granules import Run
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class ElasticOrders:
         self.obtainable = 0
         self._give: Give | None = None
         self._give_until_s = 0.0
-        self._releasing: Future[list[Run]] | None = None
+        self._releasing: Future[Passed] | None = None
         self._taken: Taken | None = None  # not sent yet
         self._need: Need | None = None
         self.totals = dict.fromkeys(
@@ -96,11 +95,11 @@ class ElasticOrders:
         link.connect(path)
         return ElasticOrders(stage, link)
 
-    def greet(self, geometry: Geometry, n_tokens: int) -> int:
+    def greet(self, store: GranuleStore, geometry: Geometry, n_tokens: int) -> int:
         """Tell the mover of this engine's pool. Returns the granules that it begins with.
 
         Raises:
-            OSError, EOFError: there is no answer.
+            OSError, EOFError: there is no answer, because the mover refuses this engine.
         """
         start, per_unit = geometry.units(n_tokens), geometry.granules
         floor = min(start, geometry.units_for(FLOOR_TOKENS))
@@ -110,6 +109,8 @@ class ElasticOrders:
             start=start * per_unit,
             floor=floor * per_unit,
             limit=RESERVE * start * per_unit,
+            place=store.place,
+            most_passed=store.most_passed,
         )
         send(self._link, hello)
         packet = receive(self._link, Welcome, wait=True)
@@ -171,9 +172,9 @@ class ElasticOrders:
 
     def _take_order(self, packet: Packet, now_s: float) -> None:
         assert self.pool is not None
-        files, order = files_by_memory(packet), packet.message
+        order = packet.message
         if isinstance(order, Take):
-            self.pool.receive(order.runs, files)
+            self.pool.receive(order.runs, packet.files)
         elif isinstance(order, Give):
             self.pool.begin_drain(order.granules)
             self._give, self._give_until_s = order, now_s + DRAIN_S
@@ -192,15 +193,14 @@ class ElasticOrders:
             self.totals["elastic_drain_s"] += now_s - (self._give_until_s - DRAIN_S)
             self._releasing = self.pool.release(give.granules)
 
-    def _answer_give(self, runs: list[Run]) -> None:
+    def _answer_give(self, passed: Passed) -> None:
         assert self.pool is not None
-        given = Given(runs, self.pool.granules)
-        if not self._sends(given, self.pool.memory.files_of(runs)):
+        if not self._sends(Given(passed.runs, self.pool.granules), passed.files):
             return
         self._give = self._releasing = None
-        self.pool.released()  # closes the files of what has left
-        self.totals["elastic_released"] += bool(runs)
-        self.totals["elastic_refused_in_use"] += not runs
+        self.pool.released()
+        self.totals["elastic_released"] += bool(passed.runs)
+        self.totals["elastic_refused_in_use"] += not passed.runs
 
     def _answer_take(self) -> None:
         assert self.pool is not None

@@ -21,7 +21,7 @@ from sglang.srt.mem_cache.allocator import (
 )
 from torch import Tensor
 
-from sglang_live.bridge.memory.elastic_memory import ElasticMemory
+from sglang_live.bridge.memory.elastic_memory import ElasticMemory, Passed
 from sglang_live.kv.granules import Run
 
 log = logging.getLogger(__name__)
@@ -66,17 +66,19 @@ class ElasticPool:
         assert isinstance(allocator, PagedTokenToKVPoolAllocator)
         self._allocator = allocator
         self.memory: ElasticMemory = allocator.get_kvcache().elastic_memory
+        self._device = torch.device(allocator.device)
         self._page_size = allocator.page_size
         self._pages_per_unit = self.memory.geometry.unit_rows // self._page_size
         # Low pages are used first, and the list of free ones is sorted but for recent ones.
         allocator.need_sort = True
         self._units = self.memory.units  # in the allocator; the memory's own change in the thread
         self._tail_from: int | None = None  # first page of the tail that is drained
-        self._out = torch.zeros(0, dtype=torch.bool)  # by page of the tail: not in the allocator
+        # By page of the tail: not in the allocator.
+        self._out = torch.zeros(0, dtype=torch.bool, device=self._device)
         self._n_out = 0
         self._receiving: Future[None] | None = None
-        self._releasing: Future[list[Run]] | None = None
-        self._thread = ThreadPoolExecutor(1, "kv memory")
+        self._releasing: Future[Passed] | None = None
+        self._thread = ThreadPoolExecutor(1, "kv memory", self.memory.store.use_in_thread)
         # Readable when the thread has finished: an idle scheduler waits for events.
         self.done_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._resize_s: list[float] = []
@@ -115,8 +117,8 @@ class ElasticPool:
 
     # --- growing ---
 
-    def receive(self, runs: list[Run], files: dict[int, int]) -> None:
-        """Begin to map memory. mapped() tells when it can be used."""
+    def receive(self, runs: list[Run], files: list[int]) -> None:
+        """Begin to map memory. mapped() tells when it can be used. The files are closed."""
         assert self._is_at_rest
         self._receiving = self._start(self.memory.receive, runs, files)
 
@@ -134,7 +136,8 @@ class ElasticPool:
         first = self._units * self._pages_per_unit
         self._units = self.memory.units
         self._set_size()
-        self._add(torch.arange(first, self._units * self._pages_per_unit))
+        end = self._units * self._pages_per_unit
+        self._add(torch.arange(first, end, device=self._device))
         self._resize_s.append(time.perf_counter() - began_s)
         return True
 
@@ -146,7 +149,8 @@ class ElasticPool:
         left = max(1, self.memory.units_without(granules))
         self._tail_from = left * self._pages_per_unit
         n_pages = self._units * self._pages_per_unit - self._tail_from
-        self._out, self._n_out = torch.zeros(n_pages, dtype=torch.bool), 0
+        self._out = torch.zeros(n_pages, dtype=torch.bool, device=self._device)
+        self._n_out = 0
         self.drain()
 
     def drain(self) -> int:
@@ -159,10 +163,10 @@ class ElasticPool:
             self._n_out += len(page_ids)
         return (len(self._out) - self._n_out) * self._page_size
 
-    def release(self, granules: int) -> "Future[list[Run]]":
+    def release(self, granules: int) -> "Future[Passed]":
         """End the drain and unmap what is out, at most `granules`; the rest stays.
 
-        Returns the runs when they are unmapped; empty if the last unit is in use.
+        Returns the memory when it is unmapped; nothing if the last unit is in use.
         """
         assert self._tail_from is not None
         began_s = time.perf_counter()
@@ -181,9 +185,11 @@ class ElasticPool:
         return self._releasing
 
     def released(self) -> None:
-        """To be called when the runs have been sent."""
-        self._releasing = None
-        self.memory.close_unused()
+        """To be called when the memory has been passed on: closes its files."""
+        assert self._releasing is not None
+        passed, self._releasing = self._releasing.result(), None
+        for file in passed.files:
+            os.close(file)
 
     @property
     def _is_at_rest(self) -> bool:

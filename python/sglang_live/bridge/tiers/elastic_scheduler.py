@@ -63,7 +63,7 @@ class ElasticScheduler(MemoryScheduler):
             super().init_memory_pools()
         runner = self.tp_worker.model_runner
         if not hasattr(runner.token_to_kv_pool, "elastic_memory"):
-            raise RuntimeError("elastic KV needs plain attention in every layer, and no GPU")
+            raise RuntimeError("elastic KV needs plain attention in every layer")
         self.elastic.pool = ElasticPool(runner.token_to_kv_pool_allocator)
         runner.max_total_num_tokens = self.elastic.pool.capacity_tokens
 

@@ -1,15 +1,14 @@
 """Moves KV memory between the thinker and the talker of one host.
 
-In: what each engine needs. Out: orders to give and to take, one move at a time. The mover frees the
-memory on its way, so the receiver finds zeros and nothing of other sessions. The sizes of both
+In: what each engine needs. Out: orders to give and to take, one move at a time. The sizes of both
 pools, and what is on its way, always add up to what both began with, also when a process dies: the
-other engine keeps what it has, and the next process begins with the rest.
+other engine keeps what it has, and the next process begins with the rest. The mover passes memory
+on as files, and has none of it itself, wherever it is.
 Owner: one KvMover per supervisor.
 """
 
 import asyncio
 import logging
-import os
 import socket
 import time
 from collections import Counter
@@ -19,7 +18,6 @@ from pathlib import Path
 
 import msgspec
 
-from sglang_live.bridge.memory.granule_calls import free_granules
 from sglang_live.engine_channel.elastic import (
     Give,
     Given,
@@ -33,7 +31,6 @@ from sglang_live.engine_channel.elastic import (
     ToEngine,
     ToMover,
     Welcome,
-    files_by_memory,
     receive,
     send,
 )
@@ -119,9 +116,11 @@ class KvMover:
         self._path.unlink(missing_ok=True)
 
     def report(self) -> dict[str, float]:
-        sizes = {f"{stage}_granules": float(one.size) for stage, one in self._engines.items()}
-        counts = {name: float(n) for name, n in self.counts.items()}
-        return {**sizes, **counts, "move_s": self.move_s}
+        report = {name: float(n) for name, n in self.counts.items()} | {"move_s": self.move_s}
+        for stage, engine in self._engines.items():
+            report[f"{stage}_granules"] = float(engine.size)
+            report[f"{stage}_obtainable"] = float(max(0, engine.obtainable))
+        return report
 
     async def move(self, to: str, granules: int, *, urgent: bool) -> int:
         """Move memory to a stage, whatever the policy says. Returns the granules that have moved.
@@ -217,9 +216,14 @@ class KvMover:
                 self._close(engine)
                 self.counts["refused_connection"] += 1
                 return
+            other = self._other(hello.stage)
+            if other is not None and other.hello is not None and other.hello.place != hello.place:
+                log.error("kv_engine_elsewhere place=%s other=%s", hello.place, other.hello.place)
+                self._close(engine)
+                self.counts["refused_elsewhere"] += 1
+                return
             self._starts.setdefault(hello.stage, hello.start)
             engine.size = hello.start
-            other = self._other(hello.stage)
             if other is not None and len(self._starts) == len(_STAGES):
                 rest = sum(self._starts.values()) - other.size
                 engine.size = max(hello.unit, min(rest, hello.limit))
@@ -305,32 +309,41 @@ class KvMover:
         )
 
     async def _move(self, giver: Engine, receiver: Engine, n: int, urgent: bool) -> int:
-        """Returns the granules that have moved."""
+        """Returns the granules that have moved, in as many messages as it takes."""
+        assert giver.hello is not None
+        moved = 0
+        while moved < n:
+            asked = min(n - moved, giver.hello.most_passed)
+            part = await self._move_part(giver, receiver, asked, urgent)
+            moved += part
+            if part < asked:
+                break
+        return moved
+
+    async def _move_part(self, giver: Engine, receiver: Engine, n: int, urgent: bool) -> int:
         try:
             packet = await self._order(giver, Give(n, urgent))
         except _EngineLostError:
             return 0
         given = packet.message
         assert isinstance(given, Given)
-        giver.size, files = given.size, files_by_memory(packet)
+        giver.size = given.size
         try:
             if not given.runs:
                 return 0
-            is_free = await asyncio.to_thread(_free_all, given.runs, files)
-            if is_free and await self._hand_over(receiver, given.runs, files):
+            if await self._hand_over(receiver, given.runs, packet.files):
                 return count(given.runs)
             self.counts["returned"] += 1
-            if not await self._hand_over(giver, given.runs, files):
+            if not await self._hand_over(giver, given.runs, packet.files):
                 self.counts["granules_lost"] += count(given.runs)
             return 0
         finally:
-            for file in files.values():
-                os.close(file)
+            packet.close()
 
-    async def _hand_over(self, to: Engine, runs: list[Run], files: dict[int, int]) -> bool:
+    async def _hand_over(self, to: Engine, runs: list[Run], files: list[int]) -> bool:
         """Whether the engine has mapped the memory."""
         try:
-            packet = await self._order(to, Take(runs), tuple(files.values()))
+            packet = await self._order(to, Take(runs), tuple(files))
         except _EngineLostError:
             return False
         packet.close()
@@ -385,14 +398,3 @@ class KvMover:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("kv_mover_failed", exc_info=error)
-
-
-def _free_all(runs: list[Run], files: dict[int, int]) -> bool:
-    """Whether the memory reads as zeros now."""
-    try:
-        for run in runs:
-            free_granules(files[run.memory], run)
-    except OSError as error:
-        log.error("kv_memory_not_freed error=%s", error)
-        return False
-    return True

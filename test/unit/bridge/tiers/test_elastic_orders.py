@@ -27,6 +27,7 @@ from sglang_live.engine_channel.elastic import (
 from sglang_live.kv.elastic import ElasticConfig
 from sglang_live.kv.granules import count
 from sglang_live.stages.memory.kv_mover import KvMover
+from test.unit.bridge.memory.fake_cuda import FakeCuda
 from test.unit.bridge.tiers.test_elastic_pool import Engine
 
 START = {"thinker": 6000, "talker": 24_000}  # floors are 5,120 tokens
@@ -35,17 +36,18 @@ START = {"thinker": 6000, "talker": 24_000}  # floors are 5,120 tokens
 class Loop:
     """An engine's rounds in a thread of their own, with requests that come and go."""
 
-    def __init__(self, path, stage: str, page: int, seed: int, monkeypatch):
+    def __init__(self, path, stage: str, page: int, seed: int, device: str, monkeypatch):
         monkeypatch.setenv(ELASTIC_ENV, json.dumps([str(path), stage]))
         found = ElasticOrders.from_env()
         assert found is not None
-        self.orders, self.stage, self.page = found, stage, page
+        self.orders, self.stage, self.page, self.device = found, stage, page, device
         self._rng = random.Random(seed)
         self.idle: list[torch.Tensor] = []  # what can be evicted
         self.needs, self.stop = 0, False
 
     def begin(self) -> None:
-        self.engine = Engine(self.page, START[self.stage], greet=self.orders.greet)
+        start, greet = START[self.stage], self.orders.greet
+        self.engine = Engine(self.page, start, greet=greet, device=self.device)
         self.orders.pool = self.engine.pool
 
     def evict(self, n_tokens: int, with_sessions: bool) -> int:
@@ -82,11 +84,18 @@ class Loop:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("page", [1, 16])
-async def test_pools_stay_exact_while_the_mover_moves_their_memory(tmp_path, monkeypatch, page):
+@pytest.mark.parametrize(("page", "device"), [(1, "cpu"), (16, "cpu"), (1, "cuda:0")])
+async def test_pools_stay_exact_while_the_mover_moves_their_memory(
+    tmp_path, monkeypatch, page, device
+):
+    if device != "cpu":
+        FakeCuda().install(monkeypatch)
     mover = KvMover(tmp_path / "mover", ElasticConfig(elastic_window_s=0.05))
     mover.start()
-    loops = [Loop(mover._path, stage, page, seed, monkeypatch) for seed, stage in enumerate(START)]
+    loops = [
+        Loop(mover._path, stage, page, seed, device, monkeypatch)
+        for seed, stage in enumerate(START)
+    ]
     for loop in loops:
         await asyncio.to_thread(loop.begin)
     total = sum(loop.engine.pool.granules for loop in loops)

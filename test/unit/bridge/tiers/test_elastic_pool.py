@@ -16,6 +16,7 @@ from sglang_live.bridge.memory.elastic_buffers import (
     planned,
 )
 from sglang_live.bridge.tiers.elastic_pool import ElasticPool
+from test.unit.bridge.memory.fake_cuda import FakeCuda
 
 N_HEADS, HEAD_DIM, N_LAYERS = 2, 16, 2
 
@@ -34,18 +35,22 @@ class Engine:
     Args:
         units: of memory at first; None: as many as the tokens have.
         greet: tells the memory at first, instead.
+        device: of the memory; the allocator is on the CPU.
     """
 
-    def __init__(self, page: int, tokens: int, units: int | None = None, greet=None):
+    def __init__(
+        self, page: int, tokens: int, units: int | None = None, greet=None, device: str = "cpu"
+    ):
         self.kv = FakeKvPool(
             size=tokens,
             page_size=page,
             layer_num=N_LAYERS,
             store_dtype=torch.float32,
             kv_cache_layout="nhd",
+            device=device,
         )
 
-        def granules(geometry, n_tokens: int) -> int:
+        def granules(_store, geometry, n_tokens: int) -> int:
             assert n_tokens == tokens
             return (geometry.units(n_tokens) if units is None else units) * geometry.granules
 
@@ -86,8 +91,8 @@ class Engine:
         assert n_free + self.n_used == self.pool.capacity_tokens
         assert int(both.min()) > 0 and int(both.max()) <= self.allocator.size // self.page
 
-    def give(self, granules: int, rng: random.Random) -> tuple[list, dict[int, int]]:
-        """Drain while requests come and go, then release."""
+    def give(self, granules: int, rng: random.Random) -> tuple[list, list[int]]:
+        """Drain while requests come and go, then release. The files are open."""
         self.pool.begin_drain(granules)
         for _ in range(rng.randrange(4)):
             self.check()
@@ -99,23 +104,28 @@ class Engine:
             if rng.random() < 0.1:
                 self.used.clear()
                 self.allocator.clear()  # flush_cache
-        runs = self.pool.release(granules).result()
-        files = {os.fstat(f).st_ino: os.dup(f) for f in self.pool.memory.files_of(runs)}
+        passed = self.pool.release(granules).result()
+        files = [os.dup(file) for file in passed.files]
         self.pool.released()
         self.check()
-        return runs, files
+        return passed.runs, files
 
-    def take(self, runs: list, files: dict[int, int]) -> None:
+    def take(self, runs: list, files: list[int]) -> None:
         self.pool.receive(runs, files)
         while not self.pool.mapped():
             time.sleep(0)
         self.check()
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 @pytest.mark.parametrize("page", [1, 16])
-def test_pools_stay_exact_through_any_moves(page):
+def test_pools_stay_exact_through_any_moves(page, device, monkeypatch):
+    sizes = (2000, 3000)
+    if device != "cpu":
+        FakeCuda().install(monkeypatch)
+        sizes = (9000, 14_000)  # of larger granules
     rng = random.Random(page)
-    engines = [Engine(page, 2000), Engine(page, 3000)]
+    engines = [Engine(page, tokens, device=device) for tokens in sizes]
     total = sum(engine.pool.granules for engine in engines)
     n_moved = 0
     for _ in range(50):
@@ -142,7 +152,7 @@ def test_a_drain_that_is_used_at_its_end_releases_nothing(page):
         pass
     engine.pool.begin_drain(engine.pool.granules // 2)
     assert engine.pool.drain() > 0
-    assert engine.pool.release(engine.pool.granules // 2).result() == []
+    assert engine.pool.release(engine.pool.granules // 2).result().runs == []
     engine.pool.released()
     engine.check()
     assert engine.allocator.available_size() == 0
@@ -154,7 +164,7 @@ def test_a_drain_that_is_used_at_its_begin_releases_the_rest():
     assert held
     n_unit = engine.pool.memory.geometry.unit_rows
     engine.pool.begin_drain(48 * engine.pool.memory.geometry.granules)
-    runs = engine.pool.release(48 * engine.pool.memory.geometry.granules).result()
+    runs = engine.pool.release(48 * engine.pool.memory.geometry.granules).result().runs
     engine.pool.released()
     assert sum(run.n for run in runs) < 48 * engine.pool.memory.geometry.granules
     assert engine.pool.capacity_tokens == -(-1026 // n_unit) * n_unit - 1
@@ -179,14 +189,15 @@ def test_a_pool_begins_with_the_memory_that_it_is_told():
 
 def test_memory_that_cannot_be_mapped_changes_nothing():
     engine, other = Engine(1, 2047), Engine(1, 2047)
-    runs, _ = other.give(80, random.Random(1))
+    runs, files = other.give(80, random.Random(1))
     before = engine.pool.capacity_tokens
-    engine.pool.receive(runs, {})
+    engine.pool.receive(runs, [])
     with pytest.raises(ValueError, match="missing"):
         while not engine.pool.mapped():
             time.sleep(0)
     assert engine.pool.capacity_tokens == before
     engine.check()
+    other.take(runs, files)
 
 
 def test_other_pools_are_refused():

@@ -10,7 +10,7 @@ from sglang_live.bridge.scheduler.best_effort import BestEffort
 from sglang_live.bridge.session.radix import LiveRadixCache
 from sglang_live.bridge.tiers.elastic_scheduler import ElasticRound, ElasticScheduler
 
-GEOMETRY = Geometry((128,) * 8, 1)  # 32 rows in 8 granules
+GEOMETRY = Geometry((128,) * 8, 1, 4096)  # 32 rows in 8 granules
 NOW_S = 50.0
 
 

@@ -18,7 +18,6 @@ from sglang_live.engine_channel.elastic import (
     Taken,
     ToEngine,
     Welcome,
-    files_by_memory,
     receive,
     send,
 )
@@ -33,7 +32,8 @@ class FakeKvEngine:
 
     Args:
         behaviour: "dies_on_give", "dies_on_take", "refuses_give", "cannot_map", or "". Also
-            "hangs_on_give", for two seconds.
+            "hangs_on_give", for two seconds; "elsewhere": its memory is on another device;
+            "passes_little": half a unit with each message.
     """
 
     def __init__(self, path: Path, stage: str, start: int, behaviour: str = ""):
@@ -61,7 +61,16 @@ class FakeKvEngine:
 def _run(path: str, stage: str, start: int, behaviour: str, commands) -> None:
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link.connect(path)
-    send(link, Hello(stage=stage, unit=UNIT, start=start, floor=UNIT, limit=16 * start))
+    hello = Hello(
+        stage=stage,
+        unit=UNIT,
+        start=start,
+        floor=UNIT,
+        limit=16 * start,
+        place=behaviour if behaviour == "elsewhere" else "cpu",
+        most_passed=UNIT // 2 if behaviour == "passes_little" else 1 << 40,
+    )
+    send(link, hello)
     packet = receive(link, Welcome, wait=True)
     assert packet is not None and isinstance(packet.message, Welcome)
     file = os.memfd_create("fake")
@@ -69,7 +78,7 @@ def _run(path: str, stage: str, start: int, behaviour: str, commands) -> None:
     os.ftruncate(file, packet.message.granules * 4096)
     os.pwrite(file, b"k" * (packet.message.granules * 4096), 0)
     runs, files = [Run(own, 0, packet.message.granules)], {own: file}
-    state = {"obtainable": 0, "peer_died": 0, "dirty": 0}
+    state = {"obtainable": 0, "peer_died": 0, "dirty": 0, "orders": 0}
     link.setblocking(False)
     while True:
         for ready in wait([link, commands]):
@@ -85,7 +94,8 @@ def _run(path: str, stage: str, start: int, behaviour: str, commands) -> None:
             packet = receive(link, ToEngine)
             if packet is None:
                 continue
-            new, order = files_by_memory(packet), packet.message
+            new, order = {os.fstat(one).st_ino: one for one in packet.files}, packet.message
+            assert len(new) == len(packet.files)
             if isinstance(order, Obtainable):
                 state["obtainable"] = order.granules
             elif isinstance(order, PeerDied):
@@ -97,7 +107,11 @@ def _run(path: str, stage: str, start: int, behaviour: str, commands) -> None:
                     time.sleep(2.0)
                 n = 0 if behaviour == "refuses_give" else min(order.granules, count(runs) - UNIT)
                 runs, freed = split(runs, count(runs) - n)
-                send(link, Given(freed, count(runs)), tuple(files[r.memory] for r in freed))
+                state["orders"] += 1
+                for run in freed:  # it is passed on as zeros
+                    os.pwrite(files[run.memory], bytes(run.n * 4096), run.first * 4096)
+                passed = tuple(files[memory] for memory in {run.memory for run in freed})
+                send(link, Given(freed, count(runs)), passed)
             elif isinstance(order, Take):
                 if behaviour == "dies_on_take":
                     os._exit(1)

@@ -89,6 +89,24 @@ async def test_memory_returns_when_it_is_not_needed(pair):
     assert (await pair.ask("thinker"))["files"] == 1  # it has returned the file with the memory
 
 
+async def test_memory_with_a_file_for_each_granule_moves_in_several_messages(pair):
+    await pair.both(talker="passes_little")
+    await pair.ask("thinker", needed=30 * UNIT)
+    await pair.until(lambda: pair.count("moves_urgent") == 1)
+    assert await pair.sizes() == [10 * UNIT, 30 * UNIT]
+    assert (await pair.ask("talker"))["orders"] == 20
+    assert pair.mover.report()["granules_moved"] == 10 * UNIT
+
+
+async def test_engines_on_different_devices_are_no_pair(pair, caplog):
+    await pair.begin("thinker")
+    engine = FakeKvEngine(pair.path, "talker", START, "elsewhere")
+    await pair.until(lambda: pair.count("refused_elsewhere") == 1)
+    assert "place=elsewhere other=cpu" in caplog.text
+    assert set(pair.mover._engines) == {"thinker"}
+    engine.kill()
+
+
 async def test_engines_know_what_they_could_receive(pair):
     await pair.both()
     async with asyncio.timeout(20):
