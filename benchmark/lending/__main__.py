@@ -69,6 +69,7 @@ _OF_THINKER = (
     "peer_tokens_moved",
     "peer_tokens_lost",
     "peer_reload_s",
+    "prefills_put_off",
     "peer_slots",
     "elastic_received",
     "elastic_released",
@@ -194,6 +195,7 @@ async def measure(arm: str, options: Options, schedule: Schedule, place: Place) 
             for kind, typed in (("typed", True), ("spoken", False))
         }
         | {"all": percentiles([t.ttft_ms for t in turns])},
+        "thinker_gap_ms": percentiles([turn.gap_ms for turn in turns]),
         "turns": len(turns),
         "warm_turns": sum(turn.computed == 0 for turn in turns),
         "held_tokens": sum(turn.held for turn in turns),
@@ -218,7 +220,7 @@ def percentiles(values: list[float]) -> dict[str, float | None]:
 
 HEAD = (
     f"{'arm':13s} {'turns':>5s} {'warm':>6s} {'recomp.':>8s} {'all 50':>7s} {'99/max':>7s} "
-    f"{'typed 50':>8s} {'99/max':>7s} {'spoken 50':>9s} {'99/max':>7s} "
+    f"{'typed 50':>8s} {'99/max':>7s} {'spoken 50':>9s} {'99/max':>7s} {'gap 90':>7s} {'max':>5s} "
     f"{'recalls':>7s} {'P99 ms':>7s} {'TTFP 50':>8s} "
     f"{'gap 99':>7s} wrong codes   (ms on modelled links)"
 )
@@ -235,6 +237,7 @@ def line(row: dict) -> str:
     return (
         f"{row['arm']:13s} {row['turns']:5d} {row['warm_turns'] / row['turns']:6.1%} "
         f"{row['recomputed_tokens']:8.0f} {ends('all')} {ends('typed')} {ends('spoken')} "
+        f"{row['thinker_gap_ms']['p90']:7.0f} {row['thinker_gap_ms']['max']:5.0f} "
         f"{row['leases_returned']:7.0f} {row['recall_ms_p99']:7.1f} {lender['ttfp_ms_p50']:8.0f} "
         f"{lender['gap_ms_p99']:7.0f} {lender['wrong']:d} of {lender['n']:d}"
     )

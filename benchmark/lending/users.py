@@ -5,6 +5,7 @@ import json
 import random
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 
 import httpx
 
@@ -25,6 +26,7 @@ class TurnTimes:
         number: of the turn in its conversation, from 0.
         typed: nothing announced its request.
         held: history tokens of the session; computed: those that were computed again.
+        gap_ms: longest time between two messages of the response; 0 if there is one.
     """
 
     number: int
@@ -32,6 +34,7 @@ class TurnTimes:
     ttft_ms: float
     held: int
     computed: int
+    gap_ms: float
     error: str
 
 
@@ -83,25 +86,27 @@ class Users:
             },
             "stream": True,
         }
-        asked_s, first_s, meta, error = time.monotonic(), 0.0, {}, ""
+        asked_s, meta, error = time.monotonic(), {}, ""
+        came_s: list[float] = []
         async with self._client.stream("POST", "/generate", json=request) as answer:
             async for text in answer.aiter_lines():
                 if not text.startswith("data: ") or text == "data: [DONE]":
                     continue
-                first_s = first_s or time.monotonic()
+                came_s.append(time.monotonic())
                 event = json.loads(text[6:])
                 if "error" in event:
                     error = str(event["error"])
                     break
                 meta = event["meta_info"]
-        first_s = first_s or time.monotonic()
+        came_s = came_s or [time.monotonic()]
         # The newest token is computed with the next request in any case.
         computed = max(0, access.history_tokens - meta.get("cached_tokens", 0) - 1)
         return TurnTimes(
             number=access.turn,
             typed=typed,
-            ttft_ms=1000 * (first_s - asked_s),
+            ttft_ms=1000 * (came_s[0] - asked_s),
             held=access.history_tokens,
             computed=computed if meta else 0,
+            gap_ms=1000 * max((b - a for a, b in pairwise(came_s)), default=0.0),
             error=error,
         )

@@ -19,6 +19,7 @@ def row_of(arm: str) -> dict:
         "warm_turns": 3,
         "recomputed_tokens": 7,
         "ttft_ms": {"all": TIMES, "typed": TIMES, "spoken": TIMES},
+        "thinker_gap_ms": TIMES,
         "leases_returned": 0,
         "recall_ms_p99": 0.0,
         "lender": SPEAKERS,
