@@ -170,11 +170,13 @@ class ElasticPool:
         """
         assert self._tail_from is not None
         began_s = time.perf_counter()
-        used = torch.nonzero(~self._out)
-        n_kept = int(used[-1]) + 1 if len(used) else 0
-        units = -(-(self._tail_from + n_kept) // self._pages_per_unit)
-        first = units * self._pages_per_unit - self._tail_from
-        back = torch.nonzero(self._out[:first])[:, 0] + self._tail_from
+        back = self._out[:0]
+        units = self._tail_from // self._pages_per_unit
+        if self._n_out < len(self._out):
+            n_kept = int(torch.nonzero(~self._out)[-1]) + 1
+            units = -(-(self._tail_from + n_kept) // self._pages_per_unit)
+            first = units * self._pages_per_unit - self._tail_from
+            back = torch.nonzero(self._out[:first])[:, 0] + self._tail_from
         n_units, self._units = self._units - units, units
         self._tail_from, self._n_out = None, 0
         self._set_size()
