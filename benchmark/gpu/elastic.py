@@ -117,7 +117,7 @@ class _Buffers:
             tensor[: self._rows(self.memory.units)] = self._value
 
     def problems(self, units: int) -> list[str]:
-        """Rows of so many units have the value, and those behind them are zero."""
+        """Rows of these units have the value, and those behind them are zero."""
         n, end = self._rows(units), self._rows(self.memory.units)
         found = []
         if not all(bool((tensor[:n] == self._value).all()) for tensor in self._tensors):

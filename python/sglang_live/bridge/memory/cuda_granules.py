@@ -9,6 +9,7 @@ an access is a fault of the device, which ends the process.
 import errno
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -100,16 +101,14 @@ class CudaGranules(GranuleStore):
             _call("cuMemSetAccess", address, end - address, self._access, len(self._access))
 
     def unmap(self, address: int, n_bytes: int) -> None:
-        begin = end = address
-        for one in range(address, address + n_bytes + self.granule_bytes, self.granule_bytes):
-            if one in self._mapped and one < address + n_bytes:
-                end = one + self.granule_bytes
-                continue
-            if end > begin:
-                _call("cuMemUnmap", begin, end - begin)
-                for gone in range(begin, end, self.granule_bytes):
-                    del self._mapped[gone]
-            begin = end = one + self.granule_bytes
+        step = self.granule_bytes
+        mapped = [one for one in range(address, address + n_bytes, step) if one in self._mapped]
+        # Adjacent ones are as far from each other as their numbers.
+        for _, group in groupby(enumerate(mapped), lambda item: item[1] - item[0] * step):
+            adjacent = [one for _, one in group]
+            _call("cuMemUnmap", adjacent[0], len(adjacent) * step)
+            for one in adjacent:
+                del self._mapped[one]
 
     def unmap_wiped(self, address: int, runs: Sequence[Run]) -> None:
         n_bytes = count(runs) * self.granule_bytes

@@ -41,7 +41,7 @@ class GranuleStore(ABC):
 
     @abstractmethod
     def files_of(self, runs: Sequence[Run]) -> tuple[int, ...]:
-        """New files for a message, at most `most_passed` granules. The caller closes them."""
+        """New files for a message, of at most `most_passed` granules. They have to be closed."""
 
     @abstractmethod
     def keep(self, runs: Sequence[Run]) -> None:
