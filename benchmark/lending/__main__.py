@@ -69,7 +69,6 @@ _OF_THINKER = (
     "peer_tokens_moved",
     "peer_tokens_lost",
     "peer_reload_s",
-    "prefills_put_off",
     "peer_slots",
     "elastic_received",
     "elastic_released",

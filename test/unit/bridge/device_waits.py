@@ -28,7 +28,8 @@ REASONS = {
     },
     "bridge/memory/cuda_granules.py": {
         "CudaGranules.close synchronize": "nothing uses the pool any more",
-        "CudaGranules.unmap_wiped synchronize x2": ELSEWHERE,
+        "CudaGranules._wipe synchronize": ELSEWHERE,
+        "CudaGranules.unmap_wiped synchronize": ELSEWHERE,
     },
     "bridge/memory/cuda_memory.py": {
         "CudaMemory.clear synchronize": "while the engine starts, or in a lender without one",

@@ -36,7 +36,7 @@ class CudaGranules(GranuleStore):
         self.memory = int.from_bytes(os.urandom(7))
         self._n_created = 0
         self._handles: dict[tuple[int, int], Any] = {}  # by memory and place in it
-        self._mapped: dict[int, tuple[int, int]] = {}  # by address
+        self._mapped: set[int] = set()  # addresses
         self._reserved = (0, 0)
 
     def create(self, n: int) -> Run:
@@ -95,10 +95,11 @@ class CudaGranules(GranuleStore):
         end = address
         for key in _keys(runs):
             _call("cuMemMap", end, self.granule_bytes, 0, self._handles[key], 0)
-            self._mapped[end] = key
+            self._mapped.add(end)
             end += self.granule_bytes
         if end > address:
             _call("cuMemSetAccess", address, end - address, self._access, len(self._access))
+            self._wipe(address, end - address)  # CUDA does not promise zeros of new ones
 
     def unmap(self, address: int, n_bytes: int) -> None:
         step = self.granule_bytes
@@ -107,16 +108,14 @@ class CudaGranules(GranuleStore):
         for _, group in groupby(enumerate(mapped), lambda item: item[1] - item[0] * step):
             adjacent = [one for _, one in group]
             _call("cuMemUnmap", adjacent[0], len(adjacent) * step)
-            for one in adjacent:
-                del self._mapped[one]
+            self._mapped.difference_update(adjacent)
 
     def unmap_wiped(self, address: int, runs: Sequence[Run]) -> None:
         n_bytes = count(runs) * self.granule_bytes
         if not n_bytes:
             return
         torch.cuda.synchronize(self._index)  # a batch that was launched earlier may write there
-        self.tensor(address, n_bytes).zero_()
-        torch.cuda.current_stream(self._index).synchronize()
+        self._wipe(address, n_bytes)
         self.unmap(address, n_bytes)
 
     def close(self) -> None:
@@ -129,6 +128,10 @@ class CudaGranules(GranuleStore):
 
     def use_in_thread(self) -> None:
         torch.cuda.set_device(self._index)
+
+    def _wipe(self, address: int, n_bytes: int) -> None:
+        self.tensor(address, n_bytes).zero_()
+        torch.cuda.current_stream(self._index).synchronize()
 
 
 def _keys(runs: Iterable[Run]) -> Iterator[tuple[int, int]]:

@@ -29,7 +29,7 @@ class GranuleStore(ABC):
 
     @abstractmethod
     def create(self, n: int) -> Run:
-        """New granules, which read as zeros."""
+        """New granules, which read as zeros when they are mapped."""
 
     @abstractmethod
     def accept(self, runs: Sequence[Run], files: Sequence[int]) -> None:

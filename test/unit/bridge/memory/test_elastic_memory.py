@@ -1,6 +1,6 @@
 """Granules move between memories, and every mapped row keeps what was written to it.
 
-On the CPU, and with a driver of a GPU in whose place files are (fake_cuda.py).
+On the CPU, and with a driver of a GPU in whose place files are (fake_vmm.py).
 """
 
 import faulthandler
@@ -15,7 +15,7 @@ from sglang_live.bridge.memory.elastic_buffers import store_of
 from sglang_live.bridge.memory.elastic_memory import ElasticMemory, Geometry, Passed
 from sglang_live.bridge.memory.file_granules import GRANULE_BYTES, FileGranules
 from sglang_live.bridge.memory.granule_store import GranuleStore
-from test.unit.bridge.memory.fake_cuda import FakeCuda
+from test.unit.bridge.memory.fake_vmm import FakeVmm
 
 
 @pytest.fixture(params=["cpu", "cuda"])
@@ -23,7 +23,7 @@ def device(request, monkeypatch) -> torch.device:
     """Of the memory; no file, handle or mapping may be left."""
     before = open_files()
     if request.param == "cuda":
-        fake = FakeCuda().install(monkeypatch)
+        fake = FakeVmm().install(monkeypatch)
     yield torch.device(request.param, 0)
     assert open_files() == before
     if request.param == "cuda":
@@ -163,7 +163,7 @@ def test_more_than_the_address_space_holds_is_kept_unmapped(device):
 @pytest.mark.parametrize("call", ["cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess"])
 @pytest.mark.parametrize("n", [0, 3])
 def test_a_driver_that_refuses_changes_nothing(monkeypatch, call, n):
-    fake, before = FakeCuda().install(monkeypatch), open_files()
+    fake, before = FakeVmm().install(monkeypatch), open_files()
     one, two = Buffers(torch.device("cuda", 0), 8), Buffers(torch.device("cuda", 0), 8)
     passed = one.memory.release(2 * one.unit)
     handles, mapped = fake.n_handles, fake.n_mapped
@@ -181,7 +181,7 @@ def test_a_driver_that_refuses_changes_nothing(monkeypatch, call, n):
 
 
 def test_memory_for_which_there_are_no_files_stays(monkeypatch):
-    fake, before = FakeCuda().install(monkeypatch), open_files()
+    fake, before = FakeVmm().install(monkeypatch), open_files()
     one = Buffers(torch.device("cuda", 0), 8)
     fake.calls_left = {"cuMemExportToShareableHandle": 5}
     assert one.memory.release(2 * one.unit) == Passed([], ())
@@ -192,7 +192,7 @@ def test_memory_for_which_there_are_no_files_stays(monkeypatch):
 
 
 def test_too_little_memory_leaves_none(monkeypatch):
-    fake = FakeCuda().install(monkeypatch)
+    fake = FakeVmm().install(monkeypatch)
     fake.calls_left = {"cuMemCreate": 20}
     store = store_of(torch.device("cuda", 0))
     with pytest.raises(OSError, match="cuMemCreate"):

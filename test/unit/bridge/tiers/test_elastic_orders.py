@@ -27,7 +27,7 @@ from sglang_live.engine_channel.elastic import (
 from sglang_live.kv.elastic import ElasticConfig
 from sglang_live.kv.granules import count
 from sglang_live.stages.memory.kv_mover import KvMover
-from test.unit.bridge.memory.fake_cuda import FakeCuda
+from test.unit.bridge.memory.fake_vmm import FakeVmm
 from test.unit.bridge.tiers.test_elastic_pool import Engine
 
 START = {"thinker": 6000, "talker": 24_000}  # floors are 5,120 tokens
@@ -89,7 +89,7 @@ async def test_pools_stay_exact_while_the_mover_moves_their_memory(
     tmp_path, monkeypatch, page, device
 ):
     if device != "cpu":
-        FakeCuda().install(monkeypatch)
+        FakeVmm().install(monkeypatch)
     mover = KvMover(tmp_path / "mover", ElasticConfig(elastic_window_s=0.05))
     mover.start()
     loops = [

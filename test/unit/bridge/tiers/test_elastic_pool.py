@@ -16,7 +16,7 @@ from sglang_live.bridge.memory.elastic_buffers import (
     planned,
 )
 from sglang_live.bridge.tiers.elastic_pool import ElasticPool
-from test.unit.bridge.memory.fake_cuda import FakeCuda
+from test.unit.bridge.memory.fake_vmm import FakeVmm
 
 N_HEADS, HEAD_DIM, N_LAYERS = 2, 16, 2
 
@@ -122,7 +122,7 @@ class Engine:
 def test_pools_stay_exact_through_any_moves(page, device, monkeypatch):
     sizes = (2000, 3000)
     if device != "cpu":
-        FakeCuda().install(monkeypatch)
+        FakeVmm().install(monkeypatch)
         sizes = (9000, 14_000)  # of larger granules
     rng = random.Random(page)
     engines = [Engine(page, tokens, device=device) for tokens in sizes]

@@ -16,21 +16,12 @@ from typing import Any
 import torch
 from sglang.srt.utils import cuda_vmm_utils as vmm
 
+from sglang_live.bridge.memory.file_granules import _LIBC
+
 GRANULE = 1 << 16
 _ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
 _FIXED, _NO_ACCESS = 0x10, 0
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.mmap.restype = ctypes.c_void_p
-_LIBC.mmap.argtypes = (
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_long,
-)
-_LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _LIBC.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
@@ -46,7 +37,7 @@ class _HandleType(IntEnum):
     CU_MEM_HANDLE_TYPE_FABRIC = 8
 
 
-class FakeCuda:
+class FakeVmm:
     """
     Attributes:
         calls_left: of each function before it fails; functions without a number never do.
@@ -66,7 +57,7 @@ class FakeCuda:
         self._mappings: dict[int, bool] = {}  # by address: whether it can be used
         self._handles: set[int] = set()
 
-    def install(self, monkeypatch: Any) -> "FakeCuda":
+    def install(self, monkeypatch: Any) -> "FakeVmm":
         properties = SimpleNamespace(uuid="fake")
         monkeypatch.setattr(vmm, "_drv", self)
         monkeypatch.setattr(vmm, "tensor_from_pointer", _tensor)
@@ -121,7 +112,7 @@ class FakeCuda:
         if self._fails("cuMemCreate"):
             return (_Result.CUDA_ERROR_OUT_OF_MEMORY,)
         file = os.memfd_create("fake-allocation", os.MFD_CLOEXEC)
-        os.ftruncate(file, size)
+        os.pwrite(file, b"\x55" * size, 0)  # CUDA does not promise zeros
         self._handles.add(file)
         return _Result.CUDA_SUCCESS, file
 
