@@ -4,6 +4,8 @@ from dataclasses import dataclass, fields, replace
 
 from sglang_live.policy.view import FRAME_S
 
+_SWITCHES = ("may_pause_prefill", "runs_ahead_for_kv")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
@@ -38,6 +40,8 @@ class PolicyConfig:
             larger share of it.
         max_pause_s: a paused stream runs for one round after it, because its telemetry may be
             wrong.
+        runs_ahead_for_kv: streams that hold much KV of a full pool get further ahead also before
+            one waits for memory: those that have run ahead by then free their KV sooner.
 
     Yielding to urgent streams:
         saturated: in a stage that computes for a larger share of the time no stream yields. What
@@ -114,6 +118,7 @@ class PolicyConfig:
     saturated: float = 0.7
     company_share: float = 0.3
     max_pause_s: float = 10.0
+    runs_ahead_for_kv: bool = False
     max_yield_s: float = 2.0
     yield_rounds: float = 16.0
     interval_steps: float = 0.375
@@ -148,9 +153,10 @@ class PolicyConfig:
             *("pipeline_s", "beta", "jitter_rounds", "jitter_s", "flip_s", "yield_rounds"),
             "interval_steps",
         )
-        if not isinstance(self.may_pause_prefill, bool):
-            raise ValueError("policy config: may_pause_prefill must be true or false")
-        for name in (f.name for f in fields(self) if f.name != "may_pause_prefill"):
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"policy config: {name} must be true or false")
+        for name in (f.name for f in fields(self) if f.name not in _SWITCHES):
             value = getattr(self, name)
             if not 0 <= value < float("inf") or (value == 0 and name not in may_be_zero):
                 raise ValueError(f"policy config: {name} must be positive, got {value}")
@@ -175,10 +181,12 @@ class PolicyConfig:
 # Both engines can pause a prefill.
 TALKER = PolicyConfig(may_pause_prefill=True)
 # Between its tokens and the listener is also the talker, which makes a chunk of its own. Text
-# tokens are cheap beside frames: three times as much ahead lasts through longer prefills.
+# tokens are cheap beside frames: three times as much ahead lasts through longer prefills, and where
+# sessions fill the pool, text that may never be spoken costs less than KV that is held for longer.
 THINKER = replace(
     TALKER,
     pipeline_s=TALKER.pipeline_s + TALKER.chunk_steps * FRAME_S,
     p_safe_s=TALKER.p_safe_s + TALKER.chunk_steps * FRAME_S,
     min_gap_s=3 * TALKER.min_gap_s,
+    runs_ahead_for_kv=True,
 )

@@ -56,7 +56,9 @@ def pacing_marks(
     Args:
         safe_s: P_safe: below it a stream is urgent and never paused.
         crowded: a stream waits for memory. Streams that hold much of it may then get further
-            ahead, to where their utility (LiveServe eq. 1) is zero, and so end sooner.
+            ahead, to where their utility (LiveServe eq. 1) is zero, and so end sooner. With
+            config.runs_ahead_for_kv they always may, but only a crowded stage resumes those that
+            have paused.
     """
     round_s = view.rates.round_s
     # A round as long as the speech it makes leaves no time to catch up: no mark is high enough.
@@ -67,11 +69,12 @@ def pacing_marks(
     # A stream flips twice each time it goes from one mark to the other and back.
     rare_s = 2.0 * np.count_nonzero(view.managed) * config.flip_s / config.flip_share
     high_s = back_s + np.maximum(likely_s, rare_s)
-    if crowded:
+    if crowded or config.runs_ahead_for_kv:
         exposure = config.beta / config.alpha * view.occupancy * view.kv_tokens
         worth_s = config.p_safe_s * (1.0 + exposure)
         high_s = np.maximum(high_s, worth_s)
-        low_s = np.maximum(back_s, worth_s - max(config.min_gap_s, rare_s))
+        if crowded:
+            low_s = np.maximum(back_s, worth_s - max(config.min_gap_s, rare_s))
     return Marks(low_s=low_s, high_s=high_s, max_s=config.max_pause_s)
 
 

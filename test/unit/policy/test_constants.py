@@ -22,6 +22,7 @@ def test_docs_state_every_constant():
     stated = constants_of("scheduling.md")
     expected = dict(written(PolicyConfig(), StartupDelayConfig(), FlexConfig(), *named))
     expected["may_pause_prefill"] = "True in both engines"
+    expected["runs_ahead_for_kv"] = "False, thinker True"
     for name in ("pipeline_s", "p_safe_s", "min_gap_s"):
         expected[name] += f", thinker {getattr(THINKER, name):g}"
     assert stated == expected
@@ -32,7 +33,7 @@ def test_engines_differ_from_the_defaults_only_where_docs_say():
     changed = {n for n in names if getattr(TALKER, n) != getattr(PolicyConfig(), n)}
     assert changed == {"may_pause_prefill"}
     changed = {n for n in names if getattr(THINKER, n) != getattr(TALKER, n)}
-    assert changed == {"pipeline_s", "p_safe_s", "min_gap_s"}
+    assert changed == {"pipeline_s", "p_safe_s", "min_gap_s", "runs_ahead_for_kv"}
 
 
 @pytest.mark.parametrize(("round_ms", "stated"), MARKS)

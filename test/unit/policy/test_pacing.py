@@ -222,6 +222,16 @@ def test_under_memory_pressure_marks_are_where_utility_is_zero():
     assert found.low_s[0] == 0.5 * (1.0 + 2**-9 * 0.5 * 16384) - rare_s
 
 
+def test_streams_that_hold_much_kv_run_ahead_before_a_stream_waits_for_memory():
+    config = replace(EXACT, runs_ahead_for_kv=True, beta=2**-8)
+    view = view_of(playing(1.0, kv_tokens=8192), playing(1.0, kv_tokens=1), occupancy=0.5)
+    found, plain = pacing_marks(view, 0.5, config), pacing_marks(view, 0.5, EXACT)
+    assert found.high_s[0] == 0.5 * (1.0 + 2**-8 * 0.5 * 8192)
+    assert found.high_s[1] == plain.high_s[1]
+    # A stream that has paused resumes as early as any other: none waits for its KV.
+    assert found.low_s == plain.low_s
+
+
 def test_no_mark_is_below_what_is_safe():
     view = view_of(playing(1.0), rates=EXACT_RATES)
     assert pacing_marks(view, 3.0, EXACT).low_s == 3.0
@@ -277,6 +287,7 @@ def test_constants_at_their_bounds_are_accepted(edge):
         {"n_startup_max": 1.5},
         {"chunk_tokens": 100.0},
         {"may_pause_prefill": 1},
+        {"runs_ahead_for_kv": 1.0},
     ]
     + [{"pipeline_s": -0.1}, {"p_safe_s": 30.1}, {"min_slice_s": 0.2}],
     ids=str,
