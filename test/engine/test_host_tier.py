@@ -42,6 +42,7 @@ async def stages(request, endless_checkpoint, tmp_path_factory):
     )
     async with running as found:
         found.page = page
+        found.has_slow_link = bool(device_model)
         yield found
 
 
@@ -118,7 +119,7 @@ async def test_bounded_sessions_move_between_tiers_and_are_compacted(stages, poo
     await check_all_is_free(pool)
 
 
-async def test_many_sessions_share_the_pool_and_the_host(pool, reference):
+async def test_many_sessions_share_the_pool_and_the_host(stages, pool, reference):
     """All at once, with speech starts between: every turn gets the right response."""
 
     async def session(n: int) -> None:
@@ -141,6 +142,9 @@ async def test_many_sessions_share_the_pool_and_the_host(pool, reference):
 
     await asyncio.gather(*(session(n) for n in range(30)))
     await check_all_is_free(pool)
+    # A load over the slow link takes longer than its prefill.
+    awaited = await pool.load("policy_prefills_awaited_kv")
+    assert (awaited > 0) == stages.has_slow_link
 
 
 async def test_aborting_a_waiting_request_leaves_its_session_unchanged(pool, reference):

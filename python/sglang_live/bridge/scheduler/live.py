@@ -27,7 +27,7 @@ from sglang_live.policy.config import THINKER
 
 # Longest wait for input while every request is paused. A message ends the wait at once.
 IDLE_WAIT_MS = 20
-# Wait of an idle engine that loads KV ahead: less than the transfers in flight take.
+# The same while KV is loaded ahead: less than the transfers in flight take.
 LOADING_WAIT_MS = 5
 
 
@@ -158,7 +158,7 @@ class LiveScheduler(LenderScheduler):
         return bool(self.paused)
 
     def _wait_for_input(self, decodes: bool) -> None:
-        limit_s = IDLE_WAIT_MS / 1000
+        limit_s = (LOADING_WAIT_MS if self._loads_ahead else IDLE_WAIT_MS) / 1000
         if self.rounds is not None:
             limit_s = min(limit_s, self.rounds.wait_limit_s(decodes=decodes))
         self._poll(max(1, round(1000 * limit_s)))
@@ -175,8 +175,8 @@ class LiveScheduler(LenderScheduler):
         queue, later = self._admission_order(self.waiting_queue)
         waiting = [*queue, *later]
         if self.tier_events is not None:
-            queue, fetching = self.tier_events.ready(queue)
-            later = fetching + later
+            queue, loading = self.tier_events.ready(queue, running_batch.reqs)
+            later = loading + later
         budget = self.rounds.prefill_budget() if self.rounds is not None else None
         if budget == 0:
             # Upstream has stored a half-prefilled prompt's last chunk already.

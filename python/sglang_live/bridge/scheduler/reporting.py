@@ -258,4 +258,6 @@ class ReportingScheduler(Scheduler):
             totals |= self.rounds.report()
         if self.retention is not None:
             totals |= self.retention.report()
+        if self.tier_events is not None:
+            totals |= self.tier_events.report()
         return totals

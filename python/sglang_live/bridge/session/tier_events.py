@@ -1,7 +1,7 @@
 """Passes events of sessions to the parts of the session cache that rank, fetch and preload KV.
 
 In: the round's stamp, next-use hints, speech starts, queued requests. Out: the measured link rate;
-the waiting requests whose KV is on the host or device.
+the waiting requests whose KV is where their prefill can begin.
 Owner: one TierEvents per scheduler; equal on all ranks, because its inputs are broadcast.
 """
 
@@ -11,12 +11,17 @@ from sglang.srt.managers.schedule_batch import Req
 
 from sglang_live.bridge.round_facts import LinkRate, RoundStamp
 from sglang_live.bridge.session.cache import SessionCache
+from sglang_live.bridge.tiers.put_off import PutOffPrefills
 from sglang_live.engine_channel.messages import NextUseHint, SpeechDismissed, SpeechStart
 
 
 class TierEvents:
     def __init__(self, scheduler: Any):
         self._scheduler = scheduler
+        self._put_off = PutOffPrefills(scheduler)
+
+    def report(self) -> dict[str, float]:
+        return {} if self._sessions.tier is None else dict(self._put_off.counts)
 
     def stamp(self, stamp: RoundStamp) -> None:
         sessions = self._sessions
@@ -82,23 +87,33 @@ class TierEvents:
         next round must not be late.
         """
         preloads, tier = self._sessions.preloads, self._sessions.tier
+        if preloads is not None:
+            preloads.load()
+        is_loading = preloads is not None and preloads.is_loading
         is_draining = tier is not None and tier.peer is not None and tier.peer.leases.is_draining
-        if preloads is None:
-            return is_draining
-        preloads.load()
-        return preloads.is_loading or is_draining
+        return is_loading or is_draining or self._put_off.awaits_any
 
     def request_queued(self, req: Req) -> None:
         if self._sessions.tier is not None and req.session is not None:
             self._sessions.tier.fetch(req.session.session_id)
 
-    def ready(self, waiting: list[Req]) -> tuple[list[Req], list[Req]]:
-        """The waiting requests that can begin, and those whose KV is being read from storage."""
+    def ready(self, waiting: list[Req], running: list[Req]) -> tuple[list[Req], list[Req]]:
+        """The waiting requests that can begin, and those whose KV is being read or loaded.
+
+        Args:
+            running: requests that decode meanwhile.
+        """
         tier = self._sessions.tier
-        if tier is None or not tier.fetches_any:
+        if tier is None:
             return waiting, []
-        fetching = [r for r in waiting if r.session and tier.is_fetching(r.session.session_id)]
-        return [req for req in waiting if req not in fetching], fetching
+        later: list[Req] = []
+        if tier.fetches_any:
+            later = [r for r in waiting if r.session and tier.is_fetching(r.session.session_id)]
+            waiting = [req for req in waiting if req not in later]
+        if self._scheduler.rounds is not None:
+            waiting, loading = self._put_off.ready(waiting, running)
+            later += loading
+        return waiting, later
 
     @property
     def _sessions(self) -> SessionCache:

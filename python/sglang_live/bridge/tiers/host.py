@@ -189,6 +189,12 @@ class SessionTier:
 
     # --- back to the device ---
 
+    @property
+    def n_layers(self) -> int:
+        """Layers of the KV, which a load moves one after another."""
+        n: int = self._sessions.cache.token_to_kv_pool_allocator.get_kvcache().layer_num
+        return n
+
     def expect(self, session_id: str) -> None:
         """To be called when the session's expected next use has changed."""
         self._changed(session_id)
@@ -320,6 +326,14 @@ class SessionTier:
         self._arriving.setdefault(session_id, []).append(arrival)
         self._attach(slot, begin, end, device)
         return n_slots
+
+    def load_now(self, session_id: str, n_tokens: int) -> int:
+        """As preload(), for a request that waits: idle sessions are evicted for it."""
+        if not self.has_spare_row(session_id):
+            return 0
+        with self.keeping(session_id):
+            self._make_room(n_tokens)
+        return self.preload(session_id, n_tokens)
 
     def _attach(self, slot: SessionSlot, begin: int, end: int, device: torch.Tensor) -> None:
         row = self._sessions.cache.req_to_token_pool.req_to_token[slot.kv.req_pool_idx]

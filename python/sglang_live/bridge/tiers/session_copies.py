@@ -293,6 +293,10 @@ class SessionCopies(ABC):
         self.free_if_gone(copy)
         return True
 
+    def loads_from(self, copy: SessionCopy) -> bool:
+        """Whether a load of this copy has not ended."""
+        return not copy.busy.isdisjoint(self._loads)
+
     def is_loading(self, ack: HiCacheAck) -> bool:
         """Whether the tier, and no other, is the source of these loads."""
         return all(number in self._loads for number in ack.node_ids)

@@ -54,6 +54,10 @@ class TierCopies:
         of_peer = 0 if self.peer is None else self.peer.loading_bytes
         return of_peer if on_peer else self.host.bytes_to_device - of_peer
 
+    def is_loading(self, session_id: str) -> bool:
+        """Whether a load of the session has not ended; equal on all ranks."""
+        return any(tier.loads_from(copy) for tier, copy in self.of(session_id))
+
     # --- SGLang acknowledges ---
 
     def measure_load(self, ack: HiCacheAck) -> None:

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_live.bridge.scheduler.live import LiveScheduler
+from sglang_live.bridge.scheduler.live import IDLE_WAIT_MS, LOADING_WAIT_MS, LiveScheduler
 from sglang_live.bridge.scheduler.sliced_prefill import audio_within
 
 SPOKEN, WRITTEN = (
@@ -35,5 +35,15 @@ def test_the_rank_that_receives_input_alone_waits_for_it(inbox, n_waits):
     waits: list[int] = []
     rank = LiveScheduler.__new__(LiveScheduler)
     rank.inbox, rank.rounds, rank._poller = inbox, None, SimpleNamespace(poll=waits.append)
+    rank._loads_ahead = False
     rank._wait_for_input(decodes=False)
     assert len(waits) == n_waits
+
+
+def test_a_round_in_which_kv_is_loaded_ahead_is_not_late():
+    waits: list[int] = []
+    rank = LiveScheduler.__new__(LiveScheduler)
+    rank.inbox, rank.rounds, rank._poller = object(), None, SimpleNamespace(poll=waits.append)
+    for rank._loads_ahead in (False, True):
+        rank._wait_for_input(decodes=False)
+    assert waits == [IDLE_WAIT_MS, LOADING_WAIT_MS]

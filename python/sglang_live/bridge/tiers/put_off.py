@@ -1,0 +1,114 @@
+"""Prefills that are put off until their KV is loaded, because decodes run meanwhile.
+
+SGLang loads a host hit layer by layer within the prefill, and every request of the engine waits for
+layers that arrive more slowly than they compute. Such a load begins without its prefill.
+Owner: the TierEvents of a scheduler whose policies decide about rounds. All inputs are equal on all
+ranks.
+"""
+
+from typing import Any
+
+from sglang.srt.managers.schedule_batch import Req
+
+from sglang_live.bridge.round_facts import LinkRate
+from sglang_live.bridge.scheduler.batch_times import audio_s_of
+from sglang_live.bridge.tiers.host import SessionTier
+from sglang_live.kv.layered_load import LayeredLoad
+from sglang_live.kv.preload import PROTECTED_S
+
+
+class PutOffPrefills:
+    """
+    Attributes:
+        counts: of prefills, and the time that they have waited for.
+    """
+
+    def __init__(self, scheduler: Any):
+        self._scheduler = scheduler
+        # Waiting requests that have been put off, and since when; None: their KV is there.
+        self._since_s: dict[str, float | None] = {}
+        self.counts = {"prefills_awaited_kv": 0.0, "prefills_awaited_kv_s": 0.0}
+
+    @property
+    def awaits_any(self) -> bool:
+        return any(since_s is not None for since_s in self._since_s.values())
+
+    def ready(self, waiting: list[Req], running: list[Req]) -> tuple[list[Req], list[Req]]:
+        """The waiting requests that can begin, and those whose KV is being loaded.
+
+        Args:
+            running: requests that decode meanwhile.
+        """
+        if self._since_s:
+            waits = {req.rid for req in waiting}
+            self._since_s = {rid: since for rid, since in self._since_s.items() if rid in waits}
+        ready: list[Req] = []
+        loading: list[Req] = []
+        for req in waiting:
+            awaits = req.session is not None and (
+                self._still_awaits(req) if req.rid in self._since_s else self._begin(req, running)
+            )
+            (loading if awaits else ready).append(req)
+        return ready, loading
+
+    def _still_awaits(self, req: Req) -> bool:
+        since_s = self._since_s[req.rid]
+        if since_s is None:
+            return False
+        if self._tier.all.is_loading(req.session.session_id):
+            return True
+        # Not a second time, should it be evicted meanwhile.
+        self._since_s[req.rid] = None
+        self.counts["prefills_awaited_kv_s"] += self._scheduler.rounds.now_s - since_s
+        return False
+
+    def _begin(self, req: Req, running: list[Req]) -> bool:
+        """Begin to load the request's KV if its prefill should not. Returns whether it does."""
+        session_id, tier = req.session.session_id, self._tier
+        n_tokens = tier.tokens_to_preload(session_id)
+        rate = self._rate(session_id)
+        if not running or not n_tokens or rate.bytes_per_s is None:
+            return False
+        load = self._load(req, n_tokens, rate.bytes_per_s, rate.latency_s)
+        round_s = self._scheduler.rounds.rates.round_s
+        if not load.is_put_off(round_s) or not self._fits(req, running):
+            return False
+        if not tier.load_now(session_id, n_tokens):
+            return False
+        now_s = self._since_s[req.rid] = self._scheduler.rounds.now_s
+        sessions = self._scheduler.tree_cache.session
+        sessions.resized(session_id)
+        sessions.idle.protect(session_id, now_s + PROTECTED_S)
+        self.counts["prefills_awaited_kv"] += 1
+        return True
+
+    def _load(self, req: Req, n_tokens: int, bytes_per_s: float, latency_s: float) -> LayeredLoad:
+        tier, rates = self._tier, self._scheduler.rounds.rates
+        n_prompt, n_new = len(req.origin_input_ids), self._scheduler._tokens_to_prefill(req)
+        audio_s = audio_s_of(req, max(0, n_prompt - n_new), n_prompt)
+        queued = tier.all.bytes_in_transfer(tier.is_on_peer(req.session.session_id))
+        return LayeredLoad(
+            n_bytes=n_tokens * tier.copies.bytes_per_token,
+            n_layers=tier.n_layers,
+            bytes_per_s=bytes_per_s,
+            ahead_s=latency_s + queued / bytes_per_s,
+            encoder_s=audio_s * rates.encoder_s_per_audio_s,
+            compute_s=rates.prefill_s_fixed + n_new * rates.prefill_s_per_token,
+        )
+
+    def _fits(self, req: Req, running: list[Req]) -> bool:
+        """Whether the request could begin: KV that waits for memory is not loaded for it."""
+        scheduler = self._scheduler
+        fits: bool = scheduler.fits(req, running, scheduler._pool().free)
+        return fits
+
+    def _rate(self, session_id: str) -> LinkRate:
+        tier = self._tier
+        if tier.all.rates is None:
+            return LinkRate(None, 0.0)
+        return tier.all.rates[tier.is_on_peer(session_id)]
+
+    @property
+    def _tier(self) -> SessionTier:
+        tier: SessionTier = self._scheduler.tree_cache.session.tier
+        return tier
