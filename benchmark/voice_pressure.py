@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.load.config import LoadConfig, Run
+from benchmark.load.link_speed import with_link
 from benchmark.load.options import check_names, parser_of
 from benchmark.load.point import RunResult, Workload, measure, result_to_json
 from benchmark.load.provenance import config_of, facts
@@ -155,18 +156,7 @@ def device_model(options: Options, folder: Path) -> Path | None:
     if not options.device_model:
         return None
     path = Path(options.device_model)
-    if not options.link_gb_per_s:
-        return path
-    speed = f'{{ value = {options.link_gb_per_s:g}, source = "chosen for this run" }}'
-    text, n_changed = re.subn(
-        r"^(to_(?:device|host)_gb_per_s) = .*$", rf"\1 = {speed}", path.read_text(), flags=re.M
-    )
-    assert n_changed == 2, "a device model has a speed for each direction"
-    name = f", link of {options.link_gb_per_s:g} GB/s"
-    text = re.sub(r'^(name = ".*)"$', rf'\1{name}"', text, count=1, flags=re.M)
-    copy = folder / path.name
-    copy.write_text(text)
-    return copy
+    return with_link(path, options.link_gb_per_s, folder) if options.link_gb_per_s else path
 
 
 def row_of(arm: str, share: float, tokens: int, repeat: int, result: RunResult) -> dict[str, Any]:

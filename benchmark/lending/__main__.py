@@ -63,6 +63,8 @@ _OF_THINKER = (
     "tokens_loaded",
     "tokens_preloaded",
     "reload_s",
+    "prefills_awaited_kv",
+    "prefills_awaited_kv_s",
     "peer_tokens_written",
     "peer_tokens_loaded",
     "peer_tokens_preloaded",

@@ -22,6 +22,7 @@ from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.decide import RoundPolicy
 from sglang_live.policy.hybrid import retracted_first
 from sglang_live.policy.policies import Policies
+from sglang_live.policy.protection import slack_s
 from sglang_live.policy.view import U0, U1, U2, Round, StageView
 
 _CLASSES = {U0: "u0", U1: "u1", U2: "u2", -1: "unknown"}
@@ -265,6 +266,17 @@ class Rounds:
         if slot is None or self._last is None or slot >= len(self._last.urgency):
             return False
         return self._last.urgency[slot] == U2
+
+    def least_slack_s(self, rids: Iterable[str]) -> float:
+        """The time for which all of these requests could wait without being noticed; inf if all are
+        best effort."""
+        slack = slack_s(self._view(_NO_POOL), self.config)
+        least_s = math.inf
+        for rid in rids:
+            if not self.table.is_best_effort(rid):
+                slot = self.table.slot(rid)
+                least_s = min(least_s, 0.0 if slot is None else float(slack[slot]))
+        return least_s
 
     def pauses_any(self) -> bool:
         """Whether the decision pauses any request."""

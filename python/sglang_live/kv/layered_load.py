@@ -1,9 +1,8 @@
 """How long a prefill waits within for KV that is loaded layer by layer.
 
-In: sizes of the load, rates of link and engine. Out: the device's wait, and whether the prefill is
-put off until its KV is there. SwiftCache (arXiv 2606.16135): layer i + 1 arrives while layer i
-computes, so a load is hidden if the bytes of a layer over the bandwidth take no longer than a layer
-computes.
+In: sizes of the load, rates of link and engine. Out: the device's wait.
+SwiftCache (arXiv 2606.16135): layer i + 1 arrives while layer i computes, so a load is hidden if
+the bytes of a layer over the bandwidth take no longer than a layer computes.
 """
 
 from dataclasses import dataclass
@@ -36,11 +35,3 @@ class LayeredLoad:
         # last one.
         latest_s = max(load_s, self.n_layers * load_s - (self.n_layers - 1) * layer_s)
         return max(0.0, self.ahead_s + latest_s - self.encoder_s)
-
-    def is_put_off(self, round_s: float) -> bool:
-        """Whether requests that run beside it would notice the wait.
-
-        Args:
-            round_s: duration of a decode round, by which any prefill delays the next one.
-        """
-        return self.stall_s > round_s

@@ -10,7 +10,7 @@ import numpy as np
 
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.pacing import latency_s
-from sglang_live.policy.view import Bools, Ints, StageView
+from sglang_live.policy.view import Bools, Floats, Ints, StageView
 
 
 def prefill_budget(
@@ -59,6 +59,14 @@ def prefill_budget(
         config.min_chunk_tokens,
         min(int(share_s / max(rates.prefill_s_per_token, 1e-9)), config.chunk_tokens),
     )
+
+
+def slack_s(view: StageView, config: PolicyConfig) -> Floats:
+    """Returns [n], the time for which each stream could wait without being noticed: 0 if its user
+    waits for the first sound, and for streams without a listener, or of unknown buffer."""
+    round_s = view.rates.round_s
+    left_s = view.buffered_s - latency_s(round_s, config) - round_s
+    return np.where(view.managed & view.started & (left_s > 0), left_s, 0.0)
 
 
 def _once_s(view: StageView, admitted: Ints) -> float:

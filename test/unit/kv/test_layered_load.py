@@ -6,8 +6,6 @@ from hypothesis import strategies as st
 
 from sglang_live.kv.layered_load import LayeredLoad
 
-ROUND_S = 0.02
-
 
 def load_of(load_s: float, compute_s: float, **other: float) -> LayeredLoad:
     """10 layers; the whole load takes load_s on a link that is free."""
@@ -43,18 +41,10 @@ def test_the_wait_is_that_of_layers_one_after_another(load_s, compute_s, ahead_s
 
 def test_layers_that_arrive_faster_than_they_compute_are_hidden_but_for_the_first():
     assert load_of(0.1, 0.1).stall_s == pytest.approx(0.01)
-    assert not load_of(0.1, 0.1).is_put_off(ROUND_S)
 
 
 def test_slower_layers_delay_by_what_the_load_takes_beyond_all_but_one():
     assert load_of(0.2, 0.1).stall_s == pytest.approx(0.2 - 0.09)
-    assert load_of(0.2, 0.1).is_put_off(ROUND_S)
-
-
-def test_less_than_a_round_is_not_noticed():
-    load = load_of(0.2, 0.2)
-    assert not load.is_put_off(0.021)
-    assert load.is_put_off(0.019)
 
 
 def test_an_encoder_hides_a_load_and_a_queue_delays_it():

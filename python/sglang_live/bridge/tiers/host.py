@@ -307,11 +307,20 @@ class SessionTier:
         Returns:
             How many tokens are loaded; 0 if there is no memory for them.
         """
-        n_slots = min(self.tokens_to_preload(session_id), most_tokens)
-        slot = self._sessions.slots.get(session_id)
-        if n_slots == 0 or slot is None:
+        if not self.tokens_to_preload(session_id) or not self.has_spare_row(session_id):
             return 0
-        if not self.has_spare_row(session_id) or not self._has_row(slot):
+        return self._begin_load(session_id, most_tokens)
+
+    def load_now(self, session_id: str, n_tokens: int) -> int:
+        """As preload(), for a request that waits: with the last row, and evicting for it."""
+        with self.keeping(session_id):
+            self._make_room(n_tokens)
+        return self._begin_load(session_id, n_tokens)
+
+    def _begin_load(self, session_id: str, most_tokens: int) -> int:
+        n_slots = min(self.tokens_to_preload(session_id), most_tokens)
+        slot = self._sessions.slots[session_id]
+        if not self._has_row(slot):
             return 0
         device = self._sessions.cache.token_to_kv_pool_allocator.alloc(n_slots)
         if device is None:
@@ -326,14 +335,6 @@ class SessionTier:
         self._arriving.setdefault(session_id, []).append(arrival)
         self._attach(slot, begin, end, device)
         return n_slots
-
-    def load_now(self, session_id: str, n_tokens: int) -> int:
-        """As preload(), for a request that waits: idle sessions are evicted for it."""
-        if not self.has_spare_row(session_id):
-            return 0
-        with self.keeping(session_id):
-            self._make_room(n_tokens)
-        return self.preload(session_id, n_tokens)
 
     def _attach(self, slot: SessionSlot, begin: int, end: int, device: torch.Tensor) -> None:
         row = self._sessions.cache.req_to_token_pool.req_to_token[slot.kv.req_pool_idx]

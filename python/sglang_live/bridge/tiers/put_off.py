@@ -1,7 +1,8 @@
 """Prefills that are put off until their KV is loaded, because decodes run meanwhile.
 
 SGLang loads a host hit layer by layer within the prefill, and every request of the engine waits for
-layers that arrive more slowly than they compute. Such a load begins without its prefill.
+layers that arrive more slowly than they compute. Where that would be noticed, the load begins
+without its prefill.
 Owner: the TierEvents of a scheduler whose policies decide about rounds. All inputs are equal on all
 ranks.
 """
@@ -69,9 +70,8 @@ class PutOffPrefills:
         rate = self._rate(session_id)
         if not running or not n_tokens or rate.bytes_per_s is None:
             return False
-        load = self._load(req, n_tokens, rate.bytes_per_s, rate.latency_s)
-        round_s = self._scheduler.rounds.rates.round_s
-        if not load.is_put_off(round_s) or not self._fits(req, running):
+        stall_s = self._load(req, n_tokens, rate.bytes_per_s, rate.latency_s).stall_s
+        if not self._is_noticed(stall_s, running) or not self._fits(req, running):
             return False
         if not tier.load_now(session_id, n_tokens):
             return False
@@ -95,6 +95,15 @@ class PutOffPrefills:
             encoder_s=audio_s * rates.encoder_s_per_audio_s,
             compute_s=rates.prefill_s_fixed + n_new * rates.prefill_s_per_token,
         )
+
+    def _is_noticed(self, stall_s: float, running: list[Req]) -> bool:
+        """Whether a wait of all running requests is longer than a round, by which any prefill
+        delays them, and than their listeners' buffers last."""
+        rounds = self._scheduler.rounds
+        if stall_s <= rounds.rates.round_s:
+            return False
+        slack_s: float = rounds.least_slack_s(req.rid for req in running)
+        return stall_s > slack_s
 
     def _fits(self, req: Req, running: list[Req]) -> bool:
         """Whether the request could begin: KV that waits for memory is not loaded for it."""

@@ -9,7 +9,7 @@ from sglang_live.bridge.tiers.put_off import PutOffPrefills
 from sglang_live.policy.view import StageRates
 
 N_TOKENS = 1000
-RUNNING = [object()]
+RUNNING = [SimpleNamespace(rid="runs")]
 # A prompt's prefill takes 0.02 s, in two layers.
 RATES = StageRates(round_s=0.02, prefill_s_fixed=0.01, prefill_s_per_token=1e-3)
 
@@ -54,7 +54,10 @@ class World:
         )
         self.resized: list[str] = []
         self.fits = True
-        self.rounds = SimpleNamespace(rates=RATES, now_s=100.0)
+        self.slack_s = 0.0
+        self.rounds = SimpleNamespace(
+            rates=RATES, now_s=100.0, least_slack_s=lambda rids: self.slack_s
+        )
         scheduler = SimpleNamespace(
             tree_cache=SimpleNamespace(session=sessions),
             rounds=self.rounds,
@@ -103,10 +106,14 @@ def test_a_begun_load_is_waited_for_although_nothing_decodes_any_more():
     assert world.ready(req("a"), running=[]) == ([], ["of-a"])
 
 
-@pytest.mark.parametrize("case", ["nothing decodes", "fast link", "unmeasured", "full", "no row"])
+CASES = ["nothing decodes", "fast link", "unmeasured", "buffers last", "full", "no row"]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_otherwise_the_prefill_loads_layer_by_layer(case):
     world = World({"fast link": 60_000.0, "unmeasured": None}.get(case, 10_000.0))
     world.fits, world.tier.has_room = case != "full", case != "no row"
+    world.slack_s = 0.1 if case == "buffers last" else 0.0
     running = [] if case == "nothing decodes" else RUNNING
     assert world.ready(req("a"), running=running) == (["of-a"], [])
     assert not world.tier.loading and not world.prefills.awaits_any
