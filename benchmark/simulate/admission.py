@@ -2,10 +2,11 @@
 
     python -m benchmark.simulate.admission --gpu h200 --seconds 900
 
-First the most users within the target, each number of them simulated. Then an open system, with
-twice as many arrivals as that serves: sessions come, stay for some turns and leave, and who is
-refused does not return. Then storms: beside some users, as many as would fill the server arrive at
-once, again and again.
+First the most users within the target who begin at once, each number of them simulated. Then an
+open system, with twice as many arrivals as that serves: sessions come, stay for some turns and
+leave, and who is refused does not return. Beside admission a constant limit on sessions, the
+highest within the target: what admission could find at most. Then storms: beside some users, as
+many as would fill the server arrive at once, again and again.
 """
 
 import argparse
@@ -110,8 +111,12 @@ class Experiment:
 
         return capacity(measure, "all", 16, slo=self.plan.slo).users
 
-    def steady(self, arm: str, n_star: int) -> Open:
-        """Arrivals of a Poisson process, at _OFFERED times what n_star users are."""
+    def steady(self, arm: str, n_star: int, most: int = _MOST_SESSIONS) -> Open:
+        """Arrivals of a Poisson process, at _OFFERED times what n_star users are.
+
+        Args:
+            most: sessions that the server takes.
+        """
         rate = _OFFERED * n_star / self._session_s
 
         def arrivals(rng: np.random.Generator) -> Arrivals:
@@ -119,7 +124,27 @@ class Experiment:
             starts_s = np.sort(rng.uniform(0, self._config.seconds, n_arrivals))
             return [(at_s, self._config.turns) for at_s in starts_s.tolist()]
 
-        return self._open(arm, arrivals)
+        return self._open(arm, arrivals, most)
+
+    def constant_limit(self, n_star: int) -> Open:
+        """The same with the highest constant limit within the target, by bisection.
+
+        Half of those who may begin at once are taken to be within it, and all who come not.
+        """
+        within, beyond = n_star // 2, math.ceil(_OFFERED * n_star)
+        best = self.steady("all", n_star, within)
+        while beyond - within > 1:
+            most = (within + beyond) // 2
+            found = self.steady("all", n_star, most)
+            if self._is_within_target(found):
+                within, best = most, found
+            else:
+                beyond = most
+        return replace(best, arm="constant limit")
+
+    def _is_within_target(self, found: Open) -> bool:
+        slo = self.plan.slo
+        return found.p90_ms <= slo.first_audio_ms and found.continuous >= slo.continuous
 
     def storms(self, arm: str, n_star: int) -> Open:
         """_BESIDE of n_star users, and storms."""
@@ -138,11 +163,16 @@ class Experiment:
 
         return self._open(arm, arrivals)
 
-    def _open(self, arm: str, arrivals: Callable[[np.random.Generator], Arrivals]) -> Open:
+    def _open(
+        self,
+        arm: str,
+        arrivals: Callable[[np.random.Generator], Arrivals],
+        most: int = _MOST_SESSIONS,
+    ) -> Open:
         rows: list[TurnRow] = []
         looks: list[tuple[int, int]] = []
         for seed in range(self._config.seeds):
-            found, own = self._run(arm, arrivals(np.random.default_rng([seed, 7])), seed)
+            found, own = self._run(arm, arrivals(np.random.default_rng([seed, 7])), seed, most)
             rows += found
             looks += own
         point = point_stats(
@@ -163,13 +193,13 @@ class Experiment:
         )
 
     def _run(
-        self, arm: str, arrivals: Arrivals, seed: int
+        self, arm: str, arrivals: Arrivals, seed: int, most: int
     ) -> tuple[list[TurnRow], list[tuple[int, int]]]:
         """Rows and (sessions, limit) of the settled time."""
         events = Events()
         spec = replace(
             self._world.server,
-            max_sessions=_MOST_SESSIONS,
+            max_sessions=most,
             first_audio_s=self.plan.slo.first_audio_ms / 1000,
         )
         server = Server(spec, policies_of(arm), events)
@@ -212,10 +242,12 @@ def main(argv: list[str] | None = None) -> int:
     experiment = Experiment(config)
     n_star = config.served or experiment.brute_force()
     print(f"Simulated, modelled device: {config.plan.model.name}; {experiment.layout}")
-    print(f"within the target by brute force: {n_star} users")
+    print(f"within the target if all begin at once: {n_star} users")
     found = {
         load: [LOADS[load](experiment, arm, n_star) for arm in ARMS[load]] for load in config.loads
     }
+    if "steady" in found:
+        found["steady"].insert(0, experiment.constant_limit(n_star))
     print("| load | arm | sessions, mean / most | limit | refused, % | P90, ms | continuous, % |")
     print("|---|---|---|---|---|---|---|")
     for load, rows in found.items():

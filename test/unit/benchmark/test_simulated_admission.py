@@ -38,6 +38,12 @@ def test_admission_holds_the_sessions_below_what_arrives(experiment):
     assert found.users <= found.limit < 1024 and found.refused > 0.05 > free.refused == 0
 
 
+def test_a_constant_limit_is_the_highest_within_the_target(experiment):
+    best = experiment.constant_limit(60)
+    assert experiment._is_within_target(best)
+    assert not experiment._is_within_target(experiment.steady("all", 60, best.users_most + 1))
+
+
 def test_a_storm_is_refused_in_part(experiment):
     found = experiment.storms(ADMITTED, 30)
     assert found.users_most <= 60 and found.continuous > 0.9
@@ -50,6 +56,7 @@ def test_the_document_has_every_arm(tmp_path, capsys):
     assert "| storms | `off` |" in capsys.readouterr().out
     document = json.loads(path.read_text())
     assert document["brute_force"] == 6
+    assert [one["arm"] for one in document["steady"]] == ["constant limit", ADMITTED]
     assert [one["arm"] for one in document["storms"]] == ["off", "all", ADMITTED]
 
 

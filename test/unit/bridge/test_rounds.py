@@ -1,5 +1,6 @@
 """Decisions of a round: their effects on requests, and their events."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -183,3 +184,17 @@ def test_no_round_is_held_where_a_request_has_no_listener():
     engine.add("own", managed=False)
     engine.run(3, heard_s=0.0)
     assert not engine.rounds.holds_decode()
+
+
+def test_the_least_slack_is_that_of_the_request_whose_buffer_ends_first():
+    engine = Engine("urgency")
+    for rid in ("long", "short"):
+        engine.add(rid)
+    engine.run(100, heard_s=0.0)
+    engine.rounds.progress(Progress.of(["short"], [0.3], [False], [0.5]))
+    slack_s = engine.rounds.least_slack_s
+    assert 0.0 < slack_s(["short"]) < slack_s(["long"])
+    assert slack_s(["long", "short"]) == slack_s(["short"])
+    engine.add("written", managed=False)
+    assert slack_s(["long", "written"]) == slack_s(["unknown"]) == 0.0
+    assert slack_s([]) == math.inf

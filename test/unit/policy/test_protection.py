@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.pacing import latency_s
+from sglang_live.policy.protection import slack_s
 from sglang_live.policy.view import StageRates
 
 from .views import NOW_S, free_index, paused, playing, policy_of, starting, view_of, waiting
@@ -240,3 +241,12 @@ def test_without_a_short_prefill_there_is_no_budget_of_even_one_token():
         last = {"last_prefill_s": NOW_S - 0.1, "decoded_since_prefill": decoded}
         given = {"rates": slow, **last}
         assert exact_budget(*streams, config=config, **given) == 0
+
+
+def test_speech_that_is_ahead_is_slack_and_nothing_else_is():
+    view = view_of(
+        *(playing(LATENCY_S + 0.5), playing(LATENCY_S - 0.5), playing(np.nan)),
+        *(playing(9.0, managed=False), starting(buffered_s=9.0)),
+        rates=RATES,
+    )
+    assert slack_s(view, CONFIG).tolist() == pytest.approx([0.5 - 0.02, 0.0, 0.0, 0.0, 0.0])
