@@ -71,7 +71,8 @@ def engine_args(options: Options) -> dict:
         "page_size": 16,
         "max_total_tokens": held + options.decoders * 2 * _DECODED_TOKENS,
         "max_running_requests": options.decoders + options.sessions,
-        "chunked_prefill_size": 2048,
+        # A chunk's result would be noticed after the small model has computed the next one.
+        "chunked_prefill_size": 2 * options.history_tokens,
         "enable_hierarchical_cache": True,
         "hicache_ratio": 4.0,
     }

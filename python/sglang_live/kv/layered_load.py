@@ -35,3 +35,8 @@ class LayeredLoad:
         # last one.
         latest_s = max(load_s, self.n_layers * load_s - (self.n_layers - 1) * layer_s)
         return max(0.0, self.ahead_s + latest_s - self.encoder_s)
+
+    @property
+    def hidden_bytes(self) -> int:
+        """The largest load whose layers arrive as fast as they compute."""
+        return int(self.compute_s * self.bytes_per_s)

@@ -1,5 +1,7 @@
 """How long a prefill waits for KV that is loaded layer by layer."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,3 +52,12 @@ def test_slower_layers_delay_by_what_the_load_takes_beyond_all_but_one():
 def test_an_encoder_hides_a_load_and_a_queue_delays_it():
     assert load_of(0.2, 0.1, encoder_s=0.2).stall_s == 0.0
     assert load_of(0.1, 0.1, ahead_s=0.5).stall_s == pytest.approx(0.51)
+
+
+@given(load_s=st.floats(0.01, 1.0), compute_s=st.floats(0.01, 1.0))
+def test_what_is_hidden_waits_for_its_first_layer_alone(load_s, compute_s):
+    load = load_of(load_s, compute_s)
+    hidden = replace(load, n_bytes=load.hidden_bytes)
+    assert hidden.stall_s <= 0.1 * compute_s + 1e-9
+    more = replace(load, n_bytes=2 * load.hidden_bytes + 100)
+    assert more.stall_s > 0.1 * compute_s

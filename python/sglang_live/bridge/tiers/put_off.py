@@ -1,8 +1,8 @@
-"""Prefills that are put off until their KV is loaded, because decodes run meanwhile.
+"""Prefills that are put off while most of their KV is loaded, because decodes run meanwhile.
 
 SGLang loads a host hit layer by layer within the prefill, and every request of the engine waits for
-layers that arrive more slowly than they compute. Where that would be noticed, the load begins
-without its prefill.
+layers that arrive more slowly than they compute. Where that would be noticed, as much is loaded
+before the prefill that it hides the rest.
 Owner: the TierEvents of a scheduler whose policies decide about rounds. All inputs are equal on all
 ranks.
 """
@@ -10,6 +10,7 @@ ranks.
 from typing import Any
 
 from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.utils.common import ceil_align
 
 from sglang_live.bridge.round_facts import LinkRate
 from sglang_live.bridge.scheduler.batch_times import audio_s_of
@@ -26,7 +27,7 @@ class PutOffPrefills:
 
     def __init__(self, scheduler: Any):
         self._scheduler = scheduler
-        # Waiting requests that have been put off, and since when; None: their KV is there.
+        # Waiting requests that have been put off, and since when; None: they can begin.
         self._since_s: dict[str, float | None] = {}
         self.counts = {"prefills_awaited_kv": 0.0, "prefills_awaited_kv_s": 0.0}
 
@@ -35,7 +36,7 @@ class PutOffPrefills:
         return any(since_s is not None for since_s in self._since_s.values())
 
     def ready(self, waiting: list[Req], running: list[Req]) -> tuple[list[Req], list[Req]]:
-        """The waiting requests that can begin, and those whose KV is being loaded.
+        """The waiting requests that can begin, and those that wait for KV.
 
         Args:
             running: requests that decode meanwhile.
@@ -64,16 +65,18 @@ class PutOffPrefills:
         return False
 
     def _begin(self, req: Req, running: list[Req]) -> bool:
-        """Begin to load the request's KV if its prefill should not. Returns whether it does."""
+        """Begin to load the request's KV if its prefill should wait. Returns whether it waits."""
         session_id, tier = req.session.session_id, self._tier
         n_tokens = tier.tokens_to_preload(session_id)
         rate = self._rate(session_id)
         if not running or not n_tokens or rate.bytes_per_s is None:
             return False
-        stall_s = self._load(req, n_tokens, rate.bytes_per_s, rate.latency_s).stall_s
-        if not self._is_noticed(stall_s, running) or not self._fits(req, running):
+        load = self._load(req, n_tokens, rate.bytes_per_s, rate.latency_s)
+        if not self._is_noticed(load.stall_s, running) or not self._fits(req, running):
             return False
-        if not tier.load_now(session_id, n_tokens):
+        n_before = n_tokens - load.hidden_bytes // tier.copies.bytes_per_token
+        page_size = self._scheduler.page_size
+        if not tier.load_now(session_id, ceil_align(max(1, n_before), page_size)):
             return False
         now_s = self._since_s[req.rid] = self._scheduler.rounds.now_s
         sessions = self._scheduler.tree_cache.session

@@ -41,7 +41,8 @@ class FakeTier:
         if not self.has_room:
             return 0
         self.loading.add(session_id)
-        return self.on_host.pop(session_id)
+        self.on_host[session_id] -= n_tokens
+        return n_tokens
 
 
 class World:
@@ -59,6 +60,7 @@ class World:
             rates=RATES, now_s=100.0, least_slack_s=lambda rids: self.slack_s
         )
         scheduler = SimpleNamespace(
+            page_size=16,
             tree_cache=SimpleNamespace(session=sessions),
             rounds=self.rounds,
             fits=lambda req, running, free: self.fits,
@@ -98,6 +100,13 @@ def test_a_prefill_waits_for_a_slow_load_while_others_decode():
         "prefills_awaited_kv": 1,
         "prefills_awaited_kv_s": pytest.approx(0.1),
     }
+
+
+def test_the_prefill_hides_the_rest_of_the_load():
+    world = World()
+    world.ready(req("a"))
+    # In its 0.02 s the link moves 200 tokens; loads are of whole pages.
+    assert world.tier.on_host["a"] == N_TOKENS - 800
 
 
 def test_a_begun_load_is_waited_for_although_nothing_decodes_any_more():
