@@ -16,6 +16,12 @@ from sglang_live.simulation.load.stats import PointStats
 from sglang_live.simulation.load.timeline import Span, spans
 from sglang_live.simulation.run import Simulated, World, point_of
 
+# A device for each stage, whose memory the stage has to itself.
+APART: dict[str, Any] = {
+    **{"turns": 4, "devices": 3},
+    **{"thinker_tokens": 400_000, "talker_tokens": 1_000_000},
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:

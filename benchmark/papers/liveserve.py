@@ -10,7 +10,7 @@ time. Loads are a closed loop of users where none is named; the device is the mo
 from typing import Any
 
 from benchmark.papers.command import Paper
-from benchmark.papers.experiments import Experiment, Row
+from benchmark.papers.experiments import APART, Experiment, Row
 from benchmark.papers.picture import Panel, Point
 from sglang_live.policy.config import THINKER
 from sglang_live.simulation.run import ADMITTED
@@ -70,7 +70,8 @@ EXPERIMENTS = (
         figure="Fig. 10, 11",
         arms=("off", "all"),
         users=(64, 96, 128, 160),
-        settings={"turns": 4, "devices": 3},
+        barge_in=(0.0, 0.5),
+        settings=APART,
     ),
     *(
         Experiment(

@@ -7,7 +7,7 @@ to an Omni model. `one at a time` is a server without batches: each stage serves
 """
 
 from benchmark.papers.command import Paper
-from benchmark.papers.experiments import Experiment, Row
+from benchmark.papers.experiments import APART, Experiment, Row
 from benchmark.papers.picture import Panel
 
 ONE_AT_A_TIME = {"max_running_requests": 1, "vocoder_batch": 1, "overlap": False}
@@ -56,7 +56,7 @@ EXPERIMENTS = (
         figure="Fig. 8 bottom",
         arms=("off", "deadline"),
         users=(48, 96, 128, 160),
-        settings={"turns": 4, "devices": 3},
+        settings=APART,
     ),
 )
 

@@ -14,7 +14,7 @@ class LayeredLoad:
     Attributes:
         n_bytes, n_layers: of the load.
         bytes_per_s: bandwidth of the link to the device.
-        ahead_s: time until the link begins with it: what is queued, and a transfer's fixed cost.
+        queue_s: time until the link begins with it: what is queued, and a transfer's fixed cost.
         encoder_s: computation before the first layer.
         compute_s: computation of all layers.
     """
@@ -22,7 +22,7 @@ class LayeredLoad:
     n_bytes: int
     n_layers: int
     bytes_per_s: float
-    ahead_s: float
+    queue_s: float
     encoder_s: float
     compute_s: float
 
@@ -34,7 +34,7 @@ class LayeredLoad:
         # The first layer is the latest where layers arrive faster than they compute, otherwise the
         # last one.
         latest_s = max(load_s, self.n_layers * load_s - (self.n_layers - 1) * layer_s)
-        return max(0.0, self.ahead_s + latest_s - self.encoder_s)
+        return max(0.0, self.queue_s + latest_s - self.encoder_s)
 
     @property
     def hidden_bytes(self) -> int:

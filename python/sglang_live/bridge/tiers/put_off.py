@@ -94,7 +94,7 @@ class PutOffPrefills:
             n_bytes=n_tokens * tier.copies.bytes_per_token,
             n_layers=tier.n_layers,
             bytes_per_s=bytes_per_s,
-            ahead_s=latency_s + queued / bytes_per_s,
+            queue_s=latency_s + queued / bytes_per_s,
             encoder_s=audio_s * rates.encoder_s_per_audio_s,
             compute_s=rates.prefill_s_fixed + n_new * rates.prefill_s_per_token,
         )
