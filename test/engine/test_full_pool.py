@@ -208,9 +208,11 @@ async def test_evicted_kv_is_computed_while_the_user_begins_to_speak(pool):
         turn = greedy_turn(user(words), system=SYSTEM, n_tokens=12)
         histories.append([*turn.history, reply_of(turn, await think(links[-1], turn))])
     # Others take all of the pool.
-    for name in ("one", "two", "three"):
+    others = ("one", "two", "three")
+    for name in others:
         await pool.open(name)
         await pool.say(name, list(range(20, 200)), 2)
+    for name in others:
         await pool.close(name)
     speaks = greedy_turn(*histories[0], system=SYSTEM, n_tokens=12)
     for _ in range(2):

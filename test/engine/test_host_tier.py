@@ -119,7 +119,7 @@ async def test_bounded_sessions_move_between_tiers_and_are_compacted(stages, poo
     await check_all_is_free(pool)
 
 
-async def test_many_sessions_share_the_pool_and_the_host(stages, pool, reference):
+async def test_many_sessions_share_the_pool_and_the_host(pool, reference):
     """All at once, with speech starts between: every turn gets the right response."""
 
     async def session(n: int) -> None:
@@ -142,9 +142,33 @@ async def test_many_sessions_share_the_pool_and_the_host(stages, pool, reference
 
     await asyncio.gather(*(session(n) for n in range(30)))
     await check_all_is_free(pool)
-    # A load over the slow link takes longer than its prefill.
+
+
+async def test_a_prefill_waits_for_kv_that_comes_slowly_while_others_decode(
+    stages, pool, reference
+):
+    rng = random.Random(3)
+    heard = [rng.randrange(10, 200) for _ in range(640)]
+    said: list[tuple[int, float]] = []
+    for name in ("returns", "takes the pool", "decodes"):
+        await pool.open(name)
+    for token, logprob in await pool.say("returns", heard, 4):
+        said.append((len(heard), logprob))
+        heard.append(token)
+    await pool.say("takes the pool", [rng.randrange(10, 200) for _ in range(900)], 2)
     awaited = await pool.load("policy_prefills_awaited_kv")
-    assert (awaited > 0) == stages.has_slow_link
+    async with pool.saying("decodes", list(range(20, 40)), 300):
+        heard += range(50, 55)
+        for token, logprob in await pool.say("returns", list(range(50, 55)), 8):
+            said.append((len(heard), logprob))
+            heard.append(token)
+    check(reference, heard, said)
+    # Over the slow link it takes 65 ms, otherwise less than a round.
+    awaited = await pool.load("policy_prefills_awaited_kv") - awaited
+    assert awaited == stages.has_slow_link
+    for name in ("returns", "takes the pool", "decodes"):
+        await pool.close(name)
+    await check_all_is_free(pool)
 
 
 async def test_aborting_a_waiting_request_leaves_its_session_unchanged(pool, reference):
