@@ -75,13 +75,15 @@ class PutOffPrefills:
         if not self._is_noticed(load.stall_s, running) or not self._fits(req, running):
             return False
         n_before = n_tokens - load.hidden_bytes // tier.copies.bytes_per_token
-        page_size = self._scheduler.page_size
+        page_size, now_s = self._scheduler.page_size, self._scheduler.rounds.now_s
+        sessions = self._scheduler.tree_cache.session
+        # First, so that the room is not made of the session's own part on the device.
+        sessions.idle.protect(session_id, now_s + PROTECTED_S)
         if not tier.load_now(session_id, ceil_align(max(1, n_before), page_size)):
             return False
-        now_s = self._since_s[req.rid] = self._scheduler.rounds.now_s
-        sessions = self._scheduler.tree_cache.session
         sessions.resized(session_id)
         sessions.idle.protect(session_id, now_s + PROTECTED_S)
+        self._since_s[req.rid] = now_s
         self.counts["prefills_awaited_kv"] += 1
         return True
 
