@@ -6,7 +6,7 @@ import random
 import pytest
 import pytest_asyncio
 
-from sglang_live.engine_channel.messages import SpeechStart, TruncateSession
+from sglang_live.engine_channel.messages import NextUseHint, SpeechStart, TruncateSession
 from test.engine.bounded_sessions import SINK, BoundedSession, Engine
 from test.engine.conftest import IS_NIGHTLY, running_stages
 from test.engine.small_pool import Pool, check
@@ -85,6 +85,8 @@ async def test_sessions_loaded_from_the_host_continue_with_equal_tokens(pool, re
             await asyncio.sleep(rng.choice((0.0, 0.01, 0.05, 0.2)))
         new = [rng.randrange(10, 200) for _ in range(rng.randrange(5, 50))]
         response = await pool.say(name, new, rng.randrange(2, 20))
+        # Its KV may be evicted for that of a user who speaks.
+        pool.feed.send(NextUseHint(name, 30.0, None, None))
         heard[name] += new
         for token, logprob in response:
             said[name].append((len(heard[name]), logprob))
