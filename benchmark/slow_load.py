@@ -7,7 +7,8 @@ on the host. Sessions return in turn, so that each of their requests waits for a
 other requests decode without end. An arm is a way to load:
 
     layers   SGLang's: layer by layer within the prefill
-    put-off  the server's: where that would delay decodes by more than a round, before the prefill
+    put-off  the server's: where that would delay decodes by more than a round, most of it before
+             the prefill
 
 Its figures are the time to the first token of the sessions, and the time between two tokens of
 those that decode, by the speed of the link. Arms alternate, each with a fresh engine.
@@ -78,7 +79,9 @@ def engine_args(options: Options) -> dict:
     }
 
 
-async def tokens_of(client: httpx.AsyncClient, ids: list[int], n: int, session: str = ""):
+async def tokens_of(
+    client: httpx.AsyncClient, ids: list[int], n: int, session: str = ""
+) -> tuple[list[float], dict]:
     """Times at which the tokens of a response come, and the last one's facts."""
     body = {
         "input_ids": ids,
@@ -87,7 +90,8 @@ async def tokens_of(client: httpx.AsyncClient, ids: list[int], n: int, session: 
     }
     if session:
         body["session_params"] = {"id": session}
-    came_s, meta = [], {}
+    came_s: list[float] = []
+    meta: dict = {}
     async with client.stream("POST", "/generate", json=body) as answer:
         answer.raise_for_status()
         async for line in answer.aiter_lines():
