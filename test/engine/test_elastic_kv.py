@@ -208,6 +208,22 @@ async def test_memory_that_becomes_obtainable_counts_for_the_next_request(pool, 
             await all_returned(mover)
 
 
+async def test_memory_counts_for_a_request_that_the_engine_reads_in_the_same_round(pool, mover):
+    thinker, rng = mover._engines["thinker"], random.Random(13)
+    process = psutil.Process(kv_process(pool.stages, "thinker").pid)
+    for _ in range(3):
+        send(thinker.link, Obtainable(0))
+        await asyncio.sleep(0.1)
+        process.suspend()
+        send(thinker.link, Obtainable(thinker.obtainable))
+        coming = asyncio.create_task(generate(pool, random_ids(rng, 3 * POOL_TOKENS), 2))
+        await asyncio.sleep(0.1)
+        process.resume()
+        answer = await coming
+        assert "error" not in answer, answer
+        await all_returned(mover)
+
+
 async def test_a_prompt_beyond_both_pools_is_refused_and_changes_nothing(pool, mover):
     before = mover.report()["thinker_granules"]
     answer = await generate(pool, random_ids(random.Random(2), 30_000), 4)

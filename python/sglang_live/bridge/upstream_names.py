@@ -22,6 +22,7 @@ NAMES = (
             "init_invariant_checker": "self",
             "init_load_inquirer": "self",
             "_poll_timeout_aborts": "self",
+            "process_input_requests": "self, recv_reqs",
             "open_session": "self, recv_req",
             "get_next_batch_to_run": "self, running_batch, last_batch",
             "get_new_batch_prefill": "self, running_batch",

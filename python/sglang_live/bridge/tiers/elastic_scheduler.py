@@ -87,6 +87,14 @@ class ElasticScheduler(MemoryScheduler):
             feeds = [ElasticRound(time.monotonic()), *feeds]
         return feeds
 
+    def process_input_requests(self, recv_reqs: list[Any]) -> None:
+        # SGLang appends what rank 0 decides to the requests. Memory of which the mover told before
+        # a request came has to count for it.
+        orders = [req for req in recv_reqs if isinstance(req, ElasticRound)]
+        if orders:
+            recv_reqs = orders + [req for req in recv_reqs if not isinstance(req, ElasticRound)]
+        super().process_input_requests(recv_reqs)
+
     def _on_elastic_round(self, order: ElasticRound) -> None:
         assert self.elastic is not None
         if self.elastic.step(order.now_s, self._evict_for_move):

@@ -7,6 +7,7 @@ import pytest
 
 from sglang_live.bridge.memory.elastic_memory import Geometry
 from sglang_live.bridge.scheduler.best_effort import BestEffort
+from sglang_live.bridge.scheduler.memory import MemoryScheduler
 from sglang_live.bridge.session.radix import LiveRadixCache
 from sglang_live.bridge.tiers.elastic_scheduler import ElasticRound, ElasticScheduler
 
@@ -203,3 +204,16 @@ def test_needs_are_told_at_intervals():
     for at in range(20):
         scheduler._on_elastic_round(ElasticRound(NOW_S + at / 100))
     assert 3 <= len(elastic.needs) <= 5
+
+
+def test_memory_counts_for_the_requests_that_come_in_the_same_round(monkeypatch):
+    """SGLang puts requests in front of what rank 0 adds to a round."""
+    handled = []
+    monkeypatch.setattr(
+        MemoryScheduler, "process_input_requests", lambda _, reqs: handled.append(reqs)
+    )
+    scheduler = FakeScheduler(FakeElastic(32))
+    prompts, order = [FakeReq("a", 3000, 8), FakeReq("b", 10, 8)], ElasticRound(NOW_S)
+    scheduler.process_input_requests([*prompts, order])
+    scheduler.process_input_requests(prompts)
+    assert handled == [[order, *prompts], prompts]
