@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sglang_live.engine_channel.lease_channel import BORROW, LEND
 from sglang_live.models.demo.build import build
@@ -71,6 +71,7 @@ async def running_pair(
     devices: tuple[str, str] = ("cuda:0", "cuda:1"),
     lends: bool,
     elastic: bool,
+    shallow: bool = False,
 ) -> AsyncIterator[Pair]:
     """
     Args:
@@ -79,10 +80,12 @@ async def running_pair(
         device_model: file of the modelled device, or "" for the machine's own.
         devices: of thinker and talker. Modelled ones have a link between them.
         elastic: whether both pools exchange memory.
+        shallow: whether the thinker has one layer.
     """
     owned = RunDir.make()
     run_dir = owned.path
-    build(run_dir / "endless", DemoSize(thinker_end_logit=0.0, talker_end_logit=0.0))
+    size = DemoSize(thinker_end_logit=0.0, talker_end_logit=0.0)
+    build(run_dir / "endless", replace(size, thinker_layers=1) if shallow else size)
     model = model_facts(run_dir / "endless")
     args = {"thinker": thinker_args, "talker": talker_args}
     roles = {"thinker": BORROW, "talker": LEND} if lends else {}

@@ -11,17 +11,17 @@ from sglang.srt.managers.schedule_batch import Req
 
 from sglang_live.bridge.round_facts import LinkRate, RoundStamp
 from sglang_live.bridge.session.cache import SessionCache
-from sglang_live.bridge.tiers.put_off import PutOffPrefills
+from sglang_live.bridge.tiers.awaited_kv import PrefillsAwaitingKv
 from sglang_live.engine_channel.messages import NextUseHint, SpeechDismissed, SpeechStart
 
 
 class TierEvents:
     def __init__(self, scheduler: Any):
         self._scheduler = scheduler
-        self._put_off = PutOffPrefills(scheduler)
+        self._awaiting = PrefillsAwaitingKv(scheduler)
 
     def report(self) -> dict[str, float]:
-        return {} if self._sessions.tier is None else dict(self._put_off.counts)
+        return {} if self._sessions.tier is None else dict(self._awaiting.counts)
 
     def stamp(self, stamp: RoundStamp) -> None:
         sessions = self._sessions
@@ -91,7 +91,7 @@ class TierEvents:
             preloads.load()
         is_loading = preloads is not None and preloads.is_loading
         is_draining = tier is not None and tier.peer is not None and tier.peer.leases.is_draining
-        return is_loading or is_draining or self._put_off.awaits_any
+        return is_loading or is_draining or self._awaiting.awaits_any
 
     def request_queued(self, req: Req) -> None:
         if self._sessions.tier is not None and req.session is not None:
@@ -111,7 +111,7 @@ class TierEvents:
             later = [r for r in waiting if r.session and tier.is_fetching(r.session.session_id)]
             waiting = [req for req in waiting if req not in later]
         if self._scheduler.rounds is not None:
-            waiting, loading = self._put_off.ready(waiting, running)
+            waiting, loading = self._awaiting.ready(waiting, running)
             later += loading
         return waiting, later
 

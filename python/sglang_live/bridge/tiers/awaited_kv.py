@@ -19,7 +19,7 @@ from sglang_live.kv.layered_load import LayeredLoad
 from sglang_live.kv.preload import PROTECTED_S
 
 
-class PutOffPrefills:
+class PrefillsAwaitingKv:
     """
     Attributes:
         counts: of prefills, and the time that they have waited for.

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_live.bridge.round_facts import LinkRate
-from sglang_live.bridge.tiers.put_off import PutOffPrefills
+from sglang_live.bridge.tiers.awaited_kv import PrefillsAwaitingKv
 from sglang_live.policy.view import StageRates
 
 N_TOKENS = 1000
@@ -67,7 +67,7 @@ class World:
             _pool=lambda: SimpleNamespace(free=0),
             _tokens_to_prefill=lambda req: 10,
         )
-        self.prefills = PutOffPrefills(scheduler)
+        self.prefills = PrefillsAwaitingKv(scheduler)
 
     def ready(self, *reqs, running=RUNNING) -> tuple[list[str], list[str]]:
         found = self.prefills.ready(list(reqs), running)
