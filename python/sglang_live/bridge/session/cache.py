@@ -162,7 +162,7 @@ class SessionCache(StreamingSession):
         if self.preloads is not None:
             self.preloads.forget(session_id)
         if self.tier is not None:
-            result = self.tier.with_host_hit(session_id, result, len(params.key))
+            result = self.tier.loads.with_host_hit(session_id, result, len(params.key))
         return result
 
     def _match_evicted(self, req: Req | None) -> MatchResult | None:

@@ -189,7 +189,7 @@ class LiveRadixCache(UnifiedRadixCache):
     def init_load_back(self, params: InitLoadBackParams) -> Any:
         if isinstance(params.best_match_node, SessionNode):
             assert self.session.tier is not None  # only a tier reports hits on the host
-            return self.session.tier.load_back(params.req)
+            return self.session.tier.loads.load_back(params.req)
         return super().init_load_back(params)
 
     def check_hicache_events(self) -> None:

@@ -67,7 +67,7 @@ class PrefillsAwaitingKv:
     def _begin(self, req: Req, running: list[Req]) -> bool:
         """Begin to load the request's KV if its prefill should wait. Returns whether it waits."""
         session_id, tier = req.session.session_id, self._tier
-        n_tokens = tier.tokens_to_preload(session_id)
+        n_tokens = tier.loads.tokens_to_preload(session_id)
         rate = self._rate(session_id)
         if not running or not n_tokens or rate.bytes_per_s is None:
             return False
@@ -79,7 +79,7 @@ class PrefillsAwaitingKv:
         sessions = self._scheduler.tree_cache.session
         # First, so that the room is not made of the session's own part on the device.
         sessions.idle.protect(session_id, now_s + PROTECTED_S)
-        if not tier.load_now(session_id, ceil_align(max(1, n_before), page_size)):
+        if not tier.loads.load_now(session_id, ceil_align(max(1, n_before), page_size)):
             return False
         sessions.resized(session_id)
         sessions.idle.protect(session_id, now_s + PROTECTED_S)
@@ -94,7 +94,7 @@ class PrefillsAwaitingKv:
         queued = tier.all.bytes_in_transfer(tier.is_on_peer(req.session.session_id))
         return LayeredLoad(
             n_bytes=n_tokens * tier.copies.bytes_per_token,
-            n_layers=tier.n_layers,
+            n_layers=tier.loads.n_layers,
             bytes_per_s=bytes_per_s,
             queue_s=latency_s + queued / bytes_per_s,
             encoder_s=audio_s * rates.encoder_s_per_audio_s,

@@ -1,30 +1,26 @@
-"""KV of idle sessions below the device: when it is copied there, and how it is loaded back.
+"""KV of idle sessions below the device: when it is copied there, and where it is found.
 
 Down: in the background while device memory is short, or at once when a session is evicted before
 that; to pages that another engine lends, if there are any, otherwise to the host. A session has its
-copy on one of the two. Back: with the prefill of the next request, layer by layer, or before it
-(preload.py). With storage, the tails of host copies move there when the host's memory is short, and
-are fetched when the user speaks.
+copy on one of the two. Back: session_loads.py. With storage, the tails of host copies move there
+when the host's memory is short, and are fetched when the user speaks.
 Owner: one SessionTier per session cache, if the engine has a HiCache.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from sglang.srt.managers.schedule_batch import Req
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchResult
 from sglang.srt.session.streaming_session import SessionSlot
-from sglang.srt.utils.common import ceil_align
 
-from sglang_live.bridge.kv_record import LiveKvInfo, SessionNode
+from sglang_live.bridge.kv_record import LiveKvInfo
 from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.bridge.tiers.host_copies import HostCopies, transfer_numbers
 from sglang_live.bridge.tiers.host_eviction import HostEviction
 from sglang_live.bridge.tiers.peer_tier import PeerTier
 from sglang_live.bridge.tiers.session_copies import wait_for
+from sglang_live.bridge.tiers.session_loads import SessionLoads, is_pinned
 from sglang_live.bridge.tiers.storage import StoredTails
 from sglang_live.bridge.tiers.tier_copies import TierCopies
 from sglang_live.kv.page_file import PageFile
@@ -33,8 +29,6 @@ from sglang_live.kv.retention import Compaction
 # Share of the device's KV that is free or in unlocked leaves, below which background copies begin.
 # Half: sessions are copied before they are evicted, and an engine with ample memory copies none.
 WRITE_BACK_BELOW = 0.5
-# SGLang's request rows that preloads leave to new requests.
-_SPARE_ROWS = 4
 # Copies run concurrently with the round, but each costs a launch in it.
 _MAX_WRITES_PER_ROUND = 4
 
@@ -49,6 +43,7 @@ class SessionTier:
     Attributes:
         copies: on the host.
         all: on all tiers.
+        loads: back to the device.
         peer: lent pages; None if the engine does not borrow.
     """
 
@@ -65,11 +60,8 @@ class SessionTier:
         self.all = TierCopies(self.copies, None if self.peer is None else self.peer.copies)
         # Idle sessions with KV that is on the device alone.
         self._to_copy: OrderedDict[str, None] = OrderedDict()
-        # Finish events of preloads that were not waited for.
-        self._arriving: dict[str, list[Any]] = {}
-        self.counts = dict.fromkeys(
-            ("tokens_lost", "evictions_waited", "loads", "loads_refused", "preloads"), 0.0
-        )
+        self.loads = SessionLoads(sessions, self.all, self._eviction.keeping)
+        self.counts = dict.fromkeys(("tokens_lost", "evictions_waited"), 0.0)
 
     def _least_of_all_ranks(self, numbers: list[int]) -> list[int]:
         tensor = torch.tensor(numbers, dtype=torch.int64)
@@ -84,7 +76,7 @@ class SessionTier:
         if self.peer is not None:
             self.peer.reset()
         self._to_copy.clear()
-        self._arriving.clear()
+        self.loads.reset()
 
     # --- down ---
 
@@ -102,7 +94,7 @@ class SessionTier:
         for _ in range(min(len(self._to_copy), _MAX_WRITES_PER_ROUND)):
             session_id, _ = self._to_copy.popitem(last=False)
             slot = self._sessions.slots.get(session_id)
-            if slot is None or not slot.kv.holds_kv or _is_pinned(slot):
+            if slot is None or not slot.kv.holds_kv or is_pinned(slot):
                 continue  # set_idle() adds it again
             self._write(session_id, slot.kv)
 
@@ -138,7 +130,7 @@ class SessionTier:
     def save(self, session_id: str, slot: SessionSlot, n_kept: int) -> None:
         """To be called before the session's device slots behind n_kept are evicted."""
         self._to_copy.pop(session_id, None)
-        self._wait_for_arrival(session_id)
+        self.loads.wait(session_id)
         if not self._write(session_id, slot.kv):
             n_safe = self.end_of(session_id, n_kept)
             self.counts["tokens_lost"] += max(0, slot.kv.kv_committed_len - n_safe)
@@ -152,7 +144,7 @@ class SessionTier:
 
     def before_device_change(self, session_id: str) -> None:
         """To be called before device slots of the session are freed, or written before its end."""
-        self._wait_for_arrival(session_id)
+        self.loads.wait(session_id)
         for _, copy in self.all.of(session_id):
             if copy.written is not None:
                 wait_for(copy.written)
@@ -187,13 +179,7 @@ class SessionTier:
         self.discard(session_id)
         self._to_copy.pop(session_id, None)
 
-    # --- back to the device ---
-
-    @property
-    def n_layers(self) -> int:
-        """Layers of the KV, which a load moves one after another."""
-        n: int = self._sessions.cache.token_to_kv_pool_allocator.get_kvcache().layer_num
-        return n
+    # --- what is expected, and where it is ---
 
     def expect(self, session_id: str) -> None:
         """To be called when the session's expected next use has changed."""
@@ -222,19 +208,6 @@ class SessionTier:
             self._eviction.changed(session_id)
         return changed
 
-    def with_host_hit(self, session_id: str, result: MatchResult, n_key: int) -> MatchResult:
-        """Extend a match on the device by the host copy behind it.
-
-        Args:
-            n_key: tokens of the request.
-        """
-        self._wait_for_arrival(session_id)
-        n_device = result.device_prefix_len
-        found = self.all.behind(session_id, n_device)
-        if found is None or min(found[1].end, n_key) <= n_device:
-            return result
-        return result._replace(host_hit_length=min(found[1].end, n_key) - n_device)
-
     def is_on_peer(self, session_id: str) -> bool:
         """Whether a load of the session would come from lent pages."""
         slot = self._sessions.slots.get(session_id)
@@ -254,124 +227,12 @@ class SessionTier:
                 ends.append(stored_end or copy.end)
         return max(ends)
 
-    def load_back(self, req: Req) -> tuple[int, object]:
-        """Load the host hit that with_host_hit() reported, or nothing.
-
-        Returns:
-            the number of loaded tokens, and the request's last node.
-        """
-        sessions, session_id = self._sessions, req.session.session_id
-        slot = sessions.slots[session_id]
-        # SGLang then sets cache_protected_len as if the loaded tokens were in the tree.
-        slot.virtual_node.own_from = slot.kv.cache_protected_len
-        begin, end = req.prefix_len, req.prefix_len + req.host_hit_length
-        device = None
-        found = self.all.behind(session_id, begin)
-        if found is not None and end <= found[1].end and self._has_row(slot):
-            with self.keeping(session_id):
-                self._make_room(ceil_align(end - begin, self._page_size))
-            tier, copy = found
-            device = tier.load(copy, begin, end)
-        if device is None:
-            self.counts["loads_refused"] += 1
-            self._drop_empty_row(slot)
-            return 0, req.last_node
-        self.counts["loads"] += 1
-        self._attach(slot, begin, end, device)
-        return end - begin, req.last_node
-
-    def keeping(self, session_id: str) -> AbstractContextManager[None]:
-        """A context in which the session's copy is not evicted."""
-        return self._eviction.keeping(session_id)
-
-    def tokens_to_preload(self, session_id: str) -> int:
-        """Tokens, in whole pages, that are on the host only; 0 if the session is not idle."""
-        slot = self._sessions.slots.get(session_id)
-        if slot is None or not isinstance(slot.virtual_node, SessionNode) or _is_pinned(slot):
-            return 0
-        begin = slot.kv.kv_committed_len
-        found = self.all.behind(session_id, begin)
-        return 0 if found is None else ceil_align(found[1].end - begin, self._page_size)
-
-    def has_spare_row(self, session_id: str) -> bool:
-        """Whether a preload may take a row: without free rows SGLang admits no request."""
-        slot = self._sessions.slots[session_id]
-        n_free: int = self._sessions.cache.req_to_token_pool.available_size()
-        return bool(slot.kv.holds_kv) or n_free > _SPARE_ROWS
-
-    def preload(self, session_id: str, most_tokens: int) -> int:
-        """Begin to load the first most_tokens, whole pages, of what is on the host only.
-
-        The session's next request waits for the transfer.
-
-        Returns:
-            How many tokens are loaded; 0 if there is no memory for them.
-        """
-        if not self.tokens_to_preload(session_id) or not self.has_spare_row(session_id):
-            return 0
-        return self._begin_load(session_id, most_tokens)
-
-    def load_now(self, session_id: str, n_tokens: int) -> int:
-        """As preload(), for a request that waits: with the last row, and evicting for it."""
-        with self.keeping(session_id):
-            self._make_room(n_tokens)
-        return self._begin_load(session_id, n_tokens)
-
-    def _begin_load(self, session_id: str, most_tokens: int) -> int:
-        n_slots = min(self.tokens_to_preload(session_id), most_tokens)
-        slot = self._sessions.slots[session_id]
-        if not self._has_row(slot):
-            return 0
-        device = self._sessions.cache.token_to_kv_pool_allocator.alloc(n_slots)
-        if device is None:
-            self._drop_empty_row(slot)
-            return 0
-        begin = slot.kv.kv_committed_len
-        found = self.all.behind(session_id, begin)
-        assert found is not None  # tokens_to_preload() has found it
-        tier, copy = found
-        end = min(copy.end, begin + n_slots)
-        arrival = tier.preload(copy, begin, end, device)
-        self._arriving.setdefault(session_id, []).append(arrival)
-        self._attach(slot, begin, end, device)
-        return n_slots
-
-    def _attach(self, slot: SessionSlot, begin: int, end: int, device: torch.Tensor) -> None:
-        row = self._sessions.cache.req_to_token_pool.req_to_token[slot.kv.req_pool_idx]
-        assert begin == ceil_align(slot.kv.kv_allocated_len, self._page_size)
-        row[begin : begin + len(device)] = device.to(row.dtype)
-        slot.kv.kv_allocated_len = slot.kv.kv_committed_len = end
-
-    def _has_row(self, slot: SessionSlot) -> bool:
-        """Allocate the row of a fully evicted session. Returns False if no row is free."""
-        if slot.kv.holds_kv:
-            return True
-        rows = self._sessions.cache.req_to_token_pool.alloc_rows(1)
-        if rows is None:
-            return False
-        slot.kv.req_pool_idx = rows[0]
-        row = self._sessions.cache.req_to_token_pool.req_to_token[rows[0]]
-        row[: len(slot.kv.parked)] = slot.kv.parked.to(row.dtype)
-        return True
-
-    def _drop_empty_row(self, slot: SessionSlot) -> None:
-        if slot.kv.holds_kv and slot.kv.kv_allocated_len == slot.kv.cache_protected_len:
-            self._sessions.park(slot)
-
-    def _make_room(self, n_slots: int) -> None:
-        missing = n_slots - self._sessions.cache.token_to_kv_pool_allocator.available_size()
-        if missing > 0:
-            self._sessions.cache.evict_for_alloc(EvictParams(num_tokens=missing))
-
-    def _wait_for_arrival(self, session_id: str) -> None:
-        for event in self._arriving.pop(session_id, ()):
-            wait_for(event)
-
     # --- reports ---
 
     def report(self) -> dict[str, float]:
         return {
             **self.counts,
+            **self.loads.counts,
             **self.copies.counts,
             **self._eviction.counts,
             "tokens_on_host": float(self.copies.tokens),
@@ -394,7 +255,3 @@ class SessionTier:
     def _page_size(self) -> int:
         page_size: int = self._sessions.cache.page_size
         return page_size
-
-
-def _is_pinned(slot: SessionSlot) -> bool:
-    return not isinstance(slot.virtual_node, SessionNode) or slot.virtual_node.n_pins > 0

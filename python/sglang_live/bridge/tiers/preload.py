@@ -100,7 +100,7 @@ class Preloads:
         """
         if session_id in self._loading:
             return
-        n_tokens = self._tier.tokens_to_preload(session_id)
+        n_tokens = self._tier.loads.tokens_to_preload(session_id)
         rate = self._rate(session_id)
         if needed_at_s is None or n_tokens == 0 or rate.bytes_per_s is None:
             return
@@ -164,7 +164,7 @@ class Preloads:
         if not isinstance(verdict, Admit):
             self._count(f"preloads_skipped_{verdict.reason}")
             return
-        if not self._tier.has_spare_row(session_id):
+        if not self._tier.loads.has_spare_row(session_id):
             self._count("preloads_without_room")
             return
         self._unused[session_id] = (now_s + PROTECTED_S, view.n_tokens)
@@ -209,27 +209,27 @@ class Preloads:
     def _load(self, session_id: str, most_tokens: int) -> int:
         """Load part of a session's KV, or end its preload. Returns the number of tokens."""
         loading = self._loading[session_id]
-        n_tokens = min(self._tier.tokens_to_preload(session_id), most_tokens)
+        n_tokens = min(self._tier.loads.tokens_to_preload(session_id), most_tokens)
         n_loaded = 0
-        if n_tokens and self._tier.has_spare_row(session_id):
-            with self._tier.keeping(session_id):
+        if n_tokens and self._tier.loads.has_spare_row(session_id):
+            with self._tier.loads.keeping(session_id):
                 self._make_room(n_tokens, loading.needed_at_s)
-            n_loaded = self._tier.preload(session_id, n_tokens)
+            n_loaded = self._tier.loads.preload(session_id, n_tokens)
         if n_loaded:
             self._sessions.resized(session_id)
             self._idle.protect(session_id, loading.until_s)
         elif n_tokens:
             self._count("preloads_without_room")
-        if n_loaded == 0 or self._tier.tokens_to_preload(session_id) == 0:
+        if n_loaded == 0 or self._tier.loads.tokens_to_preload(session_id) == 0:
             del self._loading[session_id]
-            self._tier.counts["preloads"] += n_loaded > 0
+            self._tier.loads.counts["preloads"] += n_loaded > 0
         return n_loaded
 
     def _view(self, session_id: str, needed_at_s: float, now_s: float) -> PreloadView:
         sessions, tier, config = self._sessions, self._tier, self._config
         speaks = self._idle.is_speaking(session_id)
         share = config.max_protected_share if speaks else config.max_expected_share
-        n_tokens, rate = tier.tokens_to_preload(session_id), self._rate(session_id)
+        n_tokens, rate = tier.loads.tokens_to_preload(session_id), self._rate(session_id)
         allocator = sessions.cache.token_to_kv_pool_allocator
         free = allocator.available_size() + sessions.cache.tree_evictable_size()
         return PreloadView(
@@ -253,7 +253,7 @@ class Preloads:
     def _queued_bytes(self, on_peer: bool) -> int:
         tier = self._tier
         same_link = [sid for sid in self._loading if tier.is_on_peer(sid) == on_peer]
-        n_tokens = sum(tier.tokens_to_preload(session_id) for session_id in same_link)
+        n_tokens = sum(tier.loads.tokens_to_preload(session_id) for session_id in same_link)
         return tier.all.bytes_in_transfer(on_peer) + n_tokens * tier.copies.bytes_per_token
 
     def _unused_tokens(self, now_s: float) -> int:

@@ -23,7 +23,7 @@ class FakeTier:
     def __init__(self, tokens_per_s: float | None):
         self.on_host = {"a": N_TOKENS, "b": N_TOKENS}
         self.loading: set[str] = set()
-        self.has_room = True
+        self.has_room, self.loads = True, self
         known = None if tokens_per_s is None else 8 * tokens_per_s
         self.all = SimpleNamespace(
             rates=(LinkRate(known, 0.0), LinkRate(None, 0.0)),

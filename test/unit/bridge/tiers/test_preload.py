@@ -61,7 +61,7 @@ class FakeTier:
         self.ends_transfers = True
         self.on_host: dict[str, int] = {}
         self.brought: list[str] = []
-        self.has_rows = True
+        self.has_rows, self.loads = True, self
 
     def has_spare_row(self, session_id: str) -> bool:
         return self.has_rows
