@@ -6,8 +6,7 @@ of text. The prefill delays the users who are listening at that time.
 
 import asyncio
 import base64
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,32 +17,10 @@ from sglang_live.client.session_options import SessionOptions
 from sglang_live.client.turn_record import TurnRecord
 from sglang_live.clock import Clock
 from sglang_live.simulation.load.rows import StormRow
+from sglang_live.simulation.load.storm import MAX_OUTPUT_TOKENS, StormSpec
 
-MAX_OUTPUT_TOKENS = 16
 # A stream of random numbers apart from those of users and arrivals.
 _STORM_STREAM = 2**31 + 1
-
-
-@dataclass(frozen=True, slots=True)
-class StormSpec:
-    """A storm of `sessions` at once, every `period_s`, each with `clip_s` of audio."""
-
-    sessions: int
-    period_s: float
-    clip_s: float
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Parse N:PERIOD_S:CLIP_S.
-
-        Raises:
-            ValueError: if the text has another form.
-        """
-        sessions, period_s, clip_s = text.split(":")
-        spec = cls(int(sessions), float(period_s), float(clip_s))
-        if spec.sessions < 1 or spec.period_s <= 0 or not 0.1 <= spec.clip_s <= 300:
-            raise ValueError(f"out of range: {text}")
-        return spec
 
 
 def storm_message(pool: bytes, clip_s: float, rng: np.random.Generator) -> str:

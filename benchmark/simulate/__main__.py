@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmark.load.provenance import ROOT, facts
-from benchmark.load.tables import interruption_table, ratio_table, table
+from benchmark.load.tables import interruption_table, ratio_table, storm_table, table
 from benchmark.simulate import against, gains, picture
 from benchmark.simulate.config import SimulateConfig, parse_args
 from sglang_live.simulation.frontier import capacity
@@ -29,7 +29,7 @@ class Loads:
 
     def __init__(self, config: SimulateConfig, barge_in: float):
         self.config, self.barge_in = config, barge_in
-        self._world = World(config.workload(barge_in), config.server, config.users)
+        self._world = World(config.workload(barge_in), config.server, config.users, config.storm)
         self._known: dict[tuple[str, int], PointStats] = {}
         self.kv: dict[str, dict[str, int]] = {}
 
@@ -74,7 +74,7 @@ def _report(config: SimulateConfig, loads: Loads) -> dict[str, Any]:
     points = loads.points()
     print(f"\nSimulated, modelled device: {config.server.model.name}; barge-in {loads.barge_in:g}")
     print(table(points))
-    for make in (interruption_table, ratio_table):
+    for make in (interruption_table, storm_table, ratio_table):
         if (text := make(points)) is not None:
             print("\n" + text)
     document: dict[str, Any] = {
@@ -106,15 +106,17 @@ def _search(config: SimulateConfig, loads: Loads, points: list[PointStats]) -> d
     }
 
 
-# What a load on a machine has beside: its processes, clients and storms.
+# What a load on a machine has beside: its processes and clients.
 _NOT_SIMULATED = (
-    *("storm", "cpu_s_per_audio_s", "peak_rss_mib", "late_frames", "rate_rps"),
+    *("cpu_s_per_audio_s", "peak_rss_mib", "late_frames", "rate_rps"),
     *("early_replies", "false_triggers", "wrong_interruptions", "side_errors"),
 )
 
 
 def _point(point: PointStats) -> dict[str, Any]:
     found = {name: value for name, value in asdict(point).items() if name not in _NOT_SIMULATED}
+    if point.storm is None:
+        del found["storm"]
     return {name: _rounded(value) for name, value in found.items()}
 
 

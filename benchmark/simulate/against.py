@@ -13,6 +13,7 @@ from benchmark.simulate.config import H100
 from benchmark.simulate.server_args import server_of
 from sglang_live.device_model.model import load_device_model
 from sglang_live.simulation.load.stats import PointStats
+from sglang_live.simulation.load.storm import StormSpec
 from sglang_live.simulation.run import World, point_of
 from sglang_live.simulation.spec import HostTimes, ServerSpec
 from sglang_live.simulation.users import UserSettings
@@ -51,7 +52,8 @@ def compare(document: dict[str, Any]) -> list[Compared]:
         ValueError: the document cannot be simulated; says why.
     """
     workload, server = _workload_of(document), _server_of(document)
-    repeats = document["config"]["repeats"]
+    repeats, storm = document["config"]["repeats"], document["config"].get("storm")
+    storm = None if storm is None else StormSpec(**storm)
     found = []
     runs_of: dict[tuple[str, int], list[dict]] = defaultdict(list)
     for run in document["runs"]:
@@ -59,8 +61,8 @@ def compare(document: dict[str, Any]) -> list[Compared]:
     for point in document["points"]:
         arm, n_users = point["policies"], point["sessions"]
         engine_runs = runs_of[arm, n_users]
-        ideal = _point(World(workload, server, UserSettings()), arm, n_users, repeats)
-        slower = World(workload, _with_model_beneath(server, engine_runs), UserSettings())
+        ideal = _point(World(workload, server, UserSettings(), storm), arm, n_users, repeats)
+        slower = World(workload, _with_model_beneath(server, engine_runs), UserSettings(), storm)
         beneath = _point(slower, arm, n_users, repeats)
         late = _late(engine_runs)
         engine = measures(point) | {"ttfp_after_end_mean_ms": _mean_ms(_records(engine_runs))}
@@ -162,8 +164,8 @@ def _workload_of(document: dict[str, Any]) -> Workload:
     config = document["config"]
     if not document.get("device_model") or not config.get("drawn_replies"):
         raise ValueError("only loads with --device-model and --drawn-replies can be simulated")
-    if config.get("open_loop_rps") or config.get("storm") or config.get("false_triggers"):
-        raise ValueError("open loops, storms and false triggers are not simulated")
+    if config.get("open_loop_rps") or config.get("false_triggers"):
+        raise ValueError("open loops and false triggers are not simulated")
     return Workload.load(turns=config["turns"], barge_in=config["barge_in"], seed=config["seed"])
 
 

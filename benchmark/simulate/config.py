@@ -10,6 +10,7 @@ from benchmark.simulate.traffic import Traffic
 from sglang_live.device_model.model import load_device_model
 from sglang_live.errors import BadInputError
 from sglang_live.policy.config import THINKER
+from sglang_live.simulation.load.storm import StormSpec
 from sglang_live.simulation.placement import APART, SHARED
 from sglang_live.simulation.run import ADMITTED
 from sglang_live.simulation.server.session import History
@@ -46,6 +47,7 @@ class SimulateConfig:
             seconds.
         arrival_shape: of the gamma-distributed times between arrivals, as in voice_load.
         trace_arrivals: they arrive in the bursts of a service's trace instead.
+        storm: sessions that send long audio beside the users.
         against: document of voice_load on a modelled device to be compared with.
         frontier: whether the capacity of each arm is searched.
         picture: file for the curves.
@@ -76,6 +78,7 @@ class SimulateConfig:
     arrive_s: float = 0.0
     arrival_shape: float = 1.0
     trace_arrivals: bool = False
+    storm: StormSpec | None = None
     against: Path | None = None
     frontier: bool = False
     json: Path | None = None
@@ -200,6 +203,7 @@ def _parser() -> argparse.ArgumentParser:
         help="below 1: bursts",
     )
     add("--trace-arrivals", action="store_true", help="in the bursts of a service's trace")
+    add("--storm", type=StormSpec.parse, metavar="N:PERIOD_S:CLIP_S", help="long messages beside")
     add("--against", type=Path, metavar="DOCUMENT", help="compare with a voice_load of the engine")
     add("--frontier", action="store_true", help="search how many users each arm serves")
     add("--json", type=Path, metavar="FILE", help="write the tables' numbers")

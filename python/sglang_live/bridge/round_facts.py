@@ -1,5 +1,6 @@
 """What a scheduler tells its Rounds in every round: the stamp of rank 0, and its memory."""
 
+import math
 from dataclasses import dataclass
 
 from sglang_live.policy.round_cost import UNMEASURED as UNMEASURED_COST
@@ -28,6 +29,7 @@ class RoundStamp:
 
     Attributes:
         peer_urgent: a request of a later stage on this device is urgent.
+        peer_slack_s: time for which the listeners of later stages on this device could wait.
         rates: of the batches whose results have arrived.
         n_done: number of the latest of them.
         prefill_done_s: arrival of the latest prefill's result.
@@ -44,6 +46,7 @@ class RoundStamp:
     prefill_done_s: float = 0.0
     cost: RoundCost = UNMEASURED_COST
     peer_rate: LinkRate = LinkRate(None, 0.0)
+    peer_slack_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

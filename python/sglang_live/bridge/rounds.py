@@ -67,19 +67,9 @@ class Rounds:
         self.table = StreamTable(policy.config.step_s)
         self.rates = UNMEASURED
         self.now_s = 0.0
-        self._peer_urgent = False
-        self.totals: dict[str, float] = dict.fromkeys(
-            (
-                "rounds",
-                "decide_s",
-                "pauses",
-                "resumes",
-                "unknown",
-                "prefill_put_off",
-                "decode_held",
-            ),
-            0.0,
-        )
+        self._peer_urgent, self._peer_slack_s = False, math.inf
+        names = ("rounds", "decide_s", "pauses", "resumes", "unknown", "prefill_put_off")
+        self.totals: dict[str, float] = dict.fromkeys((*names, "decode_held"), 0.0)
         self._residence_s = np.zeros(4)  # by class, unknown first
         self._n_launched = self._launched_prefill = 0
         self.last_prefill_s = self._decided_s = self._decoded_s = 0.0
@@ -100,6 +90,7 @@ class Rounds:
         self.last_prefill_s = stamp.now_s if in_flight else stamp.prefill_done_s
         if stamp.peer_urgent != self._peer_urgent:
             self._peer_urgent, self.table.changed = stamp.peer_urgent, True
+        self._peer_slack_s = stamp.peer_slack_s
 
     def progress(self, news: Progress) -> None:
         began_s = self._cpu_s()
@@ -203,6 +194,7 @@ class Rounds:
             last_prefill_s=self.last_prefill_s,
             decoded_since_prefill=self._launched_prefill < self._n_launched,
             peer_urgent=self._peer_urgent,
+            peer_slack_s=self._peer_slack_s,
             best_effort=best_effort,
         )
 
@@ -253,6 +245,11 @@ class Rounds:
     def urgent(self) -> bool:
         """Whether an urgent request can step or begin in this round."""
         return self._last is not None and self._last.urgent
+
+    @property
+    def gap_at_s(self) -> float:
+        """When the first listener hears a gap if this engine computes nothing; inf: none does."""
+        return math.inf if self._last is None else self._decided_s + self._last.slack_s
 
     def pause(self, rid: str) -> bool:
         slot = self.table.slot(rid)
@@ -321,6 +318,8 @@ class Rounds:
         if self._last is None:
             return float("inf")
         change_s = self._last.next_change_s
+        if self._last.prefill_budget == 0:
+            change_s = min(change_s, self._decided_s + REVIEW_S)
         if decodes:
             change_s = min(change_s, max(self._due_s(), self.now_s))
         return max(0.0, change_s - self.now_s)

@@ -6,6 +6,7 @@ fact and the time come with the scheduler's broadcast.
 A request keeps its slot to its end. A free slot has the values of a request that needs nothing.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -272,6 +273,7 @@ class StreamTable:
         last_prefill_s: float = 0.0,
         decoded_since_prefill: bool = True,
         peer_urgent: bool = False,
+        peer_slack_s: float = math.inf,
         best_effort: BestEffort | None = None,
     ) -> StageView:
         """The view of one round.
@@ -312,6 +314,7 @@ class StreamTable:
             last_prefill_s=last_prefill_s,
             decoded_since_prefill=decoded_since_prefill,
             peer_urgent=peer_urgent,
+            peer_slack_s=peer_slack_s,
             best_effort=best_effort,
         )
 

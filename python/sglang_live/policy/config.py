@@ -59,6 +59,7 @@ class PolicyConfig:
         min_chunk_tokens: below it the fixed cost of a prefill round outweighs its work.
         max_defer_s: how long a prefill, and each next slice of it, may wait for decodes. A quarter
             of a second more before a response is noticed less than a gap within one.
+        max_defer_unheard_s: as max_defer_s, for prompts without a listener.
         defer_costs: nor longer than this multiple of what it takes: a prefill that is short beside
             its wait gives the decodes little, and its user waits for both.
         short_rounds: a prefill that takes at most this many decode rounds waits for one at most.
@@ -66,6 +67,9 @@ class PolicyConfig:
         min_prefill_share: share of the time it has waited that a deferred slice may take, or of
             the time that its listener has waited already, so that prompts are computed also where
             decodes never have time to spare.
+        unnoticed_s: prefills that begin in one round may take this long together. Of prompts with a
+            listener also where those of later stages have no time to spare: pipeline_s covers it,
+            and a first sound waits. Of prompts without one no more: a request may come meanwhile.
         may_pause_prefill: the engine can run decodes between two chunks of a prompt, as SGLang
             does by its prefill_decode_interval. Otherwise slices only add cost.
 
@@ -125,9 +129,11 @@ class PolicyConfig:
     chunk_tokens: int = 2048
     min_chunk_tokens: int = 64
     max_defer_s: float = 0.25
+    max_defer_unheard_s: float = 1.0
     defer_costs: float = 1.0
     short_rounds: float = 1.5
     min_prefill_share: float = 0.2
+    unnoticed_s: float = 0.2
     may_pause_prefill: bool = False
     slice_overhead: float = 0.33
     min_slice_s: float = 0.025

@@ -24,7 +24,7 @@ from sglang_live.policy.pacing import (
     yield_marks,
 )
 from sglang_live.policy.policies import Order, Policies
-from sglang_live.policy.protection import prefill_budget
+from sglang_live.policy.protection import begun_within, least_slack_s, prefill_budget, prefill_s
 from sglang_live.policy.view import U1, U2, Bools, Classes, Ints, Round, StageView
 
 
@@ -94,13 +94,18 @@ class RoundPolicy:
         budget = None
         # Policies that keep buffers short also keep them sufficient.
         if self.order == "urgency" or self.pacing:
-            budget = prefill_budget(view, admitted, has_kv, pause, self.config)
+            limit_s = prefill_s(view, admitted, has_kv, self.config)
+            admitted = begun_within(view, admitted, limit_s, self.config)
+            # Free indices have no KV.
+            decodes = bool(np.count_nonzero(has_kv & ~pause & (view.kv_tokens > 0)))
+            budget = prefill_budget(view, admitted, limit_s, decodes, self.config)
         return Round(
             pause=pause,
             admit=admitted,
             prefill_budget=budget,
             urgency=classes,
             urgent=len(urgent) > 0,
+            slack_s=least_slack_s(view, self.config),
             n_unknown=n_unknown,
             interval_s=decode_interval_s(view, has_kv, self.config) if self.pacing else 0.0,
             next_change_s=next_change_s,

@@ -1,7 +1,8 @@
 """How long a prefill may delay the decoding streams.
 
-SGLang runs a prefill before any decode. A long one silences every stream with a shorter buffer.
-So it is computed in slices that the buffers cover; in between, decodes fill the buffers again.
+SGLang runs a prefill before any decode, and the stages of a device wait for each other's batches. A
+long prefill silences every stream with a shorter buffer. So it is computed in slices that the
+buffers cover; in between, decodes fill the buffers again.
 """
 
 import math
@@ -13,36 +14,73 @@ from sglang_live.policy.pacing import latency_s
 from sglang_live.policy.view import Bools, Floats, Ints, StageView
 
 
-def prefill_budget(
-    view: StageView,
-    admitted: Ints,
-    has_kv: Bools,
-    pause: Bools,
-    config: PolicyConfig,
-) -> int | None:
-    """Returns the tokens that prefill may take so that no listener hears a gap.
+def prefill_s(view: StageView, admitted: Ints, has_kv: Bools, config: PolicyConfig) -> float:
+    """Returns the time that a prefill may take so that no listener hears a gap; inf: any.
 
     Args:
         has_kv: bool [n], streams that could step.
-        pause: bool [n], streams that are paused.
-    Returns:
-        Tokens; 0: no prefill in this round, never for long; None: the engine's own chunk.
     """
     if not len(admitted) and not view.prefill_running:
-        return None
+        return math.inf
     if view.prefill_running and not config.may_pause_prefill:
-        return None  # no decode can run before its end, so the sooner it ends the better
-    may_run_dry = has_kv & view.managed
+        return math.inf  # no decode can run before its end, so the sooner it ends the better
+    may_run_dry, peers_s = has_kv & view.managed, view.peer_slack_s
     if not len(admitted) or view.managed[admitted[0]]:
         # A stream that has not sounded cannot fall silent. But it is about to sound, and goes
         # before a prompt without a listener.
         may_run_dry &= view.started
+        peers_s = max(peers_s, config.unnoticed_s)
     # fmin ignores nan: an unknown buffer cannot be protected.
     buffered_s = float(np.fmin.reduce(view.buffered_s, where=may_run_dry, initial=math.inf))
-    if math.isinf(buffered_s):
+    round_s = view.rates.round_s
+    return min(buffered_s - latency_s(round_s, config) - round_s, peers_s)
+
+
+def begun_within(view: StageView, admitted: Ints, limit_s: float, config: PolicyConfig) -> Ints:
+    """Returns the first of the admitted streams, whose prefills can begin within the limit.
+
+    The encoder hears whole clips in the round in which their prompts begin. Prompts without a
+    listener leave the listeners of later stages their time. One prompt may begin in any case, if
+    none is half-prefilled.
+    """
+    if not len(admitted):
+        return admitted
+    rates, unheard = view.rates, ~view.managed[admitted]
+    costs_s, is_limited = view.prefill_tokens[admitted] * rates.prefill_s_per_token, unheard
+    if view.audio_s is not None:
+        audio_s = view.audio_s[admitted]
+        costs_s = costs_s + audio_s * rates.encoder_s_per_audio_s
+        is_limited = unheard | (audio_s > 0.0)
+    # The budget decides whether the first one waits for the others. Short ones begin with it.
+    unheard_s = math.inf if unheard[0] else min(limit_s, view.peer_slack_s)
+    unnoticed_s = config.unnoticed_s
+    limits_s = np.where(unheard, min(unheard_s, unnoticed_s), max(limit_s, unnoticed_s))
+    too_late = is_limited & (rates.prefill_s_fixed + np.cumsum(costs_s) > limits_s)
+    if not view.prefill_running:
+        too_late[0] = False
+    return admitted[: int(np.argmax(too_late))] if too_late.any() else admitted
+
+
+def prefill_budget(
+    view: StageView,
+    admitted: Ints,
+    limit_s: float,
+    decodes: bool,
+    config: PolicyConfig,
+) -> int | None:
+    """Returns the tokens that prefill may take within the limit.
+
+    Args:
+        admitted: of begun_within().
+        limit_s: of prefill_s().
+        decodes: a stream of this stage could step in this round.
+    Returns:
+        Tokens; 0: no prefill in this round, never for long; None: the engine's own chunk.
+    """
+    if math.isinf(limit_s):
         return None
-    rates, once_s = view.rates, _once_s(view, admitted)
-    slack_s = buffered_s - latency_s(rates.round_s, config) - rates.round_s - once_s
+    rates = view.rates
+    slack_s = limit_s - _once_s(view, admitted)
     if slack_s >= config.chunk_tokens * rates.prefill_s_per_token:
         return None
     # Where prefills are short, the measured cost of a token may be zero.
@@ -50,9 +88,9 @@ def prefill_budget(
     budget = max(in_time, _short_tokens(view, admitted, config))
     if budget >= config.min_chunk_tokens:
         return budget
-    # Without decodes in this round deferring has no use. Free indices have no KV.
-    decodes: Bools = has_kv & ~pause & (view.kv_tokens > 0)
-    if _deferred_s(view, admitted) <= _may_wait_s(view, admitted, config) and decodes.any():
+    # Without decodes in this round, here or in a later stage, deferring has no use.
+    has_use = decodes or limit_s >= view.peer_slack_s
+    if _deferred_s(view, admitted) <= _may_wait_s(view, admitted, config) and has_use:
         return 0
     share_s = config.min_prefill_share * max(config.max_defer_s, _heard_waits_s(view, admitted))
     return max(
@@ -67,6 +105,15 @@ def slack_s(view: StageView, config: PolicyConfig) -> Floats:
     round_s = view.rates.round_s
     left_s = view.buffered_s - latency_s(round_s, config) - round_s
     return np.where(view.managed & view.started & (left_s > 0), left_s, 0.0)
+
+
+def least_slack_s(view: StageView, config: PolicyConfig) -> float:
+    """Returns the time for which all listeners could wait without hearing a gap; inf: there are
+    none whose buffer is known."""
+    listens = view.managed & view.started
+    buffered_s = float(np.fmin.reduce(view.buffered_s, where=listens, initial=math.inf))
+    round_s = view.rates.round_s
+    return max(0.0, buffered_s - latency_s(round_s, config) - round_s)
 
 
 def _once_s(view: StageView, admitted: Ints) -> float:
@@ -98,6 +145,8 @@ def _may_wait_s(view: StageView, admitted: Ints, config: PolicyConfig) -> float:
     decodes, however long it waits."""
     if view.prefill_running or not len(admitted):
         return config.max_defer_s
+    if not view.managed[admitted[0]]:
+        return config.max_defer_unheard_s
     n_tokens = min(int(view.prefill_tokens[admitted[0]]), config.chunk_tokens)
     cost_s = _once_s(view, admitted) + n_tokens * view.rates.prefill_s_per_token
     return min(config.max_defer_s, config.defer_costs * cost_s)

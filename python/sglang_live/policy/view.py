@@ -108,6 +108,8 @@ class StageView:
         last_prefill_s: end of the latest prefill round; now_s while it is computed.
         decoded_since_prefill: a decode round was launched after the latest prefill.
         peer_urgent: a stream is urgent in a later stage on the same device.
+        peer_slack_s: time for which the listeners of later stages on the same device could wait
+            without hearing a gap; inf: there are none.
         best_effort: None: no stream is best-effort work, or no policy tells it from other work.
     """
 
@@ -133,6 +135,7 @@ class StageView:
     last_prefill_s: float = float("-inf")
     decoded_since_prefill: bool = True
     peer_urgent: bool = False
+    peer_slack_s: float = float("inf")
     best_effort: BestEffort | None = None
 
     def __len__(self) -> int:
@@ -151,6 +154,7 @@ class Round:
             prefill_running only with PolicyConfig.may_pause_prefill); None: the engine's own chunk.
         urgency: int8 [n], U0, U1 or U2; -1 where telemetry is missing.
         urgent: a stream of U0 or U1 can step in this round, or begin.
+        slack_s: time for which all listeners could wait without hearing a gap; inf: there are none.
         n_unknown: managed streams without telemetry, which are served in stock order and never
             paused.
         interval_s: least time from the latest decode round to the next one.
@@ -167,6 +171,7 @@ class Round:
     prefill_budget: int | None
     urgency: Classes
     urgent: bool = False
+    slack_s: float = float("inf")
     n_unknown: int = 0
     interval_s: float = 0.0
     requeue: Bools | None = None

@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from sglang_live.client.turn_record import BARGE_IN
 from sglang_live.policy.policies import POLICIES, Policies
 from sglang_live.simulation.events import Events
-from sglang_live.simulation.load.rows import TurnRow
+from sglang_live.simulation.load.rows import StormRow, TurnRow
 from sglang_live.simulation.load.stats import PointStats, RunTotals, point_stats
+from sglang_live.simulation.load.storm import StormSpec
 from sglang_live.simulation.load.timeline import most_at_once
 from sglang_live.simulation.server.server import Server
 from sglang_live.simulation.spec import ServerSpec
+from sglang_live.simulation.storm import Storm
 from sglang_live.simulation.users import User, UserSettings
 from sglang_live.simulation.workload import Workload
 
@@ -41,6 +43,7 @@ class Simulated:
     busy: dict[str, float]
     most_sessions: int
     sessions_left: int
+    storm_rows: tuple[StormRow, ...] = ()
 
     @property
     def totals(self) -> RunTotals:
@@ -52,6 +55,7 @@ class Simulated:
             late_frames=0.0,
             barge_ins_planned=sum(one is not None and one.kind == BARGE_IN for one in planned),
             talker_frames=self.talker_frames,
+            storm_rows=self.storm_rows,
         )
 
 
@@ -65,11 +69,17 @@ def policies_of(arm: str) -> Policies:
 
 
 class World:
-    """What all runs of an experiment share: draws, server and users' settings."""
+    """What all runs of an experiment share: draws, server and users' settings, and storms."""
 
-    def __init__(self, workload: Workload, server: ServerSpec, settings: UserSettings):
+    def __init__(
+        self,
+        workload: Workload,
+        server: ServerSpec,
+        settings: UserSettings,
+        storm: StormSpec | None = None,
+    ):
         self.workload = workload.with_longer_responses(settings.reply_scale)
-        self.server, self.settings = server, settings
+        self.server, self.settings, self._storm = server, settings, storm
 
     def simulate(
         self, arm: str, n_users: int, repeat: int = 0, prepare: Prepare = lambda server: None
@@ -87,8 +97,12 @@ class World:
         clips, settings = self.workload.clips, self.settings
         plans = self.workload.plans(n_users, repeat)
         users = [User(plan, clips, server, settings) for plan in plans]
+        storm = None
+        if self._storm is not None:
+            storm = Storm(self._storm, server, lambda: all(user.has_left for user in users))
         events.run()
-        return _simulated(server, users)
+        found = _simulated(server, users)
+        return found if storm is None else replace(found, storm_rows=tuple(storm.rows))
 
 
 def point_of(arm: str, n_users: int, runs: list[Simulated]) -> PointStats:

@@ -117,6 +117,11 @@ class User:
         ends_s = [turn.end_s for turn in self._turns if turn.end_s is not None]
         return self._plan.start_s, max([self._plan.start_s, self.played_out_s, *ends_s])
 
+    @property
+    def has_left(self) -> bool:
+        all_begun = len(self._turns) == len(self._plan.turns)
+        return all_begun and self._turns[-1].status is not None
+
     # --- a turn ---
 
     def _speak(self, interrupted: _Spoken | None = None) -> None:

@@ -5,7 +5,6 @@ from benchmark.load.config import LoadConfig, Run
 from benchmark.load.point import RunResult
 from benchmark.load.process_usage import ProcessUsage, label
 from benchmark.load.report import collect, document, notes
-from benchmark.load.storm import StormSpec
 from benchmark.load.tables import (
     interruption_table,
     open_loop_table,
@@ -17,6 +16,7 @@ from benchmark.load.tables import (
 from sglang_live.client.turn_record import TurnRecord
 from sglang_live.simulation.load.interruptions import PlannedInterruption
 from sglang_live.simulation.load.rows import StormRow, TurnRow
+from sglang_live.simulation.load.storm import StormSpec
 
 
 def result(

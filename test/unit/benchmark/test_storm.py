@@ -4,10 +4,11 @@ import json
 import numpy as np
 import pytest
 
-from benchmark.load.storm import StormSpec, storm_message
+from benchmark.load.storm import storm_message
 from sglang_live.client import clip
 from sglang_live.client.turn_record import TurnRecord
 from sglang_live.simulation.load.rows import StormRow
+from sglang_live.simulation.load.storm import StormSpec
 
 POOL = np.arange(clip.SAMPLE_RATE_HZ, dtype="<i2").tobytes()
 

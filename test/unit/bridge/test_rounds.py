@@ -7,12 +7,12 @@ import pytest
 
 from sglang_live.bridge.batch_work import BatchWork
 from sglang_live.bridge.round_facts import Pool, RoundStamp
-from sglang_live.bridge.rounds import Rounds
+from sglang_live.bridge.rounds import REVIEW_S, Rounds
 from sglang_live.engine_channel.messages import Progress
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.decide import RoundPolicy
 from sglang_live.policy.policies import Policies
-from sglang_live.policy.view import StageRates
+from sglang_live.policy.view import FRAME_S, StageRates
 
 POOL = Pool(free=5000, total=10_000, free_rows=8)
 
@@ -176,6 +176,27 @@ def test_a_decode_round_is_held_until_its_interval_has_passed():
     assert not rounds.holds_decode()
     assert rounds.wait_limit_s(decodes=True) == 0.0
     assert rounds.wait_limit_s() > 1.0  # no stream is paused
+
+
+def test_a_deferred_prefill_is_reviewed_soon_also_without_decodes():
+    rounds = Engine("urgency").rounds
+    rounds.table.wait("text", now_s=100.0, managed=False, prompt_tokens=500, prefill_tokens=500)
+    rounds.stamp(RoundStamp(100.0, peer_slack_s=0.0))
+    assert rounds.decide(POOL, prefill_running=False).prefill_budget == 0
+    assert rounds.wait_limit_s() == pytest.approx(REVIEW_S)
+    rounds.stamp(RoundStamp(100.1, peer_slack_s=5.0))
+    assert rounds.decide(POOL, prefill_running=False).prefill_budget is None
+    assert rounds.wait_limit_s() == float("inf")
+
+
+def test_earlier_stages_are_told_when_the_first_listener_hears_a_gap():
+    engine = Engine("urgency")
+    assert engine.rounds.gap_at_s == float("inf")
+    engine.add("speak-a")
+    engine.run(20, heard_s=0.0)
+    slack_s = engine.rounds.last.slack_s
+    assert 0.0 < slack_s < 20 * FRAME_S
+    assert engine.rounds.gap_at_s == pytest.approx(engine.now_s + slack_s)
 
 
 def test_no_round_is_held_where_a_request_has_no_listener():

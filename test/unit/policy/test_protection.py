@@ -34,11 +34,47 @@ def test_the_encoder_takes_its_part_of_the_shortest_buffer():
     said = waiting(audio_s=8.0)
     found = budget(playing(LATENCY_S + 0.5), said, rates=rates)
     assert found == pytest.approx((0.5 - 0.02 - 0.05 - 0.16) / 1e-3, abs=1)
-    # It has heard the clip when the prefill began.
+    # It has heard the clip when the prefill began, and waits no longer.
     config = replace(CONFIG, may_pause_prefill=True)
-    view = view_of(playing(LATENCY_S + 0.5), said, rates=rates, prefill_running=True)
+    view = view_of(playing(LATENCY_S + 0.5), rates=rates, prefill_running=True)
     found = policy_of(("urgency",), config).decide(view).prefill_budget
     assert found == pytest.approx((0.5 - 0.02 - 0.05) / 1e-3, abs=1)
+
+
+def n_begun(*streams, config=CONFIG, **other) -> int:
+    rates = replace(RATES, prefill_s_per_token=1e-4, encoder_s_per_audio_s=0.02)
+    view = view_of(*streams, **{"rates": rates, **other})
+    return len(policy_of(("urgency",), config).decide(view).admit)
+
+
+def test_no_more_clips_are_encoded_than_the_shortest_buffer_covers():
+    said = [waiting(100, audio_s=8.0, age_s=9.0 - n) for n in range(4)]  # 0.17 s each
+    heard = playing(LATENCY_S + 0.5)  # 0.43 s are left, 0.05 s of them the fixed cost
+    assert n_begun(heard, *said) == 2
+    assert n_begun(heard, *said, peer_slack_s=0.0) == 1
+    assert n_begun(*said) == 4  # nobody listens
+    # The first one begins however long it takes, and prompts without audio beside it.
+    read, long = waiting(100, age_s=8.5), waiting(100, audio_s=30.0, age_s=9.5)
+    assert n_begun(heard, long, *said) == 1
+    assert n_begun(heard, said[0], read, *said[1:]) == 3
+    assert n_begun(heard, long, prefill_running=True) == 1  # no decode can run before its end
+    parks = replace(CONFIG, may_pause_prefill=True)
+    assert n_begun(heard, long, prefill_running=True, config=parks) == 0
+
+
+def test_clips_of_listeners_that_take_little_begin_together_whatever_the_buffers():
+    short = [waiting(100, audio_s=1.0, age_s=9.0 - n) for n in range(9)]  # 0.03 s each
+    assert n_begun(playing(0.1), *short) == (CONFIG.unnoticed_s - 0.05) // 0.03 == 5
+
+
+def test_prompts_without_a_listener_leave_later_stages_their_time():
+    posted = [waiting(100, audio_s=3.0, age_s=9.0 - n, managed=False) for n in range(4)]  # 0.07 s
+    assert n_begun(*posted) == n_begun(*posted, peer_slack_s=0.0) == 2  # in no longer rounds
+    said = waiting(100, audio_s=1.0, age_s=9.5)
+    assert n_begun(said, *posted, peer_slack_s=0.0) == 1
+    assert n_begun(said, *posted, peer_slack_s=0.16) == 2
+    texts = [waiting(500, age_s=9.0 - n, managed=False) for n in range(9)]  # 0.05 s each
+    assert n_begun(said, *texts, peer_slack_s=0.1) == 1
 
 
 def test_a_short_prompt_with_much_audio_is_not_short():
@@ -86,12 +122,13 @@ def test_a_paused_stream_is_protected_as_well():
 
 def test_a_small_budget_defers_the_prefill_for_a_limited_time():
     nearly_dry = playing(0.1)
-    late = waiting(400, for_s=CONFIG.max_defer_s + 0.01, managed=False)
+    late = waiting(400, for_s=CONFIG.max_defer_s + 0.01)
     assert budget(nearly_dry, waiting()) == 0
     assert budget(nearly_dry, waiting(400, for_s=CONFIG.max_defer_s - 0.01)) == 0
     assert budget(nearly_dry, late) == CONFIG.min_chunk_tokens
     fast = StageRates(round_s=0.02, prefill_s_per_token=1e-4)
-    assert budget(nearly_dry, late, rates=fast) == 500  # a fifth of a quarter of a second
+    read = waiting(400, for_s=CONFIG.max_defer_unheard_s + 0.01, managed=False)
+    assert budget(nearly_dry, read, rates=fast) == 500  # a fifth of a quarter of a second
 
 
 def test_a_prefill_is_deferred_for_as_long_as_it_takes_at_most():
@@ -117,7 +154,7 @@ def test_a_prefill_that_takes_about_a_decode_round_is_not_deferred():
 
 
 def test_after_a_slice_of_prefill_decodes_run_again():
-    nearly_dry, late = playing(0.1), waiting(for_s=3.0, managed=False)
+    nearly_dry, late = playing(0.1), waiting(400, for_s=0.3)
     assert budget(nearly_dry, late, last_prefill_s=NOW_S - 0.1) == 0
     assert budget(nearly_dry, late, last_prefill_s=NOW_S - 0.3) == CONFIG.min_chunk_tokens
 
@@ -135,6 +172,40 @@ def test_a_prefill_without_decodes_beside_it_does_not_wait():
     alone = view_of(paused(0.75), free_index(), waiting(), rates=RATES)
     assert pacing.decide(alone).pause[0]
     assert pacing.decide(alone).prefill_budget >= CONFIG.min_chunk_tokens
+
+
+def test_listeners_of_later_stages_are_protected_as_well():
+    assert budget(waiting(), peer_slack_s=0.5) == pytest.approx((0.5 - 0.05) / 1e-3, abs=1)
+    assert budget(playing(LATENCY_S + 0.3), waiting(), peer_slack_s=0.5) == pytest.approx(
+        230, abs=1
+    )
+    assert budget(playing(LATENCY_S + 2.0), waiting(), peer_slack_s=0.5) == pytest.approx(
+        450, abs=1
+    )
+    assert budget(waiting(400), peer_slack_s=10.0) is None
+    # A first sound waits as well: what leads to one takes a little time in any case.
+    assert budget(waiting(), peer_slack_s=0.0) == pytest.approx(150, abs=1)
+
+
+def test_a_prompt_without_a_listener_waits_for_those_of_later_stages():
+    assert budget(waiting(400, managed=False), peer_slack_s=0.0) == 0
+    assert budget(waiting(400, managed=False), peer_slack_s=0.3) == pytest.approx(250, abs=1)
+    for for_s, tokens in ((-0.01, 0), (0.01, CONFIG.min_chunk_tokens)):
+        read = waiting(400, for_s=CONFIG.max_defer_unheard_s + for_s, managed=False)
+        assert budget(read, peer_slack_s=0.0) == tokens
+    # Where their time is not what is short, and nothing else can run, it does not.
+    pacing = policy_of(("urgency", "pacing"))
+    alone = view_of(paused(0.75), free_index(), waiting(), rates=RATES, peer_slack_s=5.0)
+    assert pacing.decide(alone).prefill_budget >= CONFIG.min_chunk_tokens
+
+
+def test_what_is_told_to_earlier_stages_is_the_least_slack_of_all_listeners():
+    def told(*streams) -> float:
+        return POLICIES.decide(view_of(*streams, rates=RATES)).slack_s
+
+    assert told(playing(3.0), playing(LATENCY_S + 0.5), waiting()) == pytest.approx(0.48)
+    assert told(playing(0.1), playing(3.0)) == 0.0
+    assert told(starting(), playing(0.1, managed=False), playing(np.nan), free_index()) == np.inf
 
 
 def test_stock_order_protects_no_stream():
@@ -183,8 +254,8 @@ def test_the_smallest_budget_that_is_worth_a_round_is_used():
 
 
 def test_a_deferred_prefill_is_computed_after_the_bound_and_not_at_it():
-    assert exact_budget(playing(0.1), waiting(900, for_s=0.25, managed=False)) == 0
-    assert exact_budget(playing(0.1), waiting(900, for_s=0.25 + 2**-10, managed=False)) == 64
+    assert exact_budget(playing(0.1), waiting(900, for_s=0.25)) == 0
+    assert exact_budget(playing(0.1), waiting(900, for_s=0.25 + 2**-10)) == 64
 
 
 def test_a_stream_with_one_token_of_kv_is_a_decode():

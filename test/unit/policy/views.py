@@ -166,4 +166,5 @@ def views(draw, most: int = 12) -> StageView:
         prefill_running=draw(st.booleans()),
         rates=draw(rates()),
         peer_urgent=draw(st.booleans()),
+        peer_slack_s=draw(seconds(5) | st.just(np.inf)),
     )

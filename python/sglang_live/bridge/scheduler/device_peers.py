@@ -1,13 +1,15 @@
-"""Urgency of the later stages that share a device with this engine.
+"""What later stages that share a device with this engine need of it.
 
-In: after each round, whether an urgent request of this engine can run. Out: whether one of a
-later stage can, and would run sooner if this engine left the device idle.
-A file in the server's run directory, which all engines of a device map, has one time per engine. An
-engine of several ranks uses the files of all its devices.
+In: after each round, whether an urgent request of this engine can run, and for how long its
+listeners could wait. Out: the same of later stages, which would run sooner if this engine left the
+device idle.
+A file in the server's run directory, which all engines of a device map, has two times per engine.
+An engine of several ranks uses the files of all its devices.
 Owner: one DevicePeers per engine, in rank 0; its result is sent with the request broadcast.
 """
 
 import json
+import math
 import mmap
 import os
 from collections.abc import Iterable
@@ -19,8 +21,11 @@ import numpy.typing as npt
 DEVICE_PEERS_ENV = "SGLANG_LIVE_DEVICE_PEERS"
 # Lifetime of a published urgency: an engine that sleeps or has died does not withdraw it.
 VALID_S = 0.1
+# A listener who has heard nothing for so long is not protected: their engine may have died.
+MOST_SILENT_S = 1.0
 _STAGES = ("thinker", "talker", "vocoder")  # in the order of the pipeline
 _MAX_REPLICAS = 1024
+_URGENT, _GAP = range(2)  # rows of a file: until when a request is urgent, and when there is a gap
 
 
 def device_peers_env(run_dir: str, devices: Iterable[str], stage: str, replica: int) -> str:
@@ -46,8 +51,8 @@ class DevicePeers:
     def __init__(self, paths: Iterable[Path], place: int):
         own_stage = place // _MAX_REPLICAS
         files = [_mapped(path) for path in paths]
-        self._own = [until_s[place:][:1] for until_s in files]
-        self._later = [until_s[(own_stage + 1) * _MAX_REPLICAS :] for until_s in files]
+        self._own = [times[:, place] for times in files]
+        self._later = [times[:, (own_stage + 1) * _MAX_REPLICAS :] for times in files]
 
     @classmethod
     def from_env(cls) -> "DevicePeers | None":
@@ -58,26 +63,37 @@ class DevicePeers:
         place, *paths = json.loads(text)
         return cls(map(Path, paths), place)
 
-    def publish(self, urgent: bool, now_s: float) -> None:
+    def publish(self, urgent: bool, gap_at_s: float, now_s: float) -> None:
         """Publish whether an urgent request of this engine can run.
 
         Args:
+            gap_at_s: when its first listener would hear a gap if it did not run; inf: none listens.
             now_s: time.monotonic(), which is the same clock in all processes of a host.
         """
         for own in self._own:
-            own[0] = now_s + VALID_S if urgent else 0.0
+            own[_URGENT] = now_s + VALID_S if urgent else 0.0
+            own[_GAP] = gap_at_s if gap_at_s < math.inf else 0.0
 
     def urgent(self, now_s: float) -> bool:
         """Whether a request is urgent in an engine of a later stage."""
-        return any(later.max(initial=0.0) > now_s for later in self._later)
+        return any(later[_URGENT].max(initial=0.0) > now_s for later in self._later)
+
+    def slack_s(self, now_s: float) -> float:
+        """Time for which the listeners of later stages could wait; inf: none listens."""
+        least_s = math.inf
+        for later in self._later:
+            gap_at_s = later[_GAP]
+            listens = gap_at_s > now_s - MOST_SILENT_S
+            least_s = min(least_s, gap_at_s.min(where=listens, initial=math.inf) - now_s)
+        return max(0.0, least_s)
 
 
 def _mapped(path: Path) -> npt.NDArray[np.float64]:
-    """One time per engine, shared with the other processes."""
-    n_bytes = 8 * len(_STAGES) * _MAX_REPLICAS
+    """[2, engines], shared with the other processes."""
+    n_bytes = 2 * 8 * len(_STAGES) * _MAX_REPLICAS
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         os.ftruncate(handle, n_bytes)
-        return np.frombuffer(mmap.mmap(handle, n_bytes), np.float64)
+        return np.frombuffer(mmap.mmap(handle, n_bytes), np.float64).reshape(2, -1)
     finally:
         os.close(handle)

@@ -136,7 +136,8 @@ class LiveScheduler(LenderScheduler):
                 half=[req.rid for req in half],
             )
             if self.device_peers is not None:
-                self.device_peers.publish(self.rounds.urgent, self.rounds.now_s)
+                rounds = self.rounds
+                self.device_peers.publish(rounds.urgent, rounds.gap_at_s, rounds.now_s)
         if self._reports:
             self.report()
         if self.paused:
@@ -155,7 +156,8 @@ class LiveScheduler(LenderScheduler):
 
     def _awaits_input(self) -> bool:
         """Whether requests can go on after a message at the earliest, if no batch can run now."""
-        return bool(self.paused)
+        is_deferred = self.rounds is not None and self.rounds.prefill_budget() == 0
+        return bool(self.paused) or is_deferred
 
     def _wait_for_input(self, decodes: bool) -> None:
         limit_s = (LOADING_WAIT_MS if self._loads_ahead else IDLE_WAIT_MS) / 1000

@@ -6,6 +6,7 @@ applies the same messages in the same round. Out: acknowledgements, events, tota
 
 import time
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any
 
 import zmq
@@ -140,19 +141,18 @@ class ReportingScheduler(Scheduler):
         if self.rounds is not None or self.tier_events is not None:
             events = self.tier_events
             rate = events.link_rate() if events is not None else LinkRate(None, 0.0)
-            urgent = self.device_peers is not None and self.device_peers.urgent(now_s)
             peer_rate = events.peer_rate() if events is not None else LinkRate(None, 0.0)
-            stamp = RoundStamp(now_s, urgent, rate, peer_rate=peer_rate)
-            if self.meter is not None:
-                stamp = RoundStamp(
-                    now_s,
-                    urgent,
-                    rate,
-                    self.meter.rates(now_s),
-                    self.meter.n_done,
-                    self.meter.prefill_done_s,
-                    self.meter.cost,
-                    peer_rate,
+            stamp = RoundStamp(now_s, rate=rate, peer_rate=peer_rate)
+            if (peers := self.device_peers) is not None:
+                urgent, slack_s = peers.urgent(now_s), peers.slack_s(now_s)
+                stamp = replace(stamp, peer_urgent=urgent, peer_slack_s=slack_s)
+            if (meter := self.meter) is not None:
+                stamp = replace(
+                    stamp,
+                    rates=meter.rates(now_s),
+                    n_done=meter.n_done,
+                    prefill_done_s=meter.prefill_done_s,
+                    cost=meter.cost,
                 )
             feeds = [stamp, *feeds]
         return [*feeds, *super()._poll_timeout_aborts()]

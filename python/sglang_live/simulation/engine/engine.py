@@ -6,6 +6,8 @@ Rates, table, views and decisions are the server's own classes. Without round po
 None, and the loop is SGLang's.
 """
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,15 +26,25 @@ from sglang_live.simulation.events import Act, Events
 # As bridge/scheduler/live.py and device_peers.py.
 _IDLE_WAIT_S = 0.02
 _LEAST_WAIT_S = 0.001
-_PEER_VALID_S = 0.1
+_PEER_VALID_S, _PEER_SILENT_S = 0.1, 1.0
 _N_LAYERS = 48  # of Qwen3-Omni's thinker
 
 
 @dataclass(slots=True)
 class PeerBoard:
-    """When a later engine on the same device last said that a stream of it is urgent."""
+    """What later engines on the same device have said last: until when a stream of them is urgent,
+    and when a listener would hear a gap."""
 
     until_s: dict[str, float] = field(default_factory=dict)
+    gap_at_s: dict[str, float] = field(default_factory=dict)
+
+    def is_urgent(self, stages: Iterable[str], now_s: float) -> bool:
+        return any(self.until_s.get(stage, 0.0) > now_s for stage in stages)
+
+    def slack_s(self, stages: Iterable[str], now_s: float) -> float:
+        gaps_at_s = (self.gap_at_s.get(stage, math.inf) for stage in stages)
+        listening = (gap_at_s for gap_at_s in gaps_at_s if gap_at_s > now_s - _PEER_SILENT_S)
+        return max(0.0, min(listening, default=math.inf) - now_s)
 
 
 class Consumer(Protocol):
@@ -191,10 +203,10 @@ class Engine:
             self._iterate()
 
     def _stamp(self, now_s: float) -> RoundStamp:
-        until_s = self._peers.until_s
         return RoundStamp(
             now_s,
-            peer_urgent=any(until_s.get(stage, 0.0) > now_s for stage in self.spec.later),
+            peer_urgent=self._peers.is_urgent(self.spec.later, now_s),
+            peer_slack_s=self._peers.slack_s(self.spec.later, now_s),
             rates=self._meter.rates(now_s),
             n_done=self._meter.n_done,
             prefill_done_s=self._meter.prefill_done_s,
@@ -255,6 +267,7 @@ class Engine:
             half=half,
         )
         self._peers.until_s[self.spec.name] = now_s + _PEER_VALID_S if self.rounds.urgent else 0.0
+        self._peers.gap_at_s[self.spec.name] = self.rounds.gap_at_s
 
     def _must_pause(self, req: Request) -> bool:
         if req.is_finished or req.must_end:

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from sglang_live.simulation.engine.requests import Request
+from sglang_live.simulation.server.posts import Post
 
 
 class _Server(Protocol):
@@ -22,10 +23,14 @@ class Tokens:
         self._server = server
 
     def outputs(self, reqs: list[Request]) -> None:
-        self._server.tokens_came(reqs)
+        for req in reqs:
+            if isinstance(req.owner, Post):
+                req.owner.came()
+        self._server.tokens_came([req for req in reqs if not isinstance(req.owner, Post)])
 
     def finished(self, req: Request) -> None:
-        self._server.thinker_finished(req)
+        if not isinstance(req.owner, Post):
+            self._server.thinker_finished(req)
 
 
 class Frames:

@@ -15,6 +15,7 @@ from sglang_live.policy.policies import Policies
 from sglang_live.simulation.engine.engine import Consumer, Engine
 from sglang_live.simulation.engine.requests import Request
 from sglang_live.simulation.events import Events
+from sglang_live.simulation.server.posts import Posts
 from sglang_live.simulation.server.replicas import Replicas
 from sglang_live.simulation.server.results import Frames, Tokens
 from sglang_live.simulation.server.session import NEW, History, Session
@@ -30,6 +31,7 @@ class Server:
     """
     Attributes:
         n_frames: codec frames that the talkers have made.
+        posts: messages of others than the sessions here.
         sessions: open ones, with the replicas that they stay with.
         turns: the latest of each session.
     """
@@ -38,6 +40,7 @@ class Server:
         self.spec, self.policies, self.events, self.host = spec, policies, events, spec.host
         consumers: tuple[Consumer, Consumer] = Tokens(self), Frames(self)
         self.replicas = Replicas(spec, policies, events, consumers)
+        self.posts = Posts(events, spec.host, self.replicas)
         self._prior = UserPrior()
         self.sessions: dict[str, tuple[Session, Places]] = {}
         self._startup = StartupDelays(events) if policies.startup_delay else None

@@ -49,6 +49,13 @@ class Prompt:
         return sum(piece.n_tokens for piece in self.pieces)
 
 
+def prompt_of_post(audio_s: float) -> Prompt:
+    """Of a message that begins and ends a conversation."""
+    n_user = round(audio_s * AUDIO_TOKENS_PER_S) + TURN_MARKUP_TOKENS
+    piece = Piece(n_user, audio_s)
+    return Prompt(n_cached=0, pieces=(piece,), n_user=n_user, is_new=True, truncates=False)
+
+
 class Sessions:
     """
     Args:

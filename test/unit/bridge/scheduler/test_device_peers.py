@@ -1,13 +1,18 @@
-"""Engines of one device see the urgency of later stages."""
+"""Engines of one device see what later stages need."""
+
+import math
 
 import pytest
 
 from sglang_live.bridge.scheduler.device_peers import (
     DEVICE_PEERS_ENV,
+    MOST_SILENT_S,
     VALID_S,
     DevicePeers,
     device_peers_env,
 )
+
+INF = math.inf
 
 
 @pytest.fixture
@@ -25,36 +30,57 @@ def engine(tmp_path, monkeypatch):
 def test_an_engine_sees_the_urgency_of_later_stages_on_its_device_only(engine):
     thinker, other, talker = engine("thinker"), engine("thinker", 1), engine("talker", 2)
     elsewhere = engine("talker", 0, "cuda:1")
-    talker.publish(True, 100.0)
+    talker.publish(True, INF, 100.0)
     assert thinker.urgent(100.01) and other.urgent(100.01)
-    talker.publish(False, 100.02)
+    talker.publish(False, INF, 100.02)
     assert not thinker.urgent(100.02)
     for others in (thinker, elsewhere):
-        others.publish(True, 100.02)
+        others.publish(True, INF, 100.02)
     assert not any(here.urgent(100.03) for here in (thinker, other, talker, elsewhere))
 
 
 def test_an_engine_of_several_devices_has_peers_on_each(engine):
     thinker, alone = engine("thinker", 0, "cuda:0", "cuda:1"), engine("thinker", 1, "cuda:2")
     first, second = engine("talker", 0, "cuda:1"), engine("talker", 1, "cuda:2", "cuda:3")
-    first.publish(True, 100.0)
+    first.publish(True, INF, 100.0)
     assert thinker.urgent(100.01) and not alone.urgent(100.01)
-    first.publish(False, 100.0)
-    second.publish(True, 100.0)
+    first.publish(False, INF, 100.0)
+    second.publish(True, INF, 100.0)
     assert alone.urgent(100.01) and not thinker.urgent(100.01)
 
 
 def test_the_urgency_of_a_silent_engine_expires(engine):
     thinker, talker = engine("thinker"), engine("talker")
-    talker.publish(True, 100.0)
+    talker.publish(True, INF, 100.0)
     assert thinker.urgent(100.0 + 0.9 * VALID_S)
     assert not thinker.urgent(100.0 + 1.1 * VALID_S)
 
 
+def test_an_engine_sees_how_long_the_listeners_of_later_stages_could_wait(engine):
+    thinker, elsewhere = engine("thinker"), engine("thinker", 1, "cuda:1")
+    first, second = engine("talker"), engine("talker", 1)
+    assert thinker.slack_s(100.0) == INF
+    first.publish(False, 100.5, 100.0)
+    second.publish(False, 100.25, 100.0)
+    assert thinker.slack_s(100.0) == 0.25
+    assert thinker.slack_s(100.1) == pytest.approx(0.15)
+    assert thinker.slack_s(100.3) == 0.0
+    assert elsewhere.slack_s(100.0) == first.slack_s(100.0) == INF
+    second.publish(False, INF, 100.1)  # its last listener has gone
+    assert thinker.slack_s(100.1) == pytest.approx(0.4)
+
+
+def test_a_listener_who_has_been_without_sound_for_long_is_not_protected(engine):
+    thinker, talker = engine("thinker"), engine("talker")
+    talker.publish(False, 100.0, 100.0)
+    assert thinker.slack_s(100.0 + 0.9 * MOST_SILENT_S) == 0.0
+    assert thinker.slack_s(100.0 + 1.1 * MOST_SILENT_S) == INF
+
+
 def test_a_restarted_engine_uses_the_same_place(engine):
     thinker = engine("thinker")
-    engine("talker").publish(True, 100.0)
-    engine("talker").publish(False, 100.01)
+    engine("talker").publish(True, INF, 100.0)
+    engine("talker").publish(False, INF, 100.01)
     assert not thinker.urgent(100.02)
 
 

@@ -40,6 +40,14 @@ def test_the_rank_that_receives_input_alone_waits_for_it(inbox, n_waits):
     assert len(waits) == n_waits
 
 
+def test_an_engine_whose_only_prefill_is_deferred_sleeps_until_it_is_due():
+    rank, budget = LiveScheduler.__new__(LiveScheduler), [0]
+    rank.paused, rank.rounds = {}, SimpleNamespace(prefill_budget=lambda: budget[0])
+    assert rank._awaits_input()
+    budget[0] = None
+    assert not rank._awaits_input()
+
+
 def test_a_round_in_which_kv_is_loaded_ahead_is_not_late():
     waits: list[int] = []
     rank = LiveScheduler.__new__(LiveScheduler)
