@@ -183,11 +183,12 @@ class StreamTable:
             self._columns["prefill_tokens"][slot] = 0
 
     def to_foreground(self, rid: str) -> None:
-        """Record that a consumer waits for the request now."""
+        """Record that a response that will be heard waits for the request now."""
         slot = self._slot.get(rid)
         if slot is not None and self._columns["background"][slot]:
             self.changed = True
             self._columns["background"][slot] = False
+            self._columns["managed"][slot] = True
 
     def pause(self, rid: str, now_s: float) -> None:
         self._set_paused(rid, True, now_s)

@@ -19,6 +19,8 @@ SPEECH_PREFIXES = (SPEAK_PREFIX, FLEX_PREFIX)
 THINK_PREFIX = "think-"
 # Id prefix of turn prefill: the user still speaks, so no consumer waits for these requests yet.
 TURN_PREFILL_PREFIX = "prefill-"
+# Requests that are heard, or lead to a response that is.
+HEARD_PREFIXES = (SPEAK_PREFIX, THINK_PREFIX, TURN_PREFILL_PREFIX)
 
 # Id prefix of best-effort requests (service tier `flex`, batches): they get what listeners do not
 # need. The gateway alone gives such ids, so a client cannot claim or avoid the class. With

@@ -110,6 +110,17 @@ def test_a_reused_slot_has_no_values_of_the_request_before():
     assert (view.buffered_s[0], view.interrupts[0], view.arrived_s[0]) == (0.0, 0.2, 12.0)
 
 
+def test_a_response_waits_for_what_comes_to_the_foreground():
+    table = StreamTable(UNIT_S)
+    facts = {"now_s": 1.0, "prompt_tokens": 5, "prefill_tokens": 5}
+    table.wait("prefill-a", managed=False, background=True, **facts)
+    table.wait("text-b", managed=False, **facts)
+    for rid in ("prefill-a", "text-b", "unknown"):
+        assert not table.is_managed(rid)
+        table.to_foreground(rid)
+    assert table.is_managed("prefill-a") and not table.is_managed("text-b")
+
+
 def test_a_retracted_request_keeps_its_produced_speech():
     table = table_of("a")
     steps(table, 9, "a")

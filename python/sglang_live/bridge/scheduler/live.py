@@ -22,7 +22,7 @@ from sglang_live.bridge.scheduler.sliced_prefill import audio_within
 from sglang_live.bridge.scheduler.sync_log import SyncLog
 from sglang_live.bridge.session.cache import SessionCache
 from sglang_live.bridge.tiers.lender_scheduler import LenderScheduler
-from sglang_live.engine_channel.messages import SPEAK_PREFIX, THINK_PREFIX, TURN_PREFILL_PREFIX
+from sglang_live.engine_channel.messages import HEARD_PREFIXES, TURN_PREFILL_PREFIX
 from sglang_live.policy.config import THINKER
 
 # Longest wait for input while every request is paused. A message ends the wait at once.
@@ -311,6 +311,7 @@ class LiveScheduler(LenderScheduler):
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
         is_interrupted = self._interrupt_if_early(req)
+        background = req.rid.startswith(TURN_PREFILL_PREFIX) and not is_interrupted
         own = None
         if self.best_effort is not None:
             own = class_of(req, kv_by_tokens=self.kv_by_tokens)
@@ -323,8 +324,8 @@ class LiveScheduler(LenderScheduler):
             self.rounds.table.wait(
                 req.rid,
                 now_s=self.rounds.now_s,
-                managed=req.rid.startswith((SPEAK_PREFIX, THINK_PREFIX)),
-                background=req.rid.startswith(TURN_PREFILL_PREFIX) and not is_interrupted,
+                managed=req.rid.startswith(HEARD_PREFIXES) and not background,
+                background=background,
                 prompt_tokens=n_tokens,
                 prefill_tokens=n_new,
                 audio_s=batch_times.audio_s_of(req, max(0, n_tokens - n_new), n_tokens),
