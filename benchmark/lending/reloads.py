@@ -78,6 +78,7 @@ def thinker_args(arm: str, options: Options) -> dict:
         "max_total_tokens": options.sessions * session // 2,
         "max_running_requests": options.sessions,
         "chunked_prefill_size": options.history_tokens + 1024,
+        "mem_fraction_static": 0.5,  # SGLang derives none from so large a chunk
         "enable_hierarchical_cache": True,
         # What is lent comes first: the host of a borrower is as small as SGLang allows.
         "hicache_ratio": 4.0 if arm == "host" else 1.1,
@@ -180,7 +181,7 @@ def line(row: dict) -> str:
 
     return (
         f"{row['arm']:5s} {ends('typed', 8)} {ends('spoken', 9)} {row['computed_again']:8d} "
-        f"{row['tokens_loaded'] - row['peer_tokens_loaded']:9.0f} "
+        f"{row['tokens_loaded']:9.0f} "
         f"{row['peer_tokens_loaded']:9.0f} {row['prefills_awaited_kv']:7.0f}"
     )
 
