@@ -52,7 +52,7 @@ def test_no_more_clips_are_encoded_than_the_shortest_buffer_covers():
     heard = playing(LATENCY_S + 0.5)  # 0.43 s are left, 0.05 s of them the fixed cost
     assert n_begun(heard, *said) == 2
     assert n_begun(heard, *said, peer_slack_s=0.0) == 1
-    assert n_begun(*said) == 4  # nobody listens
+    assert n_begun(*said) == 4  # there are no listeners
     # The first one begins however long it takes, and prompts without audio beside it.
     read, long = waiting(100, age_s=8.5), waiting(100, audio_s=30.0, age_s=9.5)
     assert n_begun(heard, long, *said) == 1
