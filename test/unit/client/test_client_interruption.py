@@ -13,7 +13,7 @@ def utterance(speech) -> Utterance:
 
 
 def options(server, **kwargs):
-    return SessionOptions(url=server.url, turn_timeout_s=2.0, **kwargs)
+    return SessionOptions(url=server.url, turn_timeout_s=30.0, **kwargs)
 
 
 def events_of(server, kind: str) -> list[dict]:

@@ -9,7 +9,7 @@ from sglang_live.client.session_options import SessionOptions
 
 
 def options(server, **kwargs):
-    return SessionOptions(url=server.url, turn_timeout_s=0.5, **kwargs)
+    return SessionOptions(url=server.url, turn_timeout_s=30.0, **kwargs)
 
 
 async def test_a_spoken_turn_gets_a_response_and_is_measured(fake_server, stream_clock, speech):
@@ -109,7 +109,7 @@ async def test_a_server_that_never_responds_costs_only_the_turn_timeout(
     async with fake_server("hang") as server:
         session = SessionOptions(url=server.url, **quick)
         async with RealtimeClient(session, fast_clock) as client:
-            record = await asyncio.wait_for(client.speak(speech), 2.0)
+            record = await asyncio.wait_for(client.speak(speech), 20.0)
     assert record.status == "timeout"
     assert record.audio_s == 0
 
