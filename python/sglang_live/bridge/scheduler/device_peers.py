@@ -18,6 +18,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from sglang_live.bridge.rounds import Rounds
+
 DEVICE_PEERS_ENV = "SGLANG_LIVE_DEVICE_PEERS"
 # Lifetime of a published urgency: an engine that sleeps or has died does not withdraw it.
 VALID_S = 0.1
@@ -63,16 +65,15 @@ class DevicePeers:
         place, *paths = json.loads(text)
         return cls(map(Path, paths), place)
 
-    def publish(self, urgent: bool, gap_at_s: float, now_s: float) -> None:
-        """Publish whether an urgent request of this engine can run.
+    def publish(self, rounds: Rounds) -> None:
+        """Publish what this engine's latest decision says of its requests.
 
         Args:
-            gap_at_s: when its first listener would hear a gap if it did not run; inf: none listens.
-            now_s: time.monotonic(), which is the same clock in all processes of a host.
+            rounds: its time is time.monotonic(), the same clock in all processes of a host.
         """
         for own in self._own:
-            own[_URGENT] = now_s + VALID_S if urgent else 0.0
-            own[_GAP] = gap_at_s if gap_at_s < math.inf else 0.0
+            own[_URGENT] = rounds.now_s + VALID_S if rounds.urgent else 0.0
+            own[_GAP] = rounds.gap_at_s if rounds.gap_at_s < math.inf else 0.0
 
     def urgent(self, now_s: float) -> bool:
         """Whether a request is urgent in an engine of a later stage."""

@@ -136,8 +136,7 @@ class LiveScheduler(LenderScheduler):
                 half=[req.rid for req in half],
             )
             if self.device_peers is not None:
-                rounds = self.rounds
-                self.device_peers.publish(rounds.urgent, rounds.gap_at_s, rounds.now_s)
+                self.device_peers.publish(self.rounds)
         if self._reports:
             self.report()
         if self.paused:
@@ -254,8 +253,9 @@ class LiveScheduler(LenderScheduler):
             return None
         if self.retention is not None:
             self.retention.compact_running_requests(batch)
-        if self.paused or self.partial_prefills() or self.rounds is not None:
-            self._make_room(batch)
+        has_others = self.paused or self.partial_prefills() or self.rounds is not None
+        if has_others and not self._make_room(batch):
+            return None
         reqs = batch.reqs
         left = super().update_running_batch(batch)
         if self.rounds is not None and len(batch.reqs) < len(reqs):

@@ -130,13 +130,14 @@ class MemoryScheduler(ReportingScheduler):
             return False
         return self.fits(req, running_batch.reqs, self._pool().free)
 
-    def _make_room(self, batch: ScheduleBatch) -> None:
+    def _make_room(self, batch: ScheduleBatch) -> bool:
         """Retract requests until the batch can decode: of those that have time, the one with the
         lowest utility first; then half-prefilled prompts; then the others, blocked ones first. One
-        stays in the batch.
+        stays in the batch. Returns False if it lacks the memory of a paused request whose last step
+        is in flight, which can be retracted in the next round: upstream would abort the batch.
         """
         if self.token_to_kv_pool_allocator.available_size() > 2 * self.page_size * len(batch.reqs):
-            return
+            return True
         if self.best_effort is not None:
             self.best_effort.leave_sessions(batch)
         n_before = len(batch.reqs)
@@ -161,6 +162,8 @@ class MemoryScheduler(ReportingScheduler):
             tracker.current = max(tracker.current, estimate)
         if len(batch.reqs) < n_before:
             batch.batch_is_full = False
+        in_flight = any(p.step_in_flight for p in self.paused.values() if not p.req.finished())
+        return not in_flight or not batch.reqs or batch.check_decode_mem()
 
     def _retract_one(self, rid: str, batch: ScheduleBatch) -> bool:
         """Retract a paused, running or half-prefilled request. Returns False if that frees no

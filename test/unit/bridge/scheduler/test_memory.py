@@ -158,6 +158,18 @@ def test_one_request_stays_in_the_batch():
     assert not scheduler.retracted  # upstream ends it with an error
 
 
+def test_a_batch_waits_for_the_memory_of_a_paused_request_whose_step_is_in_flight():
+    scheduler = FakeScheduler({"far": FAR, "paused": (3.0, 60, True)})
+    scheduler.paused["paused"] = SimpleNamespace(
+        req=scheduler.paused["paused"].req, step_in_flight=True
+    )
+    assert not scheduler._make_room(scheduler.batch)  # upstream would abort it
+    assert not scheduler.retracted and [req.rid for req in scheduler.batch.reqs] == ["far"]
+    scheduler.paused["paused"].step_in_flight = False
+    assert scheduler._make_room(scheduler.batch)
+    assert scheduler.retracted == ["paused"]
+
+
 def test_streams_at_risk_are_retracted_last_and_the_driest_of_them_never():
     scheduler = FakeScheduler({"dry": DRY, "drier": (0.0, 30, False), "silent": SILENT})
     scheduler.token_to_kv_pool_allocator.free = -2 * N_PROMPT
