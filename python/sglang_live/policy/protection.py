@@ -32,8 +32,7 @@ def prefill_s(view: StageView, admitted: Ints, has_kv: Bools, config: PolicyConf
         peers_s = max(peers_s, config.unnoticed_s)
     # fmin ignores nan: an unknown buffer cannot be protected.
     buffered_s = float(np.fmin.reduce(view.buffered_s, where=may_run_dry, initial=math.inf))
-    round_s = view.rates.round_s
-    return min(buffered_s - latency_s(round_s, config) - round_s, peers_s)
+    return min(buffered_s - _needed_s(view, config), peers_s)
 
 
 def begun_within(view: StageView, admitted: Ints, limit_s: float, config: PolicyConfig) -> Ints:
@@ -102,8 +101,7 @@ def prefill_budget(
 def slack_s(view: StageView, config: PolicyConfig) -> Floats:
     """Returns [n], the time for which each stream could wait without being noticed: 0 if its user
     waits for the first sound, and for streams without a listener, or of unknown buffer."""
-    round_s = view.rates.round_s
-    left_s = view.buffered_s - latency_s(round_s, config) - round_s
+    left_s = view.buffered_s - _needed_s(view, config)
     return np.where(view.managed & view.started & (left_s > 0), left_s, 0.0)
 
 
@@ -112,8 +110,12 @@ def least_slack_s(view: StageView, config: PolicyConfig) -> float:
     none whose buffer is known."""
     listens = view.managed & view.started
     buffered_s = float(np.fmin.reduce(view.buffered_s, where=listens, initial=math.inf))
-    round_s = view.rates.round_s
-    return max(0.0, buffered_s - latency_s(round_s, config) - round_s)
+    return max(0.0, buffered_s - _needed_s(view, config))
+
+
+def _needed_s(view: StageView, config: PolicyConfig) -> float:
+    """Returns the buffer with which a stream has to be in the next decode round."""
+    return latency_s(view.rates.round_s, config) + view.rates.round_s
 
 
 def _once_s(view: StageView, admitted: Ints) -> float:

@@ -154,7 +154,7 @@ class LiveScheduler(LenderScheduler):
         return plan
 
     def _awaits_input(self) -> bool:
-        """Whether requests can go on after a message at the earliest, if no batch can run now."""
+        """Whether requests can go on after a message or some time, if no batch can run now."""
         is_deferred = self.rounds is not None and self.rounds.prefill_budget() == 0
         return bool(self.paused) or is_deferred
 
