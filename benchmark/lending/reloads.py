@@ -59,11 +59,11 @@ class Options:
     """
 
     arms: str = "host,peer"
-    sessions: int = 8
+    sessions: int = 12
     history_tokens: int = 28_000
     at_once: int = 3
-    returns: int = 80
-    pause_s: float = 0.5
+    returns: int = 32
+    pause_s: float = 3.0
     device_model: str = str(ROOT / "python/sglang_live/device_model/h100_qwen3_omni.toml")
     repeats: int = 3
     seed: int = 1
@@ -164,13 +164,15 @@ async def measure(arm: str, options: Options, seed: int) -> dict:
         "computed_again": sessions.computed,
         "peer_slots": after.get("policy_peer_slots", 0.0),
         **{name: used.get(name, 0.0) for name in _TOTALS},
+        "preloads": {name: n for name, n in used.items() if name.startswith("preloads") and n},
         "first_ms": sessions.first_ms,
     }
 
 
 HEAD = (
     f"{'arm':5s} {'typed 50':>8s} {'90':>6s} {'99':>6s} {'spoken 50':>9s} {'90':>6s} {'99':>6s} "
-    f"{'computed':>8s} {'from host':>9s} {'from peer':>9s} {'awaited':>7s}   (ms, modelled device)"
+    f"{'computed':>8s} {'from host':>9s} {'from peer':>9s} {'preloaded':>9s} {'awaited':>7s}   "
+    "(ms, modelled device)"
 )
 
 
@@ -181,8 +183,9 @@ def line(row: dict) -> str:
 
     return (
         f"{row['arm']:5s} {ends('typed', 8)} {ends('spoken', 9)} {row['computed_again']:8d} "
-        f"{row['tokens_loaded']:9.0f} "
-        f"{row['peer_tokens_loaded']:9.0f} {row['prefills_awaited_kv']:7.0f}"
+        f"{row['tokens_loaded']:9.0f} {row['peer_tokens_loaded']:9.0f} "
+        f"{row['tokens_preloaded'] + row['peer_tokens_preloaded']:9.0f} "
+        f"{row['prefills_awaited_kv']:7.0f}"
     )
 
 
