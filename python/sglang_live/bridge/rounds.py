@@ -249,7 +249,7 @@ class Rounds:
     @property
     def gap_at_s(self) -> float:
         """When the first listener hears a gap if this engine computes nothing; inf: none does."""
-        return math.inf if self._last is None else self._decided_s + self._last.slack_s
+        return math.inf if self._last is None else self._decided_s + self._last.until_gap_s
 
     def pause(self, rid: str) -> bool:
         slot = self.table.slot(rid)
@@ -264,7 +264,7 @@ class Rounds:
             return False
         return self._last.urgency[slot] == U2
 
-    def least_slack_s(self, rids: Iterable[str]) -> float:
+    def slack_of(self, rids: Iterable[str]) -> float:
         """The time for which all of these requests could wait without being noticed; inf if all are
         best effort."""
         slack = slack_s(self._view(_NO_POOL), self.config)

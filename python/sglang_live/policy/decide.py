@@ -24,7 +24,7 @@ from sglang_live.policy.pacing import (
     yield_marks,
 )
 from sglang_live.policy.policies import Order, Policies
-from sglang_live.policy.protection import begun_within, least_slack_s, prefill_budget, prefill_s
+from sglang_live.policy.protection import begun_within, prefill_budget, prefill_s, until_gap_s
 from sglang_live.policy.view import U1, U2, Bools, Classes, Ints, Round, StageView
 
 
@@ -105,7 +105,7 @@ class RoundPolicy:
             prefill_budget=budget,
             urgency=classes,
             urgent=len(urgent) > 0,
-            slack_s=least_slack_s(view, self.config),
+            until_gap_s=until_gap_s(view, self.config),
             n_unknown=n_unknown,
             interval_s=decode_interval_s(view, has_kv, self.config) if self.pacing else 0.0,
             next_change_s=next_change_s,

@@ -105,9 +105,9 @@ def slack_s(view: StageView, config: PolicyConfig) -> Floats:
     return np.where(view.managed & view.started & (left_s > 0), left_s, 0.0)
 
 
-def least_slack_s(view: StageView, config: PolicyConfig) -> float:
-    """Returns the time for which all listeners could wait without hearing a gap; inf: there are
-    none whose buffer is known."""
+def until_gap_s(view: StageView, config: PolicyConfig) -> float:
+    """Returns the time after which the first listener would hear a gap if this stage computed
+    nothing; inf: there is none whose buffer is known."""
     listens = view.managed & view.started
     buffered_s = float(np.fmin.reduce(view.buffered_s, where=listens, initial=math.inf))
     return max(0.0, buffered_s - _needed_s(view, config))

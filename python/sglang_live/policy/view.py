@@ -154,7 +154,8 @@ class Round:
             prefill_running only with PolicyConfig.may_pause_prefill); None: the engine's own chunk.
         urgency: int8 [n], U0, U1 or U2; -1 where telemetry is missing.
         urgent: a stream of U0 or U1 can step in this round, or begin.
-        slack_s: time for which all listeners could wait without hearing a gap; inf: there are none.
+        until_gap_s: time after which the first listener would hear a gap if this stage computed
+            nothing; inf: there is none.
         n_unknown: managed streams without telemetry, which are served in stock order and never
             paused.
         interval_s: least time from the latest decode round to the next one.
@@ -171,7 +172,7 @@ class Round:
     prefill_budget: int | None
     urgency: Classes
     urgent: bool = False
-    slack_s: float = float("inf")
+    until_gap_s: float = float("inf")
     n_unknown: int = 0
     interval_s: float = 0.0
     requeue: Bools | None = None

@@ -56,7 +56,7 @@ REASONS = {
     "bridge/round_cost.py": {"RoundCostMeter.take tolist x2": NUMPY},
     "bridge/rounds.py": {
         "Rounds.decide tolist": NUMPY,
-        "Rounds.least_slack_s float": NUMPY,
+        "Rounds.slack_of float": NUMPY,
         "Rounds.pause bool": NUMPY,
         "Rounds.pauses_any bool": NUMPY,
         "Rounds.admission_order tolist": NUMPY,

@@ -194,9 +194,9 @@ def test_earlier_stages_are_told_when_the_first_listener_hears_a_gap():
     assert engine.rounds.gap_at_s == float("inf")
     engine.add("speak-a")
     engine.run(20, heard_s=0.0)
-    slack_s = engine.rounds.last.slack_s
-    assert 0.0 < slack_s < 20 * FRAME_S
-    assert engine.rounds.gap_at_s == pytest.approx(engine.now_s + slack_s)
+    until_gap_s = engine.rounds.last.until_gap_s
+    assert 0.0 < until_gap_s < 20 * FRAME_S
+    assert engine.rounds.gap_at_s == pytest.approx(engine.now_s + until_gap_s)
 
 
 def test_no_round_is_held_where_a_request_has_no_listener():
@@ -213,7 +213,7 @@ def test_the_least_slack_is_that_of_the_request_whose_buffer_ends_first():
         engine.add(rid)
     engine.run(100, heard_s=0.0)
     engine.rounds.progress(Progress.of(["short"], [0.3], [False], [0.5]))
-    slack_s = engine.rounds.least_slack_s
+    slack_s = engine.rounds.slack_of
     assert 0.0 < slack_s(["short"]) < slack_s(["long"])
     assert slack_s(["long", "short"]) == slack_s(["short"])
     engine.add("written", managed=False)

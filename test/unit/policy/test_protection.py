@@ -199,9 +199,9 @@ def test_a_prompt_without_a_listener_waits_for_those_of_later_stages():
     assert pacing.decide(alone).prefill_budget >= CONFIG.min_chunk_tokens
 
 
-def test_what_is_told_to_earlier_stages_is_the_least_slack_of_all_listeners():
+def test_earlier_stages_are_told_when_the_first_listener_hears_a_gap():
     def told(*streams) -> float:
-        return POLICIES.decide(view_of(*streams, rates=RATES)).slack_s
+        return POLICIES.decide(view_of(*streams, rates=RATES)).until_gap_s
 
     assert told(playing(3.0), playing(LATENCY_S + 0.5), waiting()) == pytest.approx(0.48)
     assert told(playing(0.1), playing(3.0)) == 0.0

@@ -107,7 +107,7 @@ class PrefillsAwaitingKv:
         rounds = self._scheduler.rounds
         if stall_s <= rounds.rates.round_s:
             return False
-        slack_s: float = rounds.least_slack_s(req.rid for req in running)
+        slack_s: float = rounds.slack_of(req.rid for req in running)
         return stall_s > slack_s
 
     def _fits(self, req: Req, running: list[Req]) -> bool:

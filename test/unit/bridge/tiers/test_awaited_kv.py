@@ -56,9 +56,7 @@ class World:
         self.resized: list[str] = []
         self.fits = True
         self.slack_s = 0.0
-        self.rounds = SimpleNamespace(
-            rates=RATES, now_s=100.0, least_slack_s=lambda rids: self.slack_s
-        )
+        self.rounds = SimpleNamespace(rates=RATES, now_s=100.0, slack_of=lambda rids: self.slack_s)
         scheduler = SimpleNamespace(
             page_size=16,
             tree_cache=SimpleNamespace(session=sessions),
