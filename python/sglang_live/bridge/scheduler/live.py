@@ -27,8 +27,7 @@ from sglang_live.policy.config import THINKER
 
 # Longest wait for input while every request is paused. A message ends the wait at once.
 IDLE_WAIT_MS = 20
-# The same while KV is loaded ahead: less than the transfers in flight take.
-LOADING_WAIT_MS = 5
+_IDLE_SLEEP_S = 1.0  # SGLang's own, in an engine without work
 
 
 class LiveScheduler(LenderScheduler):
@@ -40,7 +39,7 @@ class LiveScheduler(LenderScheduler):
         super().init_running_status()
         if not self.spec_algorithm.is_none() or self.attn_dp_enabled:
             raise RuntimeError("pausing requests excludes speculation and DP attention")
-        self._loads_ahead = False  # KV is being loaded ahead, one part a round
+        self._tiers_wait_s = _IDLE_SLEEP_S  # for which loads of KV can wait for the next round
         self._progress = ProgressCell.from_env() if self.outbox is not None else None
         self._round_log = RoundLog.from_env(self)
         self._fault_injection = FaultInjection.from_env() if self.policy_config is THINKER else None
@@ -76,7 +75,8 @@ class LiveScheduler(LenderScheduler):
         return False
 
     def _must_pause(self, req: Req) -> bool:
-        if req.finished() or req.to_finish is not None or _must_end(req):
+        must_end = len(req.output_ids) >= req.sampling_params.max_new_tokens
+        if req.finished() or req.to_finish is not None or must_end:
             return False
         return self._blocked(req) or (self.rounds is not None and self.rounds.pause(req.rid))
 
@@ -142,7 +142,8 @@ class LiveScheduler(LenderScheduler):
         if self.paused:
             running_batch = self._resume(running_batch)
         plan = super().get_next_batch_to_run(running_batch, last_batch)
-        self._loads_ahead = self.tier_events is not None and self.tier_events.load_ahead()
+        if self.tier_events is not None:
+            self._tiers_wait_s = self.tier_events.load_ahead()
         if self.rounds is not None and (events := self.rounds.take_events()) and self.outbox:
             self.outbox.send(events)
         if self._round_log is not None:
@@ -159,15 +160,15 @@ class LiveScheduler(LenderScheduler):
         return bool(self.paused) or is_deferred
 
     def _wait_for_input(self, decodes: bool) -> None:
-        limit_s = (LOADING_WAIT_MS if self._loads_ahead else IDLE_WAIT_MS) / 1000
+        limit_s = min(IDLE_WAIT_MS / 1000, self._tiers_wait_s)
         if self.rounds is not None:
             limit_s = min(limit_s, self.rounds.wait_limit_s(decodes=decodes))
-        self._poll(max(1, round(1000 * limit_s)))
+        self._poll(limit_s)
 
-    def _poll(self, limit_ms: int) -> None:
+    def _poll(self, limit_s: float) -> None:
         """Wait on rank 0; the other ranks then wait in the broadcast of its input."""
         if self.inbox is not None:
-            self._poller.poll(limit_ms)
+            self._poller.poll(max(1, round(1000 * limit_s)))
 
     def get_new_batch_prefill(self, running_batch: ScheduleBatch) -> NextBatchPlan:
         self._pause_requests(running_batch)
@@ -390,11 +391,8 @@ class LiveScheduler(LenderScheduler):
                 self.rounds.table.keep_only(set())
             # The loop may sleep now, which would delay the report of the last events.
             self.report(at_once=True)
-        if self._loads_ahead and self.running_batch.is_empty():
-            self._poll(LOADING_WAIT_MS)  # SGLang's own sleep takes up to a second
+        if self._tiers_wait_s < _IDLE_SLEEP_S and self.running_batch.is_empty():
+            self.maybe_send_health_check_signal()
+            self._poll(self._tiers_wait_s)
             return None
         return super().on_idle()
-
-
-def _must_end(req: Req) -> bool:
-    return len(req.output_ids) >= req.sampling_params.max_new_tokens

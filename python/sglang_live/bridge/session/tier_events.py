@@ -5,6 +5,7 @@ the waiting requests whose KV is where their prefill can begin.
 Owner: one TierEvents per scheduler; equal on all ranks, because its inputs are broadcast.
 """
 
+import math
 from typing import Any
 
 from sglang.srt.managers.schedule_batch import Req
@@ -14,17 +15,21 @@ from sglang_live.bridge.session.cache import SessionCache
 from sglang_live.bridge.tiers.awaited_kv import PrefillsAwaitingKv
 from sglang_live.engine_channel.messages import NextUseHint, SpeechDismissed, SpeechStart
 
+# Longest wait for input while KV is loaded ahead: less than the transfers in flight take.
+LOADING_WAIT_S = 0.005
+
 
 class TierEvents:
     def __init__(self, scheduler: Any):
         self._scheduler = scheduler
         self._awaiting = PrefillsAwaitingKv(scheduler)
+        self._now_s = 0.0
 
     def report(self) -> dict[str, float]:
         return {} if self._sessions.tier is None else dict(self._awaiting.counts)
 
     def stamp(self, stamp: RoundStamp) -> None:
-        sessions = self._sessions
+        sessions, self._now_s = self._sessions, stamp.now_s
         if sessions.idle is not None:
             sessions.idle.tick(stamp.now_s)
         if sessions.tier is not None:
@@ -80,18 +85,24 @@ class TierEvents:
         """A message may come after the session's end; nothing would remove what it adds then."""
         return session_id in self._scheduler.session_controller
 
-    def load_ahead(self) -> bool:
-        """To be called once a round, when its batch is chosen.
+    def load_ahead(self) -> float:
+        """Load KV ahead; to be called once a round, when its batch is chosen.
 
-        Returns True if more is to be loaded ahead, or a lender waits for its pages, so that the
-        next round must not be late.
+        Returns:
+            Seconds until the next round must begin, because more is to be loaded or copied, a
+            preload is to be judged, or a lender waits for its pages; inf: when there is input.
         """
-        preloads, tier = self._sessions.preloads, self._sessions.tier
+        preloads, tier, now_s = self._sessions.preloads, self._sessions.tier, self._now_s
+        limit_s = math.inf
         if preloads is not None:
             preloads.load()
+            limit_s = max(0.0, preloads.next_review_s - now_s)
         is_loading = preloads is not None and preloads.is_loading
+        is_copying = tier is not None and (tier.fetches_any or tier.copies_any)
         is_draining = tier is not None and tier.peer is not None and tier.peer.leases.is_draining
-        return is_loading or is_draining or self._awaiting.awaits_any
+        if is_loading or is_copying or is_draining or self._awaiting.awaits_any:
+            limit_s = min(limit_s, LOADING_WAIT_S)
+        return limit_s
 
     def request_queued(self, req: Req) -> None:
         if self._sessions.tier is not None and req.session is not None:

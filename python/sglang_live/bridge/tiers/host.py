@@ -89,7 +89,7 @@ class SessionTier:
         self._eviction.store_if_short()
         if self.peer is not None:
             self.peer.step()
-        if not self._to_copy or self._free_share() >= WRITE_BACK_BELOW:
+        if not self.copies_any:
             return
         for _ in range(min(len(self._to_copy), _MAX_WRITES_PER_ROUND)):
             session_id, _ = self._to_copy.popitem(last=False)
@@ -97,6 +97,11 @@ class SessionTier:
             if slot is None or not slot.kv.holds_kv or is_pinned(slot):
                 continue  # set_idle() adds it again
             self._write(session_id, slot.kv)
+
+    @property
+    def copies_any(self) -> bool:
+        """Whether copies are to be made ahead of evictions, some in each round."""
+        return bool(self._to_copy) and self._free_share() < WRITE_BACK_BELOW
 
     def _write(self, session_id: str, kv: LiveKvInfo) -> bool:
         """Copy what has no copy yet, to lent pages before the host. A copy on the other tier is

@@ -7,6 +7,7 @@ Owner: one Preloads per session cache, if the engine has a HiCache. LiveServe se
 
 import heapq
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,9 +141,19 @@ class Preloads:
             self._round_s, self._now_s = now_s - self._now_s, now_s
         while self._reviews and self._reviews[0][0] <= now_s:
             _, number, session_id = heapq.heappop(self._reviews)
-            pending = self._pending.get(session_id)
-            if pending is not None and pending.number == number:
-                self._review(session_id, pending, now_s)
+            if not self._is_stale(number, session_id):
+                self._review(session_id, self._pending[session_id], now_s)
+
+    @property
+    def next_review_s(self) -> float:
+        """When the next preload is judged; inf: none is pending."""
+        while self._reviews and self._is_stale(*self._reviews[0][1:]):
+            heapq.heappop(self._reviews)
+        return self._reviews[0][0] if self._reviews else math.inf
+
+    def _is_stale(self, number: int, session_id: str) -> bool:
+        pending = self._pending.get(session_id)
+        return pending is None or pending.number != number
 
     def _schedule(
         self, session_id: str, review_s: float, due_at_s: float, needed_at_s: float

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_live.bridge.scheduler.live import IDLE_WAIT_MS, LOADING_WAIT_MS, LiveScheduler
+from sglang_live.bridge.scheduler.live import IDLE_WAIT_MS, LiveScheduler
 from sglang_live.bridge.scheduler.sliced_prefill import audio_within
+from sglang_live.bridge.tiers.lender_scheduler import LenderScheduler
 
 SPOKEN, WRITTEN = (
     SimpleNamespace(multimodal_inputs=object()),
@@ -35,7 +36,7 @@ def test_the_rank_that_receives_input_alone_waits_for_it(inbox, n_waits):
     waits: list[int] = []
     rank = LiveScheduler.__new__(LiveScheduler)
     rank.inbox, rank.rounds, rank._poller = inbox, None, SimpleNamespace(poll=waits.append)
-    rank._loads_ahead = False
+    rank._tiers_wait_s = 1.0
     rank._wait_for_input(decodes=False)
     assert len(waits) == n_waits
 
@@ -52,6 +53,20 @@ def test_a_round_in_which_kv_is_loaded_ahead_is_not_late():
     waits: list[int] = []
     rank = LiveScheduler.__new__(LiveScheduler)
     rank.inbox, rank.rounds, rank._poller = object(), None, SimpleNamespace(poll=waits.append)
-    for rank._loads_ahead in (False, True):
+    for rank._tiers_wait_s in (1.0, 0.005):
         rank._wait_for_input(decodes=False)
-    assert waits == [IDLE_WAIT_MS, LOADING_WAIT_MS]
+    assert waits == [IDLE_WAIT_MS, 5]
+
+
+def test_an_idle_engine_sleeps_until_a_preload_is_judged(monkeypatch):
+    waits: list[int | str] = []
+    rank = LiveScheduler.__new__(LiveScheduler)
+    rank.inbox, rank._poller = object(), SimpleNamespace(poll=waits.append)
+    rank.rounds = rank._progress = None
+    rank.running_batch = SimpleNamespace(is_empty=lambda: True)
+    monkeypatch.setattr(rank, "is_fully_idle", lambda: False)
+    monkeypatch.setattr(rank, "maybe_send_health_check_signal", lambda: None)
+    monkeypatch.setattr(LenderScheduler, "on_idle", lambda rank: waits.append("upstream"))
+    for rank._tiers_wait_s in (0.05, 0.0, float("inf")):
+        rank.on_idle()
+    assert waits == [50, 1, "upstream"]

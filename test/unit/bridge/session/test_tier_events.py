@@ -1,11 +1,13 @@
 """Messages about sessions that are closed, and about speech that was none."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
 
+from sglang_live.bridge.round_facts import RoundStamp
 from sglang_live.bridge.session.idle import IdleSessions
-from sglang_live.bridge.session.tier_events import TierEvents
+from sglang_live.bridge.session.tier_events import LOADING_WAIT_S, TierEvents
 from sglang_live.engine_channel.messages import NextUseHint, SpeechDismissed, SpeechStart
 
 START_S = 100.0
@@ -18,10 +20,10 @@ class World:
         self.idle = IdleSessions(page_size=1)
         self.idle.tick(START_S)
         self.idle.put("open", 10)
-        sessions = SimpleNamespace(idle=self.idle, tier=None, preloads=None)
+        self.sessions = SimpleNamespace(idle=self.idle, tier=None, preloads=None)
         self.events = TierEvents(
             SimpleNamespace(
-                tree_cache=SimpleNamespace(session=sessions), session_controller={"open": None}
+                tree_cache=SimpleNamespace(session=self.sessions), session_controller={"open": None}
             )
         )
 
@@ -50,3 +52,30 @@ def test_speech_that_was_none_protects_no_longer(world):
     assert world.idle.next_victim() is None
     world.events.speech_dismissed(SpeechDismissed("open"))
     assert world.idle.next_victim().key == "open"
+
+
+class FakePreloads:
+    def __init__(self):
+        self.is_loading, self.next_review_s = False, math.inf
+
+    def tick(self, *args) -> None: ...
+
+    def load(self) -> None: ...
+
+
+def test_the_next_round_comes_when_a_preload_is_judged_or_loaded_on(world):
+    assert world.events.load_ahead() == math.inf
+    world.sessions.preloads = preloads = FakePreloads()
+    world.events.stamp(RoundStamp(START_S))
+    assert world.events.load_ahead() == math.inf
+    preloads.next_review_s = START_S + 0.05
+    assert world.events.load_ahead() == pytest.approx(0.05)
+    preloads.is_loading = True
+    assert world.events.load_ahead() == LOADING_WAIT_S
+    preloads.next_review_s = START_S - 1.0
+    assert world.events.load_ahead() == 0.0
+    preloads.is_loading, preloads.next_review_s = False, math.inf
+    for fetches, copies in ((True, False), (False, True), (False, False)):
+        world.sessions.tier = SimpleNamespace(fetches_any=fetches, copies_any=copies, peer=None)
+        limit_s = LOADING_WAIT_S if fetches or copies else math.inf
+        assert world.events.load_ahead() == limit_s

@@ -1,5 +1,6 @@
 """The sessions whose KV is preloaded, and when."""
 
+import math
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -261,6 +262,16 @@ def test_with_all_memory_in_use_the_prefill_loads(sessions):
     sessions.run(PROTECTED_S + REMAINING_SPEECH_S)
     assert sessions.tier.brought == []
     assert sessions.skipped == {"preloads_skipped_memory": 1}
+
+
+def test_an_idle_engine_is_told_when_the_next_preload_is_judged(sessions):
+    assert sessions.preloads.next_review_s == math.inf
+    sessions.on_host("a", 100)
+    sessions.allocator.n_free = 0
+    sessions.speaks("a")
+    assert sessions.preloads.next_review_s == START_S + CONFIG.retry_s
+    sessions.asks("a")
+    assert sessions.preloads.next_review_s == math.inf
 
 
 def test_a_preload_waits_as_long_as_the_user_speaks(sessions):
