@@ -44,6 +44,8 @@ def _kind(document: dict) -> str:
         what += f", with the model `{model}`"
     if bound := config.get("max_tokens"):
         what += f", responses of at most {bound} tokens"
+    if "--thinker.enable-hierarchical-cache" in config.get("server_args", ()):
+        what += ", with HiCache in the thinker"
     if device := document.get("device_model"):
         what += f", on the modelled device {device['modelled_device']}"
     return what
@@ -53,6 +55,11 @@ def _load(config: dict) -> str:
     if storm := config.get("storm"):
         what = "Storms: {sessions} messages of {clip_s:g} s every {period_s:g} s beside the users"
         return what.format(**storm)
+    if rates := config.get("open_loop_rps"):
+        arrivals = "in the bursts of a trace" if config["trace_arrivals"] else "at random"
+        per_s = " and ".join(f"{rate:g}" for rate in rates)
+        what = f"Open loop: {per_s} users a second arrive {arrivals}"
+        return f"{what}, interruptions with probability {config['barge_in']:g}"
     if len(config["policies"]) > 2:
         return f"Ablation: interruptions with probability {config['barge_in']:g}"
     if config.get("barge_in"):

@@ -21,7 +21,7 @@ def test_every_row_of_headline_results_repeats_figures_of_the_tables():
     readme, tables = (ROOT / "README.md").read_text(), section(RESULTS)
     block = readme.split("## Headline results")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (?!question|---)(.*) \|$", block, re.MULTILINE)
-    assert len(rows) == 3
+    assert len(rows) == 5
     for row in rows:
         figures = re.findall(r"\d+ / \d+ ms|\d+\.\d %|\d+ of \d+ runs", row)
         assert len(figures) >= 2
@@ -96,11 +96,18 @@ def test_every_kind_of_load_has_its_newest_table(tmp_path):
     storm = {"sessions": 4, "period_s": 10.0, "clip_s": 30.0}
     write(tmp_path, "voice_load_c.json", **load("2026-01-01", {"storm": storm}))
     write(tmp_path, "voice_load_d.json", **load("2026-01-01", arms))
+    open_loop = barge_in | {"open_loop_rps": [0.75], "trace_arrivals": True}
+    write(tmp_path, "voice_load_e.json", **load("2026-01-03", open_loop, waste=0.5))
+    offload = barge_in | {"server_args": ["--thinker.enable-hierarchical-cache"]}
+    write(tmp_path, "voice_load_f.json", **load("2026-01-03", offload, waste=0.5))
     text = section(tmp_path)
     assert "### Interruptions with probability 0.5\n\ncpu, commit 012345678.\n" in text
     assert "Storms: 4 messages of 30 s every 10 s beside the users\n" in text
     assert "### Ablation: interruptions with probability 0.5\n" in text
-    assert "| 6.1 % |" in text and "50.0 %" not in text
+    rate = "0.75 users a second arrive in the bursts of a trace"
+    assert f"### Open loop: {rate}, interruptions with probability 0.5\n" in text
+    assert "### Interruptions with probability 0.5, with HiCache in the thinker\n" in text
+    assert text.count("| 6.1 % |") == 1 and text.count("50.0 %") == 2
 
 
 def test_one_table_has_all_numbers_of_users_of_a_kind(tmp_path):
