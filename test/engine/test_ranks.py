@@ -1,4 +1,4 @@
-"""Two ranks have the tokens and codes of one rank, and decide alike in every round.
+"""Several ranks have the tokens and codes of one rank, and decide alike in every round.
 
 A sum over two shards differs in its last bits from a sum over all. The compared tokens and codes
 are those of transformers, whose sums differ likewise: their best candidates are far enough apart.
@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from sglang_live.models.demo.build import build
+from sglang_live.models.demo.location import DemoSize
 from test.engine import parity_claims
-from test.engine.conftest import IS_NIGHTLY, Stages
+from test.engine.conftest import IS_NIGHTLY, Reference, Stages
 from test.engine.random_load import RandomLoad, compared, settled, stages_of_ranks
 from test.engine.small_pool import Pool, check
 from test.engine.turns import greedy_turn, speak, think, user
@@ -95,6 +97,23 @@ async def test_ranks_decide_alike_in_every_round(ranks, logs):
     loads = [(await ranks.replica(name).client.ping(5.0)).load for name in ("thinker", "talker")]
     happened = Counter({name: sum(load.get(name, 0.0) for load in loads) for name in WHAT})
     assert all(happened[name] > 0 for name in WHAT), happened
+
+
+async def test_four_ranks_match_the_reference_and_decide_alike(tmp_path, speech):
+    """More ranks than KV heads: two have equal ones."""
+    checkpoint, logs = tmp_path / "wide", tmp_path / "logs"
+    logs.mkdir()
+    endless = DemoSize(thinker_end_logit=0.0, talker_end_logit=0.0)
+    build(checkpoint, replace(endless, encoder_hidden=64, vision_hidden=64))
+    async with stages_of_ranks(checkpoint, logs, 4) as ranks:
+        reference = Reference.load(checkpoint)
+        clips = [speech[:64_000], speech[:7_680]]
+        await parity_claims.thinker_matches_the_reference_on_audio(ranks, reference, clips)
+        await parity_claims.talker_matches_the_reference(ranks, reference, speech, 60)
+        await RandomLoad(ranks, logs, 400, seed=2).run()
+        await settled(logs)
+        for name in ("thinker", "talker"):
+            assert compared(logs, name) >= 400
 
 
 async def test_a_rank_that_decides_otherwise_is_found(tmp_path):

@@ -57,7 +57,7 @@ def config_of(tokenizer: PreTrainedTokenizerFast, size: DemoSize) -> Qwen3OmniMo
             "depth": 3,
             "hidden_size": size.vision_hidden,
             "intermediate_size": 2 * size.vision_hidden,
-            "num_heads": 2,
+            "num_heads": size.vision_hidden // 16,
             "out_hidden_size": size.hidden,
             "num_position_embeddings": 64,
             "deepstack_visual_indexes": [0, 1, 2],

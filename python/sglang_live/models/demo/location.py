@@ -17,7 +17,7 @@ TRAINED = Path(__file__).with_name("trained")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSize:
-    """Width and depth of the parts. The audio encoder's heads have 16 channels."""
+    """Width and depth of the parts. The heads of both encoders have 16 channels."""
 
     vocab: int = 1024
     hidden: int = 64
