@@ -1,6 +1,9 @@
 """Budgets of KV tokens and rows: which streams pass others, and for how long."""
 
+import numpy as np
 from hypothesis import given
+
+from sglang_live.policy.admission import fitting
 
 from .views import NOW_S, few_examples, paused, playing, policy_of, view_of, views, waiting
 
@@ -56,13 +59,16 @@ def test_long_waiting_streams_with_time_count_as_first_sounds():
 @few_examples
 @given(view=views())
 def test_refused_streams_do_not_fit(view):
-    """Unless one before them has waited for too long."""
-    round_ = POLICIES.decide(view)
-    left = view.free_tokens - view.prefill_tokens[round_.admit].sum()
-    rows = view.free_rows - len(round_.admit)
-    refused = view.waiting.copy()
-    refused[round_.admit] = False
-    if rows > 0 and (view.now_s - view.since_s[refused] <= MAX_BYPASS_S).all():
+    """Unless one before them has waited for too long. Whether a prefill can begin in time is
+    decided later (test_protection.py)."""
+    ordered = view.waiting.nonzero()[0]
+    admit, refused_s = fitting(view, ordered, POLICIES.config)
+    left = view.free_tokens - view.prefill_tokens[admit].sum()
+    assert len(admit) == 0 or left >= 0
+    refused = np.setdiff1d(ordered, admit)
+    waited_s = view.now_s - view.since_s[refused]
+    assert refused_s == (waited_s.max() if len(refused) else None)
+    if view.free_rows > len(admit) and (waited_s <= MAX_BYPASS_S).all():
         assert (view.prefill_tokens[refused] > left).all()
 
 
