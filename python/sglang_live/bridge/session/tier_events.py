@@ -23,13 +23,12 @@ class TierEvents:
     def __init__(self, scheduler: Any):
         self._scheduler = scheduler
         self._awaiting = PrefillsAwaitingKv(scheduler)
-        self._now_s = 0.0
 
     def report(self) -> dict[str, float]:
         return {} if self._sessions.tier is None else dict(self._awaiting.counts)
 
     def stamp(self, stamp: RoundStamp) -> None:
-        sessions, self._now_s = self._sessions, stamp.now_s
+        sessions = self._sessions
         if sessions.idle is not None:
             sessions.idle.tick(stamp.now_s)
         if sessions.tier is not None:
@@ -92,11 +91,11 @@ class TierEvents:
             Seconds until the next round must begin, because more is to be loaded or copied, a
             preload is to be judged, or a lender waits for its pages; inf: when there is input.
         """
-        preloads, tier, now_s = self._sessions.preloads, self._sessions.tier, self._now_s
-        limit_s = math.inf
-        if preloads is not None:
+        sessions, limit_s = self._sessions, math.inf
+        preloads, tier = sessions.preloads, sessions.tier
+        if preloads is not None and sessions.idle is not None:
             preloads.load()
-            limit_s = max(0.0, preloads.next_review_s - now_s)
+            limit_s = max(0.0, preloads.next_review_s - sessions.idle.now_s)
         is_loading = preloads is not None and preloads.is_loading
         is_copying = tier is not None and (tier.fetches_any or tier.copies_any)
         is_draining = tier is not None and tier.peer is not None and tier.peer.leases.is_draining
