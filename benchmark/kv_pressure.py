@@ -80,7 +80,7 @@ _COUNTERS = (
     "preloads_overtaken_cap",
     "preloads_overtaken_memory",
     "preloads_overtaken_link",
-    "preloads_without_room",
+    "preloads_in_parts",
     "victims_by_estimate",
     "victims_by_lru",
 )

@@ -1,4 +1,4 @@
-"""Whether a session's KV is loaded from the host while its user is still speaking.
+"""Whether a session's KV is loaded from the host while its user is still speaking, and how much.
 
 In: a view of link and pool at speech start, barge-in, or after a wait. Out: admit, skip or wait.
 LiveServe (arXiv 2606.22983) section 5.2. KV that was not preloaded in time is loaded by the normal
@@ -17,8 +17,8 @@ REMAINING_SPEECH_S = 2.3
 # user who only coughed must be released.
 PROTECTED_S = 10.0
 
-SkipReason = Literal["nothing", "link_unmeasured", "too_late", "cap", "memory", "queue"]
-WaitReason = Literal["cap", "memory", "queue"]
+WaitReason = Literal["cap", "memory", "queue", "rows"]
+SkipReason = Literal["nothing", "link_unmeasured", "too_late", "cap", "memory", "queue", "rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +66,13 @@ class PreloadView:
         bytes_per_s: bandwidth of the link to the device; None: not measured yet.
         latency_s: fixed cost of a transfer.
         queued_bytes: bytes that are in transfer on that link, and of preloads that have begun.
-        protected_tokens: tokens preloaded for other sessions and not used yet, or in transfer.
-        cap_tokens: maximum of these; a single session may have more.
+        others_tokens: tokens preloaded for other sessions and not used yet, or in transfer.
+        own_tokens: the same of this session, of which a part may have been loaded before.
+        cap_tokens: maximum of both; a single session may have more.
         free_tokens: free tokens of the pool, without the reserve of live work.
         later_tokens: evictable tokens of KV that is used later than this, up to n_tokens;
             VictimIndex.later_tokens().
+        has_row: whether a row of the pool's table is left for the session.
     """
 
     now_s: float
@@ -80,22 +82,25 @@ class PreloadView:
     bytes_per_s: float | None
     latency_s: float
     queued_bytes: int
-    protected_tokens: int
+    others_tokens: int
+    own_tokens: int
     cap_tokens: int
     free_tokens: int
     later_tokens: int
+    has_row: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
     """The preload begins.
 
-    evict_tokens: tokens to evict for it.
-    done_at_s: expected end of its transfer.
+    n_tokens: the first tokens, for which there is room now. Those behind them are judged again
+        when these are loaded: what arrives in time shortens the load of the request.
+    limited_by: why these are not all; empty if they are.
     """
 
-    evict_tokens: int
-    done_at_s: float
+    n_tokens: int
+    limited_by: Literal["", "cap", "memory"] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +132,17 @@ def judge(view: PreloadView, config: PreloadConfig) -> Admit | Wait | Skip:
     if view.now_s > view.needed_at_s - config.safety * cost_s:
         # Queued transfers may be cancelled, or be over sooner than the safety factor assumes.
         return _wait(view, config, alone_s, "queue")
-    if view.protected_tokens and view.protected_tokens + view.n_tokens > view.cap_tokens:
-        return _wait(view, config, cost_s, "cap")
-    evict_tokens = max(0, view.n_tokens - max(0, view.free_tokens))
-    if evict_tokens > view.later_tokens:
-        return _wait(view, config, cost_s, "memory")
-    return Admit(evict_tokens, view.now_s + cost_s)
+    if not view.has_row:
+        return _wait(view, config, cost_s, "rows")
+    under_cap = view.n_tokens
+    if view.others_tokens:
+        under_cap = max(0, view.cap_tokens - view.others_tokens - view.own_tokens)
+    in_pool = max(0, view.free_tokens) + view.later_tokens
+    n_tokens = min(view.n_tokens, under_cap, in_pool)
+    limit: Literal["cap", "memory"] = "cap" if under_cap < in_pool else "memory"
+    if n_tokens == 0:
+        return _wait(view, config, cost_s, limit)
+    return Admit(n_tokens, limit if n_tokens < view.n_tokens else "")
 
 
 def _wait(

@@ -18,7 +18,8 @@ EASY = PreloadView(
     bytes_per_s=1e10,
     latency_s=0.0,
     queued_bytes=0,
-    protected_tokens=0,
+    others_tokens=0,
+    own_tokens=0,
     cap_tokens=4000,
     free_tokens=1500,
     later_tokens=0,
@@ -29,14 +30,27 @@ def judged(**changes):
     return judge(replace(EASY, **changes), CONFIG)
 
 
-def test_with_room_and_time_it_is_admitted_without_eviction():
-    assert judged() == Admit(0, 100.1)
-    assert judged(queued_bytes=2 * 10**9, latency_s=0.5) == Admit(0, 100.8)
+def test_with_room_and_time_all_of_it_is_admitted():
+    assert judged() == Admit(1000)
+    assert judged(queued_bytes=2 * 10**9, latency_s=0.5) == Admit(1000)
 
 
-def test_it_evicts_what_it_lacks_from_kv_that_is_used_later():
-    assert judged(free_tokens=300, later_tokens=700) == Admit(700, 100.1)
-    assert judged(free_tokens=-50, later_tokens=1000) == Admit(1000, 100.1)
+def test_what_is_used_later_makes_room():
+    assert judged(free_tokens=300, later_tokens=700) == Admit(1000)
+    assert judged(free_tokens=-50, later_tokens=1000) == Admit(1000)
+
+
+def test_as_much_is_admitted_as_there_is_room_for():
+    assert judged(free_tokens=300, later_tokens=699) == Admit(999, "memory")
+    assert judged(free_tokens=1, later_tokens=0) == Admit(1, "memory")
+    assert judged(others_tokens=3001) == Admit(999, "cap")
+    assert judged(others_tokens=3001, free_tokens=5) == Admit(5, "memory")
+
+
+def test_parts_of_a_session_count_together():
+    assert judged(others_tokens=1, own_tokens=3500) == Admit(499, "cap")
+    assert judged(others_tokens=0, own_tokens=3500) == Admit(1000)
+    assert judged(others_tokens=1000, own_tokens=3500) == Wait(100.05, "cap")
 
 
 @pytest.mark.parametrize(("left_s", "verdict"), [(0.25, Admit), (0.15, Skip)])
@@ -57,8 +71,10 @@ def test_an_empty_preload_is_skipped(empty):
     ("pressure", "reason"),
     [
         ({"queued_bytes": 15 * 10**9}, "queue"),
-        ({"protected_tokens": 3001}, "cap"),
-        ({"free_tokens": 300, "later_tokens": 699}, "memory"),
+        ({"others_tokens": 4000}, "cap"),
+        ({"free_tokens": 0, "later_tokens": 0}, "memory"),
+        ({"free_tokens": -100, "later_tokens": 0}, "memory"),
+        ({"has_row": False}, "rows"),
     ],
 )
 def test_pressure_is_waited_out_as_long_as_it_could_still_be_in_time(pressure, reason):
@@ -70,13 +86,13 @@ def test_pressure_is_waited_out_as_long_as_it_could_still_be_in_time(pressure, r
 
 def test_a_session_longer_than_the_cap_is_admitted_alone():
     long = {"n_tokens": 4001, "free_tokens": 4001}
-    assert judged(**long) == Admit(0, 100.1)
-    assert judged(**long, protected_tokens=1) == Wait(100.05, "cap")
+    assert judged(**long) == Admit(4001)
+    assert judged(**long, others_tokens=1) == Admit(3999, "cap")
 
 
 def test_a_wait_ends_when_the_next_look_would_be_too_late():
-    assert isinstance(judged(protected_tokens=4000, needed_at_s=100.26), Wait)
-    assert judged(protected_tokens=4000, needed_at_s=100.24) == Skip("cap")
+    assert isinstance(judged(others_tokens=4000, needed_at_s=100.26), Wait)
+    assert judged(others_tokens=4000, needed_at_s=100.24) == Skip("cap")
     assert judged(queued_bytes=10**12, needed_at_s=100.24) == Skip("queue")
 
 
@@ -91,7 +107,8 @@ def views() -> st.SearchStrategy[PreloadView]:
         bytes_per_s=st.floats(5e9, 1e11),
         latency_s=st.floats(0, 0.1),
         queued_bytes=st.integers(0, 10**10),
-        protected_tokens=st.integers(0, 2000) | st.just(0),
+        others_tokens=st.integers(0, 2000) | st.just(0),
+        own_tokens=st.integers(0, 2000) | st.just(0),
         cap_tokens=st.integers(1800, 4000),
         free_tokens=st.integers(0, 2000),
         later_tokens=st.integers(0, 2000),
@@ -103,11 +120,12 @@ def views() -> st.SearchStrategy[PreloadView]:
 def test_what_is_admitted_is_in_time_under_the_cap_and_has_room(view):
     verdict = judge(view, CONFIG)
     if isinstance(verdict, Admit):
-        assert verdict.done_at_s <= view.needed_at_s
-        is_alone = not view.protected_tokens
-        assert is_alone or view.protected_tokens + view.n_tokens <= view.cap_tokens
-        assert verdict.evict_tokens <= view.later_tokens
-        assert verdict.evict_tokens + view.free_tokens >= view.n_tokens
+        cost_s = view.latency_s + (view.queued_bytes + view.n_bytes) / view.bytes_per_s
+        assert view.now_s + cost_s <= view.needed_at_s
+        preloaded = view.others_tokens + view.own_tokens + verdict.n_tokens
+        assert preloaded <= view.cap_tokens or not view.others_tokens
+        assert 0 < verdict.n_tokens <= view.free_tokens + view.later_tokens
+        assert (verdict.n_tokens < view.n_tokens) == bool(verdict.limited_by)
 
 
 @settings(max_examples=200)
@@ -148,31 +166,33 @@ def exact(**changes):
 
 
 def test_a_transfer_that_just_fits_with_its_safety_is_admitted():
-    assert exact(needed_at_s=64.5) == Admit(0, 64.25)
+    assert exact(needed_at_s=64.5) == Admit(1000)
     assert exact(needed_at_s=64.5 - 2**-10) == Skip("too_late")
-    assert exact(latency_s=0.25, needed_at_s=65.0) == Admit(0, 64.5)
+    assert exact(latency_s=0.25, needed_at_s=65.0) == Admit(1000)
     assert exact(latency_s=0.25, needed_at_s=65.0 - 2**-10) == Skip("too_late")
 
 
 def test_a_queue_that_just_fits_is_no_reason_to_wait():
-    assert exact(queued_bytes=2**28, needed_at_s=65.0) == Admit(0, 64.5)
+    assert exact(queued_bytes=2**28, needed_at_s=65.0) == Admit(1000)
     assert exact(queued_bytes=2**28, needed_at_s=65.0 - 2**-10) == Wait(64.0625, "queue")
 
 
 def test_the_cap_may_be_reached():
-    assert exact(protected_tokens=3000) == Admit(0, 64.25)
-    assert exact(protected_tokens=3001) == Wait(64.0625, "cap")
+    assert exact(others_tokens=3000) == Admit(1000)
+    assert exact(others_tokens=3001) == Admit(999, "cap")
+    assert exact(others_tokens=3999) == Admit(1, "cap")
+    assert exact(others_tokens=4000) == Wait(64.0625, "cap")
 
 
 def test_a_wait_may_last_until_the_last_moment():
-    full = {"protected_tokens": 3001}
+    full = {"others_tokens": 4000}
     assert exact(**full, needed_at_s=64.5 + 2**-4) == Wait(64.0625, "cap")
     assert exact(**full, needed_at_s=64.5 + 2**-4 - 2**-10) == Skip("cap")
 
 
 def test_the_smallest_transfer_is_one():
-    assert exact(n_tokens=1, n_bytes=1, latency_s=0.25) == Admit(0, 64.25 + 2**-30)
-    assert exact(n_tokens=1, n_bytes=1, free_tokens=0, later_tokens=1).evict_tokens == 1
+    assert exact(n_tokens=1, n_bytes=1, latency_s=0.25) == Admit(1)
+    assert exact(n_tokens=1, n_bytes=1, free_tokens=0, later_tokens=1) == Admit(1)
 
 
 @pytest.mark.parametrize(

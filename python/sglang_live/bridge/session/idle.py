@@ -106,6 +106,10 @@ class IdleSessions:
         """When the session's KV will be needed; None if unknown."""
         return self._next_use.expected(session_id)
 
+    def tokens_of(self, session_id: str) -> int:
+        """Its own KV tokens on the device; 0 if it is not idle."""
+        return self._index.n_tokens(session_id)
+
     def next_victim(self) -> Candidate | None:
         """The session that is evicted next, with its evictable tokens."""
         return self._index.peek(self.now_s)

@@ -52,17 +52,21 @@ class _Pending:
     waits_for: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Loading:
     """A preload that has begun.
 
     Attributes:
         needed_at_s: when the session's KV is expected to be needed.
         until_s: end of the protection of what has been loaded.
+        n_left: tokens that are still to be loaded until the session is judged again.
+        limited_by: why these are not all of its tokens.
     """
 
     needed_at_s: float
     until_s: float
+    n_left: int
+    limited_by: str
 
 
 class Preloads:
@@ -85,8 +89,10 @@ class Preloads:
 
     def speech_started(self, session_id: str, now_s: float) -> None:
         """Schedule a preload: a request will follow when the user has finished speaking."""
-        if session_id in self._loading:
-            self._begin(session_id, now_s, now_s + REMAINING_SPEECH_S)
+        loading = self._loading.get(session_id)
+        if loading is not None:
+            loading.needed_at_s = now_s + REMAINING_SPEECH_S
+            self._protect(session_id, loading, now_s)
             return
         self._schedule(session_id, now_s, now_s, now_s + REMAINING_SPEECH_S)
         self.tick(
@@ -156,10 +162,15 @@ class Preloads:
         return pending is None or pending.number != number
 
     def _schedule(
-        self, session_id: str, review_s: float, due_at_s: float, needed_at_s: float
+        self,
+        session_id: str,
+        review_s: float,
+        due_at_s: float,
+        needed_at_s: float,
+        waits_for: str = "",
     ) -> None:
         number = next(self._numbers)
-        self._pending[session_id] = _Pending(number, due_at_s, needed_at_s)
+        self._pending[session_id] = _Pending(number, due_at_s, needed_at_s, waits_for)
         heapq.heappush(self._reviews, (review_s, number, session_id))
 
     def _review(self, session_id: str, pending: _Pending, now_s: float) -> None:
@@ -175,15 +186,15 @@ class Preloads:
         if not isinstance(verdict, Admit):
             self._count(f"preloads_skipped_{verdict.reason}")
             return
-        if not self._tier.loads.has_spare_row(session_id):
-            self._count("preloads_without_room")
-            return
-        self._unused[session_id] = (now_s + PROTECTED_S, view.n_tokens)
-        self._begin(session_id, now_s, pending.needed_at_s)
+        n_unused = view.own_tokens + verdict.n_tokens
+        self._unused[session_id] = (now_s + PROTECTED_S, n_unused)
+        loading = _Loading(pending.needed_at_s, now_s, verdict.n_tokens, verdict.limited_by)
+        self._loading[session_id] = loading
+        self._protect(session_id, loading, now_s)
 
-    def _begin(self, session_id: str, now_s: float, needed_at_s: float) -> None:
-        self._loading[session_id] = _Loading(needed_at_s, now_s + PROTECTED_S)
-        self._idle.protect(session_id, now_s + PROTECTED_S)
+    def _protect(self, session_id: str, loading: _Loading, now_s: float) -> None:
+        loading.until_s = now_s + PROTECTED_S
+        self._idle.protect(session_id, loading.until_s)
 
     # --- transfers ---
 
@@ -219,21 +230,31 @@ class Preloads:
 
     def _load(self, session_id: str, most_tokens: int) -> int:
         """Load part of a session's KV, or end its preload. Returns the number of tokens."""
-        loading = self._loading[session_id]
-        n_tokens = min(self._tier.loads.tokens_to_preload(session_id), most_tokens)
+        loading, loads = self._loading[session_id], self._tier.loads
+        n_tokens = min(
+            loads.tokens_to_preload(session_id),
+            most_tokens,
+            ceil_align(loading.n_left, self._sessions.cache.page_size),
+        )
         n_loaded = 0
-        if n_tokens and self._tier.loads.has_spare_row(session_id):
-            with self._tier.loads.keeping(session_id):
+        if n_tokens and loads.has_spare_row(session_id):
+            with loads.keeping(session_id):
                 self._make_room(n_tokens, loading.needed_at_s)
-            n_loaded = self._tier.loads.preload(session_id, n_tokens)
+            n_loaded = loads.preload(session_id, n_tokens)
         if n_loaded:
+            loading.n_left -= n_loaded
             self._sessions.resized(session_id)
             self._idle.protect(session_id, loading.until_s)
-        elif n_tokens:
-            self._count("preloads_without_room")
-        if n_loaded == 0 or self._tier.loads.tokens_to_preload(session_id) == 0:
+        if loads.tokens_to_preload(session_id) == 0:
             del self._loading[session_id]
-            self._tier.loads.counts["preloads"] += n_loaded > 0
+            loads.counts["preloads"] += n_loaded > 0
+        elif n_loaded == 0 or loading.n_left <= 0:
+            # What has become of the room since it was judged, the next review finds.
+            del self._loading[session_id]
+            review_s = self._now_s + self._config.retry_s
+            waits_for = loading.limited_by or "memory"
+            self._schedule(session_id, review_s, self._now_s, loading.needed_at_s, waits_for)
+            self._count("preloads_in_parts")
         return n_loaded
 
     def _view(self, session_id: str, needed_at_s: float, now_s: float) -> PreloadView:
@@ -241,6 +262,7 @@ class Preloads:
         speaks = self._idle.is_speaking(session_id)
         share = config.max_protected_share if speaks else config.max_expected_share
         n_tokens, rate = tier.loads.tokens_to_preload(session_id), self._rate(session_id)
+        others_tokens, own_tokens = self._unused_tokens(session_id, now_s)
         allocator = sessions.cache.token_to_kv_pool_allocator
         free = allocator.available_size() + sessions.cache.tree_evictable_size()
         return PreloadView(
@@ -251,10 +273,12 @@ class Preloads:
             bytes_per_s=rate.bytes_per_s,
             latency_s=rate.latency_s,
             queued_bytes=self._queued_bytes(tier.is_on_peer(session_id)),
-            protected_tokens=self._unused_tokens(now_s),
+            others_tokens=others_tokens,
+            own_tokens=own_tokens,
             cap_tokens=int(share * allocator.size),
             free_tokens=free - int(_RESERVE_SHARE * allocator.size),
             later_tokens=self._idle.later_tokens(needed_at_s, n_tokens),
+            has_row=n_tokens == 0 or tier.loads.has_spare_row(session_id),
         )
 
     def _rate(self, session_id: str) -> LinkRate:
@@ -267,9 +291,13 @@ class Preloads:
         n_tokens = sum(tier.loads.tokens_to_preload(session_id) for session_id in same_link)
         return tier.all.bytes_in_transfer(on_peer) + n_tokens * tier.copies.bytes_per_token
 
-    def _unused_tokens(self, now_s: float) -> int:
+    def _unused_tokens(self, session_id: str, now_s: float) -> tuple[int, int]:
+        """Tokens that are preloaded and not used yet: of other sessions, and of this one."""
         self._unused = {sid: warm for sid, warm in self._unused.items() if warm[0] > now_s}
-        return sum(n_tokens for _, n_tokens in self._unused.values())
+        of_all = sum(n_tokens for _, n_tokens in self._unused.values())
+        own = self._unused.get(session_id, (0.0, 0))[1]
+        # Live work may have evicted some of them again.
+        return of_all - own, min(own, self._idle.tokens_of(session_id))
 
     def _make_room(self, n_slots: int, later_than_s: float) -> None:
         """Evict what is needed later than later_than_s: unlocked leaves of the tree first."""

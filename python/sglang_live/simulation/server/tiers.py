@@ -123,24 +123,35 @@ class Tiers:
             return
         self._tick()
         now_s, n_tokens = self._events.now_s(), self.on_host(session)
-        verdict = judge(self._view(n_tokens, needed_at_s), self._config)
+        if self._idle.is_speaking(session.session_id):
+            needed_at_s = now_s + REMAINING_SPEECH_S
+        verdict = judge(self._view(session, n_tokens, needed_at_s), self._config)
         if isinstance(verdict, Wait):
             self._events.at(verdict.until_s, lambda: self._review(session, needed_at_s))
         elif isinstance(verdict, Admit):
-            self._unused[session.session_id] = now_s + PROTECTED_S, n_tokens
-            self._pool.take(n_tokens)
-            self.counts["tokens_preloaded"] += n_tokens
-            self._transfer(n_tokens)
-            # A request that comes before the end of the transfer waits for it on the device.
-            session.n_device += n_tokens
-            self._idle.put(session.session_id, session.n_device)
-            self._idle.protect(session.session_id, now_s + PROTECTED_S)
+            self._preload(session, verdict.n_tokens)
+            if verdict.limited_by:
+                until_s = now_s + self._config.retry_s
+                self._events.at(until_s, lambda: self._review(session, needed_at_s))
         else:
             self.counts[f"preloads_skipped_{verdict.reason}"] += 1
 
-    def _view(self, n_tokens: int, needed_at_s: float) -> PreloadView:
+    def _preload(self, session: Session, n_tokens: int) -> None:
+        until_s = self._events.now_s() + PROTECTED_S
+        own = self._unused.get(session.session_id, (0.0, 0))[1]
+        self._unused[session.session_id] = until_s, own + n_tokens
+        self._pool.take(n_tokens)
+        self.counts["tokens_preloaded"] += n_tokens
+        self._transfer(n_tokens)
+        # A request that comes before the end of the transfer waits for it on the device.
+        session.n_device += n_tokens
+        self._idle.put(session.session_id, session.n_device)
+        self._idle.protect(session.session_id, until_s)
+
+    def _view(self, session: Session, n_tokens: int, needed_at_s: float) -> PreloadView:
         now_s, link = self._events.now_s(), self._spec.link
         self._unused = {sid: one for sid, one in self._unused.items() if one[0] > now_s}
+        own = self._unused.get(session.session_id, (0.0, 0))[1]
         reserve = int(_RESERVE_SHARE * self._pool.total)
         bytes_per_s = link.to_device_gb_per_s * 1e9
         return PreloadView(
@@ -151,7 +162,8 @@ class Tiers:
             bytes_per_s=bytes_per_s,
             latency_s=link.to_device_latency_us / 1e6,
             queued_bytes=int(max(0.0, self._to_device_s - now_s) * bytes_per_s),
-            protected_tokens=sum(n for _, n in self._unused.values()),
+            others_tokens=sum(n for _, n in self._unused.values()) - own,
+            own_tokens=min(own, session.n_device),
             cap_tokens=int(self._config.max_protected_share * self._pool.total),
             free_tokens=self._pool.total - self._pool.used - reserve,
             later_tokens=self._idle.later_tokens(needed_at_s, n_tokens),

@@ -301,7 +301,7 @@ def test_running_requests_keep_a_reserve(sessions):
     sessions.allocator.n_free = 149
     sessions.speaks("a")
     sessions.run(0.1)
-    assert sessions.tier.brought == []
+    assert (sessions.on_device["a"], sessions.allocator.n_free) == (99, 50)
 
 
 def test_a_request_ends_the_wait(sessions):
@@ -322,9 +322,9 @@ def test_preloads_of_silent_users_leave_memory_for_speaking_ones(sessions):
     sessions.plays("may-a", 0.0)
     sessions.plays("may-b", 0.0)
     sessions.run(1.1)
-    assert sessions.tier.brought == ["may-a"]
+    assert (sessions.on_device["may-a"], sessions.on_device["may-b"]) == (80, 30), "110 in all"
     sessions.speaks("does")
-    assert sessions.tier.brought == ["may-a", "does"]
+    assert sessions.on_device["does"] == 80
 
 
 def test_without_a_free_row_nothing_is_preloaded(sessions):
@@ -332,7 +332,63 @@ def test_without_a_free_row_nothing_is_preloaded(sessions):
     sessions.tier.has_rows = False
     sessions.speaks("a")
     sessions.run(1)
-    assert sessions.skipped == {"preloads_without_room": 1}
+    assert sessions.tier.brought == []
+    sessions.tier.has_rows = True
+    sessions.run(CONFIG.retry_s)
+    assert sessions.tier.brought == ["a"]
+
+
+def test_a_request_that_comes_before_a_row_is_free_is_counted(sessions):
+    sessions.on_host("a", 100)
+    sessions.tier.has_rows = False
+    sessions.speaks("a")
+    sessions.run(1)
+    sessions.asks("a")
+    assert sessions.skipped == {"preloads_overtaken_rows": 1}
+
+
+def test_as_much_is_loaded_as_there_is_room_for_and_the_rest_when_there_is_more(sessions):
+    sessions.on_host("a", 100)
+    sessions.allocator.n_free = 90
+    sessions.speaks("a")
+    assert sessions.on_device["a"] == 40, "less the reserve"
+    sessions.run(1)
+    assert sessions.on_device["a"] == 40
+    sessions.allocator.n_free += 30
+    sessions.run(CONFIG.retry_s)
+    assert sessions.on_device["a"] == 70
+    sessions.allocator.n_free += 300
+    sessions.run(CONFIG.retry_s)
+    assert sessions.on_device["a"] == 100
+    assert sessions.tier.counts["preloads"] == 1
+
+
+def test_a_part_is_protected_and_the_request_ends_the_wait_for_the_rest(sessions):
+    sessions.on_host("a", 100)
+    sessions.allocator.n_free = 90
+    sessions.speaks("a")
+    assert sessions.idle.next_victim() is None
+    sessions.asks("a")
+    sessions.allocator.n_free += 300
+    sessions.run(1)
+    assert sessions.on_device["a"] == 40
+    assert sessions.skipped["preloads_overtaken_memory"] == 1
+
+
+def test_room_that_is_taken_before_the_transfer_is_waited_for(sessions):
+    sessions.on_host("a", 100)
+    sessions.tier.ends_transfers = False
+    sessions.tick(START_S + 0.01, SLOW)
+    sessions.speaks("a")
+    assert sessions.on_device["a"] == 20
+    sessions.allocator.n_free = 0
+    sessions.tier.ends_transfers = True
+    sessions.tick(START_S + 0.02, SLOW)
+    assert sessions.on_device["a"] == 20
+    sessions.allocator.n_free = 500
+    for n in range(20):
+        sessions.tick(START_S + 0.03 + n / 100, SLOW)
+    assert sessions.on_device["a"] == 100
 
 
 @pytest.mark.parametrize("ends", ["used", "in vain"])
@@ -344,11 +400,11 @@ def test_the_preloaded_and_unused_tokens_are_bounded(sessions, ends):
         sessions.run(PROTECTED_S - 0.2)
     sessions.speaks("b")
     sessions.run(0.1)
-    assert sessions.tier.brought == ["a"]
+    assert sessions.on_device == {"a": 150, "b": 50}, "200 in all"
     if ends == "used":
         sessions.asks("a")
     sessions.run(0.2)
-    assert sessions.tier.brought == ["a", "b"]
+    assert sessions.on_device["b"] == 150
 
 
 # --- expected speech ---
