@@ -3,8 +3,9 @@
     python -m benchmark.voice_pressure --device-model FILE --link-gb-per-s 1.4 --json out.json
 
 Users speak, listen and speak again through the gateway, as in benchmark.voice_load (workload W2).
-The thinker's pool has a share of the most KV that all sessions hold at one time, which a first run
-with enough memory measures. Every run has a fresh server, with all policies but `admission` and
+With --history-words each session begins with a long written message, as after a long call. The
+thinker's pool has a share of the most KV that all sessions hold at one time, which a first run with
+enough memory measures. Every run has a fresh server, with all policies but `admission` and
 `preheat`, which would compute lost KV while the user speaks:
 
     recompute  evicted KV is computed again, and evicted by least recent use
@@ -63,6 +64,7 @@ class Options:
     pool_shares: sizes of the pool, as shares of the most KV that all sessions hold at one time.
     device_model: file of a device model; empty: the machine itself.
     link_gb_per_s: speed of its link in both directions, instead of the file's own; 0: that.
+    history_words: of a written message with which each session begins, as after a long call.
     """
 
     arms: str = ",".join(ARMS)
@@ -72,6 +74,7 @@ class Options:
     barge_in: float = 0.0
     device_model: str = ""
     link_gb_per_s: float = 0.0
+    history_words: int = 0
     repeats: int = 1
     seed: int = 1
     json: str = ""
@@ -147,6 +150,7 @@ def load_config(options: Options, model: Path | None) -> LoadConfig:
         seed=options.seed,
         device_model=model,
         drawn_replies=True,
+        history_words=options.history_words,
         kv=True,
     )
 
@@ -210,6 +214,8 @@ def parse_args() -> Options:
     shares = options.pool_shares.split(",")
     if not all(re.fullmatch(r"\d*\.?\d+", share) and 0 < float(share) <= 1 for share in shares):
         parser.error("--pool-shares reads shares from 0 to 1, as in 0.25,0.5,1")
+    if options.history_words < 0:
+        parser.error("--history-words must not be negative")
     return options
 
 

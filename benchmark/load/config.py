@@ -48,6 +48,7 @@ class LoadConfig:
             smaller is burstier.
         trace_arrivals: arrivals in the bursts of a trace of a real service instead.
         storm: sessions that send long audio beside the users.
+        history_words: of a written message with which each session begins, as after a long call.
         frame_ms: microphone audio in one message.
         device_model: file of a device model; None: the machine itself.
         drawn_replies: whether responses have lengths drawn from reply_durations, with a demo
@@ -69,6 +70,7 @@ class LoadConfig:
     arrival_shape: float = 1.0
     trace_arrivals: bool = False
     storm: StormSpec | None = None
+    history_words: int = 0
     frame_ms: int = FRAME_MS
     repeats: int = 3
     seed: int = 1
@@ -146,6 +148,8 @@ class LoadConfig:
             raise ValueError("--sessions needs whole numbers from 1, as in 1,2,4")
         if min(self.turns, self.repeats) < 1:
             raise ValueError("--turns and --repeats must be at least 1")
+        if self.history_words < 0:
+            raise ValueError("--history-words must not be negative")
         if any(rate <= 0 for rate in self.open_loop_rps):
             raise ValueError("--open-loop must be positive")
         if self.duration_s is not None and (self.duration_s <= 0 or not self.open_loop_rps):
@@ -216,6 +220,13 @@ def _parser() -> argparse.ArgumentParser:
         help="responses of lengths drawn from --reply-durations, so that arms do the same work",
     )
     add("--max-tokens", type=int, metavar="N", help="bound of every response")
+    add(
+        "--history-words",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of a written message with which each session begins, as after a long call",
+    )
     add("--turn-timeout-s", type=float, default=60.0, metavar="S", help="default: %(default)s")
     add("--start-timeout-s", type=float, default=600.0, metavar="S", help="default: %(default)s")
     add("--json", type=Path, metavar="FILE", help="write every turn and the tables' numbers")

@@ -12,6 +12,7 @@ import numpy as np
 from benchmark.load.config import FRAME_MS, LoadConfig, Run
 from benchmark.load.device_times import DeviceTimes, device_times, grown
 from benchmark.load.drawn_length_model import drawn_length_model
+from benchmark.load.history import history_message
 from benchmark.load.kv_use import KvUse
 from benchmark.load.process_usage import ProcessUsage, UsageMeter
 from benchmark.load.server import ServerProcess
@@ -193,11 +194,18 @@ class Load:
         clock = MonotonicClock()
         audio = {**workload.speech, **workload.sounds}
         plans = workload.plans(config, run)
-        self.users = [User(plan, audio, options, clock) for plan in plans]
+        seed = (config.seed, run.repeat)
+        self.users = [
+            User(plan, audio, options, clock, self._history(config, seed, plan.user))
+            for plan in plans
+        ]
         self.storm: Storm | None = None
         if config.storm is not None:
-            seed = (config.seed, run.repeat)
             self.storm = Storm(config.storm, workload.pool, seed, options, clock)
+
+    @staticmethod
+    def _history(config: LoadConfig, seed: tuple[int, int], user: int) -> str:
+        return history_message(config.history_words, seed, user) if config.history_words else ""
 
     async def run(self, meter: UsageMeter, kv: KvUse | None = None) -> dict[str, float]:
         """Returns what `kv` has counted; empty without it."""

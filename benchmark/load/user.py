@@ -17,6 +17,7 @@ from sglang_live.client.utterance import Utterance
 from sglang_live.clock import Clock
 from sglang_live.simulation.load.arrivals import PlannedTurn, UserPlan
 from sglang_live.simulation.load.rows import TurnRow
+from sglang_live.simulation.load.storm import MAX_OUTPUT_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,21 @@ class User:
         audio: Mapping[str, Utterance],
         options: SessionOptions,
         clock: Clock,
+        history: str = "",
     ):
-        """audio: clips and sounds by name. played_out_s: end of the latest response's playback."""
+        """
+        Args:
+            audio: clips and sounds by name.
+            history: a message with which each session begins; empty: none.
+
+        Attributes:
+            played_out_s: end of the latest response's playback.
+        """
         self._plan = plan
         self._audio = audio
         self._options = options
         self._clock = clock
+        self._history = history
         self._load_began_s = clock.now_s()
         self._interrupted: Interrupted | None = None
         self.rows: list[TurnRow] = []
@@ -75,6 +85,10 @@ class User:
         await self._clock.sleep(self._plan.turns[len(self.rows) - 1].response_gap_s)
 
     async def _converse(self, client: RealtimeClient) -> None:
+        if self._history:
+            record = await client.post(self._history, MAX_OUTPUT_TOKENS)
+            if not record.ok:
+                raise SessionError(record.error or record.status)
         while (planned := self._next_turn()) is not None:
             if planned.response_tokens is not None:
                 await client.limit_responses(planned.response_tokens)

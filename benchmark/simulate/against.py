@@ -166,6 +166,8 @@ def _workload_of(document: dict[str, Any]) -> Workload:
         raise ValueError("only loads with --device-model and --drawn-replies can be simulated")
     if config.get("open_loop_rps") or config.get("false_triggers"):
         raise ValueError("open loops and false triggers are not simulated")
+    if config.get("history_words"):
+        raise ValueError("sessions that begin with a history are not simulated")
     return Workload.load(turns=config["turns"], barge_in=config["barge_in"], seed=config["seed"])
 
 

@@ -43,6 +43,7 @@ def test_flags_become_the_config():
         (["--sessions", "0"], "from 1"),
         (["--turns", "0"], "at least 1"),
         (["--max-tokens", "0"], "at least 1"),
+        (["--history-words", "-1"], "not be negative"),
         (["--max-tokens", "9", "--drawn-replies"], "not beside --drawn-replies"),
         (["--policies", "off,off"], "twice"),
         (["--open-loop", "-1"], "positive"),

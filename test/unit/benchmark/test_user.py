@@ -1,9 +1,12 @@
 """A user's plan against a scripted client."""
 
+import json
+
 import pytest
 from websockets.exceptions import ConnectionClosedError
 
 from benchmark.load import user as user_module
+from benchmark.load.history import history_message
 from benchmark.load.user import User
 from sglang_live.client.connecting import SessionError
 from sglang_live.client.turn_record import TurnRecord
@@ -56,6 +59,11 @@ class ScriptedClient:
     async def __aexit__(self, *_exc):
         pass
 
+    async def post(self, item, max_output_tokens):
+        self.calls.append(("posted", item))
+        status = self.statuses.pop(0) if self.statuses else "completed"
+        return TurnRecord(kind="posted", status=status, error="no room" * (status == "failed"))
+
     async def take_turn(self, said, cut):
         self.calls.append((said, cut and cut.after_s, cut and cut.sound))
         if self.statuses and self.statuses[0] == "lost":
@@ -72,13 +80,36 @@ class ScriptedClient:
 def run(monkeypatch):
     monkeypatch.setattr(user_module, "RealtimeClient", ScriptedClient)
 
-    async def run(*turns: PlannedTurn, statuses=()) -> User:
+    async def run(*turns: PlannedTurn, statuses=(), history="") -> User:
         ScriptedClient.statuses, ScriptedClient.calls, ScriptedClient.opened = [*statuses], [], 0
-        user = User(UserPlan(0, 0.5, turns), AUDIO, None, InstantClock())
+        user = User(UserPlan(0, 0.5, turns), AUDIO, None, InstantClock(), history)
         await user.run()
         return user
 
     return run
+
+
+async def test_each_session_begins_with_its_history(run):
+    turns = [PlannedTurn(clip=clip, response_gap_s=1.0) for clip in "ab"]
+    user = await run(*turns, history="long ago", statuses=["completed", "lost"])
+    assert [row.record.status for row in user.rows] == ["failed", "completed"]
+    posted = ("posted", "long ago")
+    assert [call for call in user_module.RealtimeClient.calls if call == posted] == [posted] * 2
+
+
+async def test_a_history_that_fails_is_a_turn_that_fails(run):
+    user = await run(PlannedTurn(clip="a", response_gap_s=1.0), history="x", statuses=["failed"])
+    assert [(row.record.status, row.record.error) for row in user.rows] == [("refused", "no room")]
+
+
+def test_users_have_histories_of_their_own():
+    texts = [
+        json.loads(history_message(50, (1, 0), user))["item"]["content"][0]["text"]
+        for user in range(8)
+    ]
+    assert {len(text.split()) for text in texts} == {50}
+    assert len(set(texts)) == 8
+    assert texts[3] == json.loads(history_message(50, (1, 0), 3))["item"]["content"][0]["text"]
 
 
 async def test_a_barge_in_is_the_next_clip_spoken_at_once(run):
