@@ -3,10 +3,10 @@
     python -m benchmark.voice_pressure --device-model FILE --link-gb-per-s 1.4 --json out.json
 
 Users speak, listen and speak again through the gateway, as in benchmark.voice_load (workload W2).
-With --history-words each session begins with a long written message, as after a long call. The
-thinker's pool has a share of the most KV that all sessions hold at one time, which a first run with
-enough memory measures. Every run has a fresh server, with all policies but `admission` and
-`preheat`, which would compute lost KV while the user speaks:
+With --history-words each session begins with a long written message, as after a long call, and
+retention has no window. The thinker's pool has a share of the most KV that all sessions hold at one
+time, which a first run with enough memory measures. Every run has a fresh server, with all policies
+but `admission` and `preheat`, which would compute lost KV while the user speaks:
 
     recompute  evicted KV is computed again, and evicted by least recent use
     lru        it is copied to the host, and loaded by the request that needs it
@@ -36,6 +36,8 @@ from benchmark.load.server import LAUNCH_SERVER, ServerError
 from sglang_live.policy.policies import POLICIES
 
 _PAGE_TOKENS = 16
+# More than a turn of the clips and its response have; a word has fewer than two tokens.
+_MOST_TURN_TOKENS = 1024
 _WITHOUT_HINTS = "benchmark.load.without_hints"
 _BASE = tuple(name for name in POLICIES if name not in ("admission", "preheat", "preload"))
 
@@ -103,7 +105,8 @@ def main() -> int:
 
 def run_all(options: Options, config: LoadConfig) -> dict[str, Any]:
     workload = Workload.load(config)
-    whole = one_run(options, config, workload, "preload", None, 0)
+    enough = options.sessions * (_MOST_TURN_TOKENS * options.turns + 2 * options.history_words)
+    whole = one_run(options, config, workload, "preload", enough, 0)
     working_set = whole.most_kv_tokens
     print(f"all sessions hold {working_set} tokens at most\n{_HEAD}", flush=True)
     rows = [row_of("enough memory", 1.0, working_set, 0, whole)]
@@ -123,14 +126,14 @@ def one_run(
     config: LoadConfig,
     workload: Workload,
     name: str,
-    pool_tokens: int | None,
+    pool_tokens: int,
     repeat: int,
 ) -> RunResult:
-    """pool_tokens: of the thinker; None: as many as it takes."""
+    """pool_tokens: of the thinker."""
     arm = ARMS[name]
-    args = [f"--thinker.page-size={_PAGE_TOKENS}"]
-    if pool_tokens is not None:
-        args.append(f"--thinker.max-total-tokens={pool_tokens}")
+    args = [f"--thinker.page-size={_PAGE_TOKENS}", f"--thinker.max-total-tokens={pool_tokens}"]
+    if options.history_words:
+        args.append("--retention-window=0")
     if arm.host:
         args += ["--thinker.enable-hierarchical-cache", "--thinker.hicache-ratio=8"]
     config = replace(
