@@ -56,12 +56,14 @@ class Pool:
     Attributes:
         free: KV tokens that a prefill could take now.
         idle: those of them that idle sessions hold.
+        wanted: KV of a user who speaks waits for room, so as to be loaded ahead.
     """
 
     free: int
     total: int
     free_rows: int
     idle: int = 0
+    wanted: bool = False
 
     @property
     def occupancy(self) -> float:

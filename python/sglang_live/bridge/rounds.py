@@ -186,6 +186,7 @@ class Rounds:
         return self.table.view(
             now_s=self.now_s,
             occupancy=pool.occupancy,
+            kv_wanted=pool.wanted,
             free_tokens=pool.free,
             free_rows=pool.free_rows,
             prefill_running=prefill_running or bool(half),

@@ -266,6 +266,7 @@ class StreamTable:
         *,
         now_s: float,
         occupancy: float,
+        kv_wanted: bool = False,
         free_tokens: int,
         free_rows: int,
         prefill_running: bool,
@@ -295,6 +296,7 @@ class StreamTable:
         return StageView(
             now_s=now_s,
             occupancy=occupancy,
+            kv_wanted=kv_wanted,
             free_tokens=free_tokens,
             free_rows=free_rows,
             prefill_running=prefill_running,

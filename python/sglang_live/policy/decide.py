@@ -78,7 +78,9 @@ class RoundPolicy:
             has_kv &= ~view.blocked
         urgent = self._urgent(view, classes, has_kv, admitted)
         yields = self.order != "fcfs" and self._pays(view, urgent)
-        marks = self._marks(view, refused_s, yields=yields)
+        # Streams that hold memory which others wait for are computed sooner, so that they end.
+        crowded = refused_s is not None or view.kv_wanted
+        marks = self._marks(view, refused_s, crowded=crowded, yields=yields)
         if marks is None:
             pause, next_change_s = np.zeros(len(view), bool), math.inf
         else:
@@ -107,7 +109,7 @@ class RoundPolicy:
             urgent=len(urgent) > 0,
             until_gap_s=until_gap_s(view, self.config),
             n_unknown=n_unknown,
-            interval_s=decode_interval_s(view, has_kv, self.config) if self.pacing else 0.0,
+            interval_s=self._interval_s(view, has_kv, crowded=crowded),
             next_change_s=next_change_s,
         )
 
@@ -141,9 +143,15 @@ class RoundPolicy:
         ordered = rule.order(view, classes, self.config)
         return fitting(view, urgency.in_turn(view, ordered, classes, self.config), self.config)
 
-    def _marks(self, view: StageView, refused_s: float | None, *, yields: bool) -> Marks | None:
+    def _interval_s(self, view: StageView, has_kv: Bools, *, crowded: bool) -> float:
+        if not self.pacing or (crowded and not view.peer_urgent):
+            return 0.0
+        return decode_interval_s(view, has_kv, self.config)
+
+    def _marks(
+        self, view: StageView, refused_s: float | None, *, crowded: bool, yields: bool
+    ) -> Marks | None:
         found = []
-        crowded = refused_s is not None
         # A whole turn of another user is worth more than speech that may be wasted.
         starving = refused_s is not None and refused_s >= self.config.max_wait_s
         if self.pacing and not starving:

@@ -55,10 +55,10 @@ def pacing_marks(
     """
     Args:
         safe_s: P_safe: below it a stream is urgent and never paused.
-        crowded: a stream waits for memory. Streams that hold much of it may then get further
-            ahead, to where their utility (LiveServe eq. 1) is zero, and so end sooner. With
-            config.runs_ahead_for_kv they always may, but only a crowded stage resumes those that
-            have paused.
+        crowded: a stream waits for memory, or KV that is to be loaded ahead of its request.
+            Streams that hold much of it may then get further ahead, to where their utility
+            (LiveServe eq. 1) is zero, and so end sooner. With config.runs_ahead_for_kv they always
+            may, but only a crowded stage resumes those that have paused.
     """
     round_s = view.rates.round_s
     # A round as long as the speech it makes leaves no time to catch up: no mark is high enough.

@@ -85,6 +85,7 @@ class StageView:
     Attributes:
         now_s: time of the round, on the clock of rank 0.
         occupancy: KV tokens in use over all KV tokens, 0 to 1.
+        kv_wanted: KV of a user who speaks waits for room, so as to be loaded ahead.
         free_tokens: KV tokens that a prefill could take now.
         prefill_running: a chunked prefill is half done; see PolicyConfig.may_pause_prefill.
         waiting: bool, in the queue, without KV of its own yet.
@@ -128,6 +129,7 @@ class StageView:
     prefill_tokens: Ints
     interrupts: Floats
     managed: Bools
+    kv_wanted: bool = False
     free_rows: int = 1 << 30
     audio_s: Floats | None = None
     background: Bools | None = None

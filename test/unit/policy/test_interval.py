@@ -12,8 +12,8 @@ from .views import free_index, paused, playing, policy_of, starting, view_of, wa
 INTERVAL_S = TALKER.interval_steps * TALKER.step_s
 
 
-def interval_s(*streams, policies: str = "pacing", config: PolicyConfig = TALKER) -> float:
-    return policy_of(policies.split("+"), config).decide(view_of(*streams)).interval_s
+def interval_s(*streams, policies: str = "pacing", config: PolicyConfig = TALKER, **facts) -> float:
+    return policy_of(policies.split("+"), config).decide(view_of(*streams, **facts)).interval_s
 
 
 @pytest.mark.parametrize("stream", [playing(0.1), playing(5.0), starting(), paused(3.0)])
@@ -44,6 +44,17 @@ def test_a_stream_that_cannot_step_does_not_matter(absent):
 
 def test_a_device_of_its_own_has_no_interval():
     assert interval_s(playing(1.0), config=replace(TALKER, interval_steps=0.0)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("streams", "facts"),
+    [([playing(1.0)], {"kv_wanted": True}), ([playing(1.0), waiting(100)], {"free_tokens": 50})],
+)
+def test_streams_whose_memory_is_waited_for_have_none(streams, facts):
+    assert interval_s(*streams, **facts) == 0.0
+    # The listeners of a later stage need the device.
+    later = interval_s(*streams, **facts, peer_urgent=True)
+    assert later == pytest.approx(INTERVAL_S)
 
 
 @pytest.mark.parametrize("policies", ["urgency", "deadline", "fcfs"])

@@ -164,6 +164,7 @@ def views(draw, most: int = 12) -> StageView:
         free_tokens=draw(st.integers(0, 10_000)),
         free_rows=draw(st.integers(0, 15)),
         prefill_running=draw(st.booleans()),
+        kv_wanted=draw(st.booleans()),
         rates=draw(rates()),
         peer_urgent=draw(st.booleans()),
         peer_slack_s=draw(seconds(5) | st.just(np.inf)),

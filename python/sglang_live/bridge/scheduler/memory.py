@@ -271,9 +271,16 @@ class MemoryScheduler(ReportingScheduler):
     def _pool(self) -> Pool:
         free = self.token_to_kv_pool_allocator.available_size() + self.tree_cache.evictable_size()
         rows = self.req_to_token_pool.available_size()
-        sessions = getattr(getattr(self.tree_cache, "session", None), "idle", None)
-        idle = 0 if sessions is None else sessions.tokens
-        return Pool(free=free, total=self.max_total_num_tokens, free_rows=rows, idle=idle)
+        streaming = streaming_sessions(self.tree_cache)
+        idle = getattr(streaming, "idle", None)
+        preloads = getattr(streaming, "preloads", None)
+        return Pool(
+            free=free,
+            total=self.max_total_num_tokens,
+            free_rows=rows,
+            idle=0 if idle is None else idle.tokens,
+            wanted=preloads is not None and preloads.waits_for_room,
+        )
 
 
 def _longest_first(paused: Iterable[PausedRequest]) -> list[PausedRequest]:

@@ -84,6 +84,10 @@ class IdleSessions:
     def is_speaking(self, session_id: str) -> bool:
         return self._speaking_until_s.get(session_id, self.now_s) > self.now_s
 
+    def speaking(self) -> list[str]:
+        """Sessions whose user speaks."""
+        return [sid for sid, until_s in self._speaking_until_s.items() if until_s > self.now_s]
+
     def _rank(self, session_id: str, n_tokens: int) -> None:
         expected_s = self._next_use.expected(session_id)
         self._index.put(session_id, n_tokens=n_tokens, last_use_s=self.now_s, next_use_s=expected_s)

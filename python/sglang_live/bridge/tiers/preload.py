@@ -151,6 +151,12 @@ class Preloads:
                 self._review(session_id, self._pending[session_id], now_s)
 
     @property
+    def waits_for_room(self) -> bool:
+        """Whether KV of a user who speaks waits for memory."""
+        waiting = (self._pending.get(session_id) for session_id in self._idle.speaking())
+        return any(one is not None and one.waits_for == "memory" for one in waiting)
+
+    @property
     def next_review_s(self) -> float:
         """When the next preload is judged; inf: none is pending."""
         while self._reviews and self._is_stale(*self._reviews[0][1:]):

@@ -261,7 +261,7 @@ class Engine:
         pool, half = self.pool, self._half_prefilled()
         free = pool.free - round(self._reserved) if self.spec.reserves_all else pool.free
         self.rounds.decide(
-            Pool(free=free, total=pool.total, free_rows=pool.free_rows),
+            Pool(free=free, total=pool.total, free_rows=pool.free_rows, wanted=pool.wanted()),
             prefill_running=partial is not None and partial.rid not in half,
             blocked=blocked,
             half=half,

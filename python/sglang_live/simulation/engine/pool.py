@@ -12,6 +12,10 @@ def _nothing() -> int:
     return 0
 
 
+def _wants_nothing() -> bool:
+    return False
+
+
 def _evict_nothing(n_tokens: int) -> None:
     """Without a tier no KV is evicted."""
 
@@ -22,6 +26,7 @@ class KvPool:
     total, used: tokens. What the radix tree could evict counts as free.
     rows, rows_used: request rows.
     evictable, evict: tokens of idle sessions, and what evicts some of them; see tiers.py.
+    wanted: whether KV of a user who speaks waits for room.
     """
 
     name: str
@@ -32,6 +37,7 @@ class KvPool:
     most_used: int = 0
     evictable: Callable[[], int] = _nothing
     evict: Callable[[int], None] = _evict_nothing
+    wanted: Callable[[], bool] = _wants_nothing
 
     @property
     def free(self) -> int:

@@ -55,8 +55,10 @@ class Tiers:
         self._to_device_s = self._to_host_s = 0.0  # when the link's directions are free
         self._host_used = 0
         self._unused: dict[str, tuple[float, int]] = {}
+        self._wanting: set[str] = set()  # sessions whose preload waits for room
         self.counts: Counter[str] = Counter()
         pool.evictable, pool.evict = lambda: self._idle.tokens, self._evict
+        pool.wanted = lambda: bool(self._wanting)
 
     # --- sessions ---
 
@@ -65,6 +67,7 @@ class Tiers:
         self._tick()
         self._idle.remove(session.session_id)
         self._unused.pop(session.session_id, None)
+        self._wanting.discard(session.session_id)
 
     def end(self, session: Session) -> None:
         """Its request has ended, and the session is idle."""
@@ -86,6 +89,7 @@ class Tiers:
         session.n_host = 0
         self._idle.forget(session.session_id)
         self._sessions.pop(session.session_id, None)
+        self._wanting.discard(session.session_id)
 
     def expect(self, session: Session, to_play_s: float, gap_s: float | None = None) -> None:
         """Record when the user will have heard the response, or a gap that was observed."""
@@ -126,6 +130,11 @@ class Tiers:
         if self._idle.is_speaking(session.session_id):
             needed_at_s = now_s + REMAINING_SPEECH_S
         verdict = judge(self._view(session, n_tokens, needed_at_s), self._config)
+        self._wanting.discard(session.session_id)
+        if isinstance(verdict, Wait) and verdict.reason == "memory":
+            self._wanting.add(session.session_id)
+        if isinstance(verdict, Admit) and verdict.limited_by == "memory":
+            self._wanting.add(session.session_id)
         if isinstance(verdict, Wait):
             self._events.at(verdict.until_s, lambda: self._review(session, needed_at_s))
         elif isinstance(verdict, Admit):

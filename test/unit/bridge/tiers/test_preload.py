@@ -284,6 +284,33 @@ def test_a_preload_waits_as_long_as_the_user_speaks(sessions):
     assert sessions.tier.brought == ["a"]
 
 
+@pytest.mark.parametrize("n_free", [0, 90])
+@pytest.mark.parametrize("ends", ["room", "asks", "coughs"])
+def test_kv_of_a_user_who_speaks_is_wanted_while_it_waits_for_room(sessions, n_free, ends):
+    sessions.on_host("a", 100)
+    assert not sessions.preloads.waits_for_room
+    sessions.allocator.n_free = n_free
+    sessions.speaks("a")
+    assert sessions.preloads.waits_for_room
+    if ends == "room":
+        sessions.allocator.n_free = 500
+        sessions.run(2 * CONFIG.retry_s)
+    elif ends == "asks":
+        sessions.asks("a")
+    else:
+        sessions.coughs("a")
+    assert not sessions.preloads.waits_for_room
+
+
+def test_kv_of_a_silent_user_is_not_wanted(sessions):
+    sessions.on_host("a", 100)
+    sessions.allocator.n_free = 0
+    sessions.plays("a", 0.5)
+    sessions.run(1.2)
+    assert sessions.preloads.next_review_s < math.inf
+    assert not sessions.preloads.waits_for_room
+
+
 def test_memory_that_comes_in_time_is_used(sessions):
     sessions.replied("soon", 1000)
     sessions.plays("soon", 0.0)
