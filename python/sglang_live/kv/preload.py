@@ -31,8 +31,8 @@ class PreloadConfig:
         because nothing can be added before it ends.
     retry_s: time between two judgements of a preload that waits; some rounds of the engine.
     max_protected_share: share of the pool's tokens for all KV that is preloaded and not used yet.
-        Users speak a third of the time, and their KV is needed within seconds: two thirds of a
-        pool that holds half of all KV. The victims of live work come from the rest.
+        It is needed within seconds, before any other idle KV. The first victims of live work come
+        from the rest.
     max_expected_share: the same for users who have not begun to speak. They may be silent for
         long, and take room from users who have begun.
     """
@@ -40,7 +40,7 @@ class PreloadConfig:
     safety: float = 1.5
     in_flight_s: float = 0.01
     retry_s: float = 0.05
-    max_protected_share: float = 0.7
+    max_protected_share: float = 0.9
     max_expected_share: float = 0.2
 
     def __post_init__(self) -> None:
