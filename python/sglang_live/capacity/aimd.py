@@ -64,8 +64,13 @@ class Aimd:
         self._since_fall: int | None = None  # windows; None: never, or long ago
         self._calm = 0  # sum of sessions over windows with slack at the limit
 
-    def window(self, verdict: Verdict, n_sessions: int) -> None:
-        """Record a window. n_sessions: the most sessions in it."""
+    def window(self, verdict: Verdict, n_sessions: int, n_new: int = 0) -> None:
+        """Record a window.
+
+        Args:
+            n_sessions: the most sessions in it.
+            n_new: those of them whose first turn is still to come: the verdict is without it.
+        """
         if self._since_fall is not None:
             self._since_fall += 1
             if self._since_fall > self._config.forgets:
@@ -80,7 +85,7 @@ class Aimd:
             self._quiet = min(self._quiet, verdict.share)
             self._proven = max(self._proven, n_sessions)
         if n_sessions >= self.limit:
-            self.limit += self._step(verdict.share, n_sessions)
+            self.limit += self._step(self._expected(verdict.share, n_sessions, n_new), n_sessions)
 
     @property
     def _target(self) -> float:
@@ -106,7 +111,14 @@ class Aimd:
         self._proven = min(self._proven, self.limit)
         self._since_fall, self._calm = 0, 0
 
+    @staticmethod
+    def _expected(share: float | None, n_sessions: int, n_new: int) -> float | None:
+        """The share once all sessions take turns: it grows at least in proportion to the load."""
+        return None if share is None else share * n_sessions / max(1, n_sessions - n_new)
+
     def _step(self, share: float | None, n_sessions: int) -> int:
+        if share is not None and share > self._target:
+            return 0
         if self._since_fall is not None:
             self._calm += n_sessions
             if self._calm < self._config.probe:

@@ -17,6 +17,8 @@ from sglang_live.errors import CapacityError
 
 # Shorter gaps are hardly noticed; the design targets count gaps from here as well.
 AUDIBLE_GAP_S = 0.1
+# Time for which a session that has taken no turn counts as one that will: its load is to come.
+_FIRST_TURN_S = 30.0
 # The limit changes within minutes, not seconds.
 _RETRY_AFTER_S = 15.0
 
@@ -87,10 +89,11 @@ class CapacityControl:
         self._sampled_s = -math.inf
         self._share: float | None = None
         self._n_sessions = self._n_most = 0  # now, and at most in this window
+        self._new: dict[str, float] = {}  # admission of the sessions that have taken no turn
 
     # --- sessions ---
 
-    def admit(self) -> None:
+    def admit(self, session_id: str) -> None:
         """Admit a session.
 
         Raises:
@@ -101,9 +104,15 @@ class CapacityControl:
             raise CapacityError(now.why, retry_after_s=_RETRY_AFTER_S)
         self._n_sessions += 1
         self._n_most = max(self._n_most, self._n_sessions)
+        self._new[session_id] = self._clock.now_s()
 
-    def release(self) -> None:
+    def turn_begins(self, session_id: str) -> None:
+        """A turn of an admitted session begins, with deadlines or without."""
+        self._new.pop(session_id, None)
+
+    def release(self, session_id: str) -> None:
         self._n_sessions -= 1
+        self._new.pop(session_id, None)
 
     # --- deadlines ---
 
@@ -181,5 +190,6 @@ class CapacityControl:
                 forecast.observe(now_s, share, self._n_sessions)
         if (verdict := self._deadlines.verdict(now_s)) is not None:
             self._share = self._share if verdict.share is None else verdict.share
-            self._aimd.window(verdict, self._n_most)
+            n_new = sum(now_s - admitted_s <= _FIRST_TURN_S for admitted_s in self._new.values())
+            self._aimd.window(verdict, self._n_most, n_new)
             self._n_most = self._n_sessions

@@ -262,7 +262,7 @@ class LiveOrchestrator:
         present = {replica.spec.stage for replica in self._supervisor.replicas}
         replicas = {stage: self._least_loaded(stage) for stage in STAGES if stage in present}
         if admitted:
-            self.capacity.admit()
+            self.capacity.admit(session_id)
         for replica in replicas.values():
             replica.sessions.add(session_id)
         session = LiveSession(self, session_id, replicas, admitted)
@@ -301,7 +301,7 @@ class LiveOrchestrator:
 
     def release(self, session: LiveSession) -> None:
         if self._sessions.pop(session.session_id, None) is not None and session.admitted:
-            self.capacity.release()
+            self.capacity.release(session.session_id)
         for replica in self._supervisor.replicas:
             replica.sessions.discard(session.session_id)
 

@@ -25,6 +25,8 @@ class TurnDeadline:
 
     def _begin(self) -> None:
         turn, capacity = self._turn, self._capacity
+        if turn is not None:
+            capacity.turn_begins(self._session_id)
         if turn is not None and turn.frame_s is not None:
             self._due = capacity.frame_due(self._session_id, turn.frame_s)
         elif turn is not None and turn.wants_audio and not turn.flex:

@@ -27,6 +27,24 @@ def test_it_rises_by_half_of_the_slack_that_is_left():
     assert aimd.limit == 53
 
 
+def test_the_share_is_expected_to_grow_with_the_sessions_that_are_to_come():
+    aimd = Aimd(AimdConfig(first=40))
+    aimd.window(took(0.5), n_sessions=40, n_new=8)
+    assert aimd.limit == 40 + 7, "as with a share of 0.625"
+    aimd.window(took(0.5), n_sessions=47, n_new=24)
+    assert aimd.limit == 47
+    aimd.window(took(0.5), n_sessions=47, n_new=47)
+    assert aimd.limit == 47
+    aimd.window(NOTHING, n_sessions=47, n_new=47)
+    assert aimd.limit == 48
+
+
+def test_sessions_that_are_to_come_are_not_late():
+    aimd = Aimd(AimdConfig(first=40))
+    aimd.window(took(0.9), n_sessions=40, n_new=30)
+    assert aimd.limit == 40
+
+
 @pytest.mark.parametrize("verdict", [took(0.1), NOTHING])
 def test_it_stays_while_it_is_not_reached(verdict):
     aimd = Aimd(AimdConfig(first=40))

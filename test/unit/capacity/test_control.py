@@ -13,18 +13,24 @@ from sglang_live.errors import CapacityError
 class Server:
     def __init__(self, **config):
         settings = {"max_sessions": 8, "first_packet_s": 0.5, "aimd": AimdConfig(first=4), **config}
-        self.clock, self.pools = SimClock(), {}
+        self.clock, self.pools, self.n_admitted = SimClock(), {}, 0
         self.control = CapacityControl(
             CapacityConfig(**settings), self.clock, lambda: dict(self.pools)
         )
 
-    def admit(self, n: int) -> None:
+    def admit(self, n: int = 1) -> None:
+        """Sessions s0, s1 and so on."""
         for _ in range(n):
-            self.control.admit()
+            self.control.admit(f"s{self.n_admitted}")
+            self.n_admitted += 1
 
-    def turns(self, seconds: float, n: int = 10) -> None:
-        """A window of n turns, each of which takes this long to its first packet."""
-        due = [self.control.first_packet_due(f"s{number}") for number in range(n)]
+    def turns(self, seconds: float, n: int = 10, n_sessions: int = 10) -> None:
+        """A window of n turns of n_sessions, each of which takes this long to its first packet."""
+        due = []
+        for number in range(n):
+            session_id = f"s{number % n_sessions}"
+            self.control.turn_begins(session_id)
+            due.append(self.control.first_packet_due(session_id))
         self.clock.advance(seconds)
         for deadline in due:
             self.control.came(deadline)
@@ -42,10 +48,10 @@ def server() -> Server:
 def test_sessions_beyond_the_limit_are_refused_with_a_time_to_retry(server):
     server.admit(4)
     with pytest.raises(CapacityError, match="4 sessions, and 4 can be served in time") as caught:
-        server.control.admit()
+        server.admit()
     assert caught.value.retry_after_s > 0
-    server.control.release()
-    server.control.admit()
+    server.control.release("s0")
+    server.admit()
     assert server.control.report().n_sessions == 4
 
 
@@ -55,6 +61,21 @@ def test_turns_in_time_raise_the_limit(server):
     now = server.control.report()
     assert (now.limit, now.n_more, now.why) == (5, 1, "")
     assert now.share == pytest.approx(0.2)
+
+
+def test_sessions_that_have_taken_no_turn_yet_hold_the_limit(server):
+    server.admit(4)
+    server.turns(0.3, n_sessions=2)
+    assert server.control.report().limit == 4
+    server.turns(0.3, n_sessions=4)
+    assert server.control.report().limit == 5
+
+
+def test_sessions_that_stay_silent_hold_the_limit_for_a_while(server):
+    server.admit(4)
+    server.clock.advance(31.0)
+    server.turns(0.3, n_sessions=2)
+    assert server.control.report().limit == 5
 
 
 def test_late_turns_lower_the_limit(server):
@@ -88,8 +109,8 @@ def test_sessions_closed_within_the_window_count_in_it(server):
     server.clock.advance(0.6)
     for deadline in due:
         server.control.came(deadline)
-    for _ in range(4):
-        server.control.release()
+    for n in range(4):
+        server.control.release(f"s{n}")
     server.clock.advance(5.0)
     assert server.control.report().limit == 3
 
@@ -115,7 +136,7 @@ def test_the_limit_is_bounded_by_max_sessions():
     server.admit(4)
     server.turns(0.1)
     with pytest.raises(CapacityError, match="4 of 4 sessions"):
-        server.control.admit()
+        server.admit()
 
 
 def test_without_the_policy_max_sessions_is_the_limit():
@@ -125,17 +146,17 @@ def test_without_the_policy_max_sessions_is_the_limit():
     server.turns(30.0)
     server.admit(5)
     with pytest.raises(CapacityError, match="8 of 8 sessions"):
-        server.control.admit()
+        server.admit()
 
 
 def test_a_full_pool_refuses_every_session(server):
     server.pools["talker"] = 0.96
     server.clock.advance(2.0)
     with pytest.raises(CapacityError, match="talker's KV pool is 96 % full"):
-        server.control.admit()
+        server.admit()
     server.pools["talker"] = 0.5
     server.clock.advance(2.0)
-    server.control.admit()
+    server.admit()
 
 
 def test_a_session_that_would_fill_a_pool_soon_is_refused(server):
@@ -163,7 +184,7 @@ def test_a_pool_that_fills_bounds_the_sessions_that_are_admitted(server):
     assert now.n_more == 3
     server.admit(3)
     with pytest.raises(CapacityError, match="can be served in time"):
-        server.control.admit()
+        server.admit()
 
 
 def test_the_report_contains_the_pools(server):
@@ -186,7 +207,7 @@ def test_a_pool_at_the_full_share_is_full(server):
     server.pools["talker"] = 0.95
     server.clock.advance(2.0)
     with pytest.raises(CapacityError, match="95 % full"):
-        server.control.admit()
+        server.admit()
     server.pools["talker"] = 0.94
     server.clock.advance(2.0)
     assert server.control.report().n_more == 4
@@ -229,8 +250,8 @@ def test_sessions_beyond_the_limit_leave_no_room(server):
     now = server.control.report()
     assert (now.n_sessions, now.limit, now.n_more) == (4, 3, 0)
     assert now.why == "4 sessions, and 3 can be served in time"
-    server.control.release()
-    server.control.release()
+    server.control.release("s2")
+    server.control.release("s3")
     assert server.control.report().n_more == 1
 
 

@@ -79,7 +79,7 @@ class Server:
             talker=least_loaded("talker", self.replicas.talkers),
             vocoder=least_loaded("vocoder", self.replicas.vocoders),
         )
-        self.capacity.admit()
+        self.capacity.admit(session_id)
         for replica in places.every:
             replica.sessions.add(session_id)
         session = Session(session_id, UserStats(self._prior))
@@ -100,7 +100,7 @@ class Server:
         turn = self.turns.get(session.session_id)
         if turn is None or turn.thinker_ended:
             places.thinker.kv.close(session)
-        self.capacity.release()
+        self.capacity.release(session.session_id)
 
     # --- turns ---
 
@@ -108,6 +108,7 @@ class Server:
         """The user's turn is over: respond. Waits for an earlier turn that has not ended."""
         listening = Listening(self.events, changed)
         _, places = self.sessions[session.session_id]
+        self.capacity.turn_begins(session.session_id)
         deadline = self.capacity.first_packet_due(session.session_id)
 
         def begin() -> None:
