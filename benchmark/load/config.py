@@ -225,7 +225,8 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="of a written message with which each session begins, as after a long call",
+        help="of a written message with which each session begins, as after a long call; "
+        "retention keeps its window of it, without --server-arg=--retention-window=0",
     )
     add("--turn-timeout-s", type=float, default=60.0, metavar="S", help="default: %(default)s")
     add("--start-timeout-s", type=float, default=600.0, metavar="S", help="default: %(default)s")

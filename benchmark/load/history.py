@@ -10,7 +10,7 @@ _HISTORY_STREAM = 2**31 + 2
 
 
 def history_message(n_words: int, seed: tuple[int, int], user: int) -> str:
-    """A conversation.item.create with words drawn for this user: no two share a prefix."""
+    """A conversation.item.create with words drawn for this user."""
     rng = np.random.default_rng([*seed, _HISTORY_STREAM, user])
     corpus = resources.files("sglang_live.models.demo").joinpath("corpus.txt").read_text()
     text = " ".join(rng.choice(corpus.split(), n_words))

@@ -109,7 +109,11 @@ class RoundPolicy:
             urgent=len(urgent) > 0,
             until_gap_s=until_gap_s(view, self.config),
             n_unknown=n_unknown,
-            interval_s=self._interval_s(view, has_kv, crowded=crowded),
+            interval_s=(
+                decode_interval_s(view, has_kv, self.config, crowded=crowded)
+                if self.pacing
+                else 0.0
+            ),
             next_change_s=next_change_s,
         )
 
@@ -142,11 +146,6 @@ class RoundPolicy:
         rule = urgency if self.order == "urgency" else deadline
         ordered = rule.order(view, classes, self.config)
         return fitting(view, urgency.in_turn(view, ordered, classes, self.config), self.config)
-
-    def _interval_s(self, view: StageView, has_kv: Bools, *, crowded: bool) -> float:
-        if not self.pacing or (crowded and not view.peer_urgent):
-            return 0.0
-        return decode_interval_s(view, has_kv, self.config)
 
     def _marks(
         self, view: StageView, refused_s: float | None, *, crowded: bool, yields: bool

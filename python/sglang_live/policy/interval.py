@@ -12,7 +12,9 @@ from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.view import Bools, StageView
 
 
-def decode_interval_s(view: StageView, has_kv: Bools, config: PolicyConfig) -> float:
+def decode_interval_s(
+    view: StageView, has_kv: Bools, config: PolicyConfig, *, crowded: bool
+) -> float:
     """Returns the least time from a decode round to the next one; 0: there is none.
 
     Only streams that are heard have one: for the others more tokens per second are better, and
@@ -20,8 +22,10 @@ def decode_interval_s(view: StageView, has_kv: Bools, config: PolicyConfig) -> f
 
     Args:
         has_kv: bool [n], streams that could step.
+        crowded: others wait for the memory that these hold. Unless a later stage needs the device,
+            they are then computed as fast as it can, so that they end.
     """
-    if not config.interval_steps:
+    if not config.interval_steps or (crowded and not view.peer_urgent):
         return 0.0
     # Free indices have no KV.
     decodes = has_kv & (view.kv_tokens > 0)
