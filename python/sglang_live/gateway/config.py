@@ -32,7 +32,7 @@ class GatewayConfig:
     max_responses_per_minute: responses of one key and the secrets made with it; None: no limit.
     max_frame_bytes: one event, as text.
     max_append_bytes: audio in one event, decoded from base64.
-    max_input_audio_s: seconds of uncommitted audio.
+    max_input_audio_s: seconds of uncommitted audio; with voice detection, of one turn.
     send_buffer_bytes: events that a client has not read; beyond it the connection is dropped.
     max_conversation_bytes: text and audio of all items of a session; the oldest leave first.
     max_conversation_bytes_of_all: the same for all sessions together.

@@ -15,6 +15,10 @@ class IdleTimer:
         self._on_idle = on_idle
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def armed(self) -> bool:
+        return self._task is not None
+
     def arm(self, delay_s: float) -> None:
         """Call on_idle once after delay_s, unless disarmed or armed again."""
         self.disarm()

@@ -44,9 +44,9 @@ class InputBuffer:
         return len(self._pcm) // _BYTES_PER_SAMPLE
 
     @property
-    def excess_samples(self) -> int:
-        """Held samples beyond the bound."""
-        return max(0, self.held_samples - self._max_samples)
+    def max_samples(self) -> int:
+        """The bound of what waits for a commit. Who appends without check_room() keeps to it."""
+        return self._max_samples
 
     def arrived_s(self, audio_ms: float, now_s: float) -> float:
         """When this position arrived. now_s: when the newest sample did."""
@@ -91,6 +91,14 @@ class InputBuffer:
                 "Error committing input audio buffer: buffer too small. Expected at least "
                 f"{MIN_COMMIT_MS}ms of audio, but buffer only has {held_ms:.2f}ms of audio."
             )
+
+    def keep(self, sample: int, latest_samples: int) -> int:
+        """Discard what is both before `sample` and older than the latest samples, and what exceeds
+        the bound. Returns the number of samples that were discarded."""
+        oldest = min(sample, self.end_sample - latest_samples)
+        start = self._start
+        self.discard_before(max(oldest, self.end_sample - self._max_samples))
+        return self._start - start
 
     def discard_before(self, sample: int) -> None:
         n_samples = min(max(sample - self._start, 0), self.held_samples)

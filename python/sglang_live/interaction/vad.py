@@ -171,6 +171,12 @@ class SpeechDetector:
         return None if self._speaking else self._onset
 
     @property
+    def earliest_turn(self) -> int:
+        """Position from which audio may belong to the turn that is to come, in samples."""
+        onset = self._position if self._onset is None else self._onset
+        return max(onset - self.settings.prefix_padding_ms * SAMPLES_PER_MS, self._floor)
+
+    @property
     def due_end(self) -> int:
         """Position of the end of the windows that were due, in the session's audio, in samples."""
         return self._position + self._n_due * WINDOW_SAMPLES

@@ -53,9 +53,25 @@ def test_the_bound_refuses_before_anything_is_added():
     with pytest.raises(BufferFullError):
         buffer.check_room(1)
     buffer.append(ramp(0, 400))
-    assert buffer.excess_samples == 400
     buffer.clear()
     assert (buffer.held_samples, buffer.end_sample) == (0, 2000)
+
+
+@pytest.mark.parametrize(
+    ("sample", "latest", "start"),
+    [(500, 100, 500), (500, 800, 200), (0, 100, 0), (2000, 0, 1000), (5000, 100, 900)],
+)
+def test_older_audio_leaves_unless_it_is_needed_or_among_the_latest(sample, latest, start):
+    buffer = InputBuffer(0.1)
+    buffer.append(ramp(0, 1000))
+    assert buffer.keep(sample, latest) == start
+    assert (buffer.start_sample, buffer.end_sample) == (start, 1000)
+
+
+def test_nothing_is_kept_beyond_the_bound():
+    buffer = InputBuffer(0.05)
+    buffer.append(ramp(0, 1000))
+    assert buffer.keep(0, 1000) == 200
 
 
 @settings(max_examples=60, derandomize=True)

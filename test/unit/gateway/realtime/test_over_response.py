@@ -210,6 +210,25 @@ async def test_words_that_come_when_the_user_speaks_again_are_dropped():
         assert types(await client.settle()).count(STARTED) == 0
 
 
+async def test_words_that_come_after_much_silence_take_the_turn_with_all_of_its_voice():
+    gate = asyncio.Event()
+    words = [gate, TranscriptDelta("Stop."), done("Stop.")]
+    world = World(long_response(), words, spoken("All right."), recognises=True)
+    async with world.connect() as client:
+        await without_echo(client)
+        await start(client)
+        client.append(HUM)
+        for _ in range(15):
+            client.append(bytes(48_000))
+        await client.settle()
+        gate.set()
+        events = await client.until("response.created")
+        assert [e["audio_start_ms"] for e in events if e["type"] == STARTED] == [0]
+        await client.until("response.done")
+    (part,) = world.orchestrator.turns[-1].history[-1].parts
+    assert part.duration_s == pytest.approx(0.55, abs=0.05)
+
+
 # --- recordings, through the real detector ---
 
 

@@ -84,6 +84,7 @@ class OverResponse:
         self._recalled: str | None = None  # why the turn that starts, dismissed before, is one
         self._would_start = False  # the voice would be a turn if its speaker did not matter
         self._told_ms: int | None = None  # onset of a voice whose decision the client awaits
+        self._judged_from = 0  # where the voice begins whose words are being recognised
 
     def prepare(self, detector: SpeechDetector, detection: TurnDetection) -> None:
         """Before windows are due: whether a voice interrupts, so that it needs confirmation."""
@@ -135,6 +136,11 @@ class OverResponse:
             self.metrics.voice_over_response.labels("turn", reason).inc()
         self._barge_in.interrupt(onset_s)
 
+    @property
+    def needed_from(self) -> int:
+        """Where a dismissed voice that may be a turn yet begins; without one, the audio's end."""
+        return self._judged_from if self.words.judging else self.buffer.end_sample
+
     def withdraw(self) -> None:
         """Nothing will be heard of a suspected voice any more."""
         self._barge_in.withdraw()
@@ -170,6 +176,9 @@ class OverResponse:
         if not config.turn_detection.ignore_backchannels:
             return
         if self.recognises or transcription is not None:
+            if not self.words.judging:
+                padding_ms = config.turn_detection.vad.prefix_padding_ms
+                self._judged_from = start - padding_ms * SAMPLES_PER_MS
             voice = self.buffer.peek(start - _AROUND_WORDS, end + _AROUND_WORDS)
             language = transcription.get("language") if transcription else None
             self.words.judge(voice, language, lambda: self._recall(event, "words"))

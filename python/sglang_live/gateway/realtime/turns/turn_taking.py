@@ -59,6 +59,8 @@ log = logging.getLogger(__name__)
 
 # A long append is decoded in slices, between which the event loop serves other work.
 _SLICE_MS = 1000
+# Silence that voice detection keeps: a client may commit an utterance that is too soft to be found.
+_KEPT_MS = 10_000
 
 
 @dataclass(eq=False)
@@ -252,17 +254,19 @@ class TurnTaking:
             self._turn_prefill.grow(self._buffer, start, detector.silence_ms)
             clips = () if detection and detection.judges_turns else self._turn_prefill.final_clips
             self.transcripts.grow(self._item_id, clips, self.config.transcription)
-        if self._buffer.excess_samples:
-            self._drop_excess()
+        self._bound(detector, detection and detection.idle_timeout_ms)
 
-    def _drop_excess(self) -> None:
-        assert self._detector is not None
-        if self._detector.speaking:
+    def _bound(self, detector: SpeechDetector, idle_ms: int | None) -> None:
+        """End a turn that is too long, and drop the silence before a turn."""
+        begin = self._turn_start_ms * SAMPLES_PER_MS
+        if detector.speaking and self._buffer.end_sample - begin > self._buffer.max_samples:
             log.warning("turn_too_long max_s=%g", self.gateway.max_input_audio_s)
-            self._on_stopped(self._detector.force_stop("too_long"))
-        excess = self._buffer.excess_samples
-        self._buffer.discard_before(self._buffer.start_sample + excess)
-        self.metrics.input_audio_dropped_s.inc(excess / INPUT_RATE_HZ)
+            self._on_stopped(detector.force_stop("too_long"))
+        if not detector.speaking:
+            begin = min(detector.earliest_turn, self._over_response.needed_from)
+        kept_ms = max(_KEPT_MS, idle_ms or 0) if self._idle.armed else _KEPT_MS
+        n_dropped = self._buffer.keep(begin, kept_ms * SAMPLES_PER_MS)
+        self.metrics.input_audio_dropped_s.inc(n_dropped / INPUT_RATE_HZ)
 
     def _on_speech(self, event: SpeechEvent) -> None:
         assert self.config.turn_detection is not None
@@ -292,13 +296,14 @@ class TurnTaking:
         assert detector is not None and detection is not None
         self._idle.disarm()
         self._turn_prefill.begin()
-        self._turn_start_ms, self._pause_ms = event.at_ms, None
+        # The padding may have been less when the silence before the turn was dropped.
+        held_from_ms = -(-self._buffer.start_sample // SAMPLES_PER_MS)
+        at_ms = self._turn_start_ms = max(event.at_ms, held_from_ms)
+        self._pause_ms = None
         onset_s = self._buffer.arrived_s(event.onset_ms, self.clock.now_s())
         self.monitor.speech_started(onset_s)
         self.metrics.vad_events.labels("started").inc()
-        self.emit(
-            "input_audio_buffer.speech_started", audio_start_ms=event.at_ms, item_id=self._item_id
-        )
+        self.emit("input_audio_buffer.speech_started", audio_start_ms=at_ms, item_id=self._item_id)
         self._over_response.started(onset_s, detector, detection)
 
     def _on_paused(self, pause: SpeechPaused) -> None:

@@ -34,6 +34,10 @@ class VoiceWords:
     metrics: GatewayMetrics
     _task: asyncio.Task[None] | None = None
 
+    @property
+    def judging(self) -> bool:
+        return self._task is not None and not self._task.done()
+
     def judge(
         self, pcm: npt.NDArray[np.int16], language: str | None, on_turn: Callable[[], None]
     ) -> None:
@@ -43,7 +47,7 @@ class VoiceWords:
             language: of the speech; None: any.
             on_turn: called in the event loop.
         """
-        if self._task is not None and not self._task.done():
+        if self.judging:
             self.metrics.voice_words.labels("busy").inc()
             return
         self._task = asyncio.create_task(self._judge(pcm, language, on_turn), name="voice words")
