@@ -1,50 +1,35 @@
-"""Settings of the server from its arguments and its environment.
+"""Settings of the server from its arguments (flags.py) and its environment.
 
-The server's own arguments are listed below. Any other argument goes to SGLang: `--thinker.NAME
-value` to the thinker's engine, `--talker.NAME value` to the talker's, without a prefix to both.
-`--vocoder.NAME` sets a field of VocoderConfig. `--STAGE.replicas N` starts N processes of a stage;
-`--STAGE.device cuda:4[,cuda:5]` names the devices of its replicas.
-`--STAGE.connect tcp://HOST:PORT[,…]` uses stages that launch_stage started on other hosts.
+Any argument that is not the server's own goes to its stages (stages/stage_flags.py).
 """
 
 import argparse
 import math
 import os
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from sglang_live.config import (
-    LOG_FORMATS,
-    SPEAKER_MODELS,
-    ServerConfig,
-    SessionStorage,
-    StageConfig,
-    default_cache_dir,
-)
+from sglang_live.config import ServerConfig, SessionStorage, StageConfig
 from sglang_live.device_model.model import load_device_model
 from sglang_live.devices import DEFAULT_DEVICE, devices_of_replicas
 from sglang_live.errors import BadInputError
-from sglang_live.gateway.batch.flags import add_batch_arguments, batch_config
-from sglang_live.gateway.flex.flags import add_flex_arguments, flex_config
+from sglang_live.flags import server_parser
+from sglang_live.gateway.batch.flags import batch_config
+from sglang_live.gateway.flex.flags import flex_config
 from sglang_live.kv.retention import RetentionConfig
-from sglang_live.model_source import ModelSource, add_model_arguments
-from sglang_live.models.family import INT8, OWN
+from sglang_live.model_source import ModelSource
 from sglang_live.policy.policies import Policies
-from sglang_live.stages.spec import STAGES, STUCK_AFTER_S
+from sglang_live.stages.spec import STAGES
 from sglang_live.stages.stage_flags import check_engine, split_arguments
-from sglang_live.stages.transport.lease_flags import add_lease_arguments, leases_of
-from sglang_live.stages.transport.stage_key import add_key_arguments, check_exposed
+from sglang_live.stages.transport.lease_flags import leases_of
+from sglang_live.stages.transport.stage_key import check_exposed
 
-POLICIES_HELP = "`off`, `all`, or a comma-separated list"
-_DEFAULTS = {field.name: field.default for field in fields(ServerConfig)}
-_RETENTION = RetentionConfig()
 _GIB = 1 << 30
 
 
 def parse(argv: list[str]) -> ServerConfig:
     """Raises BadInputError for invalid values; argparse exits for unknown syntax."""
-    own, rest = _parser().parse_known_args(argv)
+    own, rest = server_parser().parse_known_args(argv)
     stage_args, shared = split_arguments(rest, vars(own))
     policies, retention = Policies.from_flag(own.live_policies), _retention(own)
     stages = _stages(stage_args, shared, policies)
@@ -53,7 +38,7 @@ def parse(argv: list[str]) -> ServerConfig:
     return ServerConfig(
         model=ModelSource.of(own),
         served_model_name=own.served_model_name or Path(own.model_path).resolve().name,
-        host=own.host,
+        host=own.host.removeprefix("[").removesuffix("]"),
         port=own.port,
         speaker_model=own.speaker_model,
         policies=policies,
@@ -103,17 +88,19 @@ def _stages(
         args = (shared if stage != "vocoder" else {}) | stage_args[stage]
         connect = tuple(a for a in args.pop("connect", "").split(",") if a)
         replicas = args.pop("replicas", len(connect) or None)
-        listed = args.pop("device", (DEFAULT_DEVICE,))
+        named = args.pop("device", None)
         if connect and "device" in stage_args[stage]:
             raise BadInputError(
                 f"--{stage}.device: the stages of --{stage}.connect run on the devices that "
                 "launch_stage was given"
             )
+        listed = named or (DEFAULT_DEVICE,)
         devices = devices_of_replicas(f"--{stage}.device", listed, replicas, args)
         check_engine(stage, args, policies)
         stages[stage] = StageConfig(
             replicas=len(devices),
             devices=devices,
+            names_devices=named is not None,
             connect=connect,
             args=args,
             flags=tuple(f"--{stage}.{name.replace('_', '-')}" for name in stage_args[stage]),
@@ -154,211 +141,6 @@ def _keys(given: list[str] | None, variable: str) -> tuple[str, ...]:
 
 def _path(value: str | None) -> Path | None:
     return Path(value) if value else None
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "sglang_live.launch_server", description=__doc__, allow_abbrev=False
-    )
-    _add_model_arguments(parser)
-    _add_policy_arguments(parser)
-    add_log_argument(parser)
-    add_storage_arguments(parser)
-    add_lease_arguments(parser)
-    add_stuck_argument(parser)
-    add_key_arguments(parser)
-    _add_access_arguments(parser)
-    add_flex_arguments(parser)
-    _add_limit_arguments(parser)
-    _add_folder_arguments(parser)
-    add_batch_arguments(parser)
-    return parser
-
-
-def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add_model_arguments(parser)
-    add(
-        "--speaker-model",
-        choices=SPEAKER_MODELS,
-        help="tell the user's voice from others over a response (docs/turn_taking.md)",
-    )
-    add("--served-model-name", help="name for clients (default: last part of the path)")
-    add("--host", default=_DEFAULTS["host"])
-    add("--port", type=int, default=_DEFAULTS["port"])
-    add(
-        "--device-model",
-        metavar="FILE",
-        help="without a GPU: have the stages take the time of the device in this file, as "
-        "python/sglang_live/device_model/h100_qwen3_omni.toml",
-    )
-    add_weights_argument(parser)
-
-
-def _add_policy_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--live-policies", default="all", help=POLICIES_HELP)
-    add(
-        "--retention-window",
-        type=int,
-        default=_RETENTION.window_tokens,
-        metavar="TOKENS",
-        help="latest part of a conversation that a session keeps; 0: everything",
-    )
-    add(
-        "--retention-sink",
-        type=int,
-        metavar="TOKENS",
-        help="first part of it that a session keeps (default: the instructions)",
-    )
-    add(
-        "--retention-slack",
-        type=int,
-        default=_RETENTION.slack_tokens,
-        metavar="TOKENS",
-        help="growth beyond both before the session is compacted",
-    )
-    add("--elastic-kv", action="store_true", help="KV pools exchange memory")
-    add(
-        "--turn-prefill-s",
-        type=float,
-        default=_DEFAULTS["turn_prefill_s"],
-        metavar="S",
-        help="length of the pieces in which speech is prefilled while the user goes on speaking; "
-        "shorter ones gain more and are less exact, 8 is the encoder's own window "
-        "(default: %(default)g)",
-    )
-    add(
-        "--speculate-ms",
-        type=_speculate_ms,
-        metavar="MS|auto|off",
-        help="start a speculative turn after this much silence if the server has room, and "
-        "truncate it if the user goes on (default: auto, 200 with the policy truncate)",
-    )
-    add(
-        "--admission-first-audio-ms",
-        type=float,
-        default=1000.0,
-        metavar="MS",
-        help="admit fewer sessions while more than one turn in ten takes longer to its first audio",
-    )
-
-
-def _speculate_ms(text: str) -> int | None:
-    if text in ("auto", "off"):
-        return None if text == "auto" else 0
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: positive milliseconds, auto or off")
-    return int(text)
-
-
-def _add_access_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--api-key", action="append", help="accepted key; may be given several times")
-    add("--operator-key", help="key for operations that affect all sessions: /flush_cache")
-    add("--ssl-certfile", help="serve https and wss with this certificate (PEM)")
-    add("--ssl-keyfile", help="its private key, if that is another file")
-    add("--allow-anonymous", action="store_true", help="serve non-loopback without a key")
-    add("--allow-local-media", action="store_true", help="requests may name files")
-    add("--allow-private-media-urls", action="store_true", help="requests may name private URLs")
-
-
-def _add_limit_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--max-sessions", type=int, default=_DEFAULTS["max_sessions"], help="sessions at once")
-    add(
-        "--max-sessions-per-key",
-        type=int,
-        help="sessions of one key at once (default: with several keys three quarters, else all)",
-    )
-    add(
-        "--max-sessions-per-secret",
-        type=int,
-        default=_DEFAULTS["max_sessions_per_secret"],
-        help="sessions of one client secret at once (default: %(default)d)",
-    )
-    add(
-        "--max-responses-per-minute",
-        type=int,
-        help="responses of one key (default: with keys 30 per session of the key, else no limit)",
-    )
-    add(
-        "--idle-session-s",
-        type=float,
-        default=_DEFAULTS["idle_session_s"],
-        metavar="S",
-        help="close a session whose client sends nothing, not even audio, for this time; 0: never "
-        "(default: %(default)g)",
-    )
-    add(
-        "--max-connections-per-address",
-        type=int,
-        metavar="N",
-        help="open connections of one address (default: twice --max-sessions, at least 1024)",
-    )
-    add(
-        "--first-request-s",
-        type=float,
-        default=_DEFAULTS["first_request_s"],
-        metavar="S",
-        help="close a connection without complete headers after this time (default: %(default)g)",
-    )
-    add(
-        "--drain-s",
-        type=float,
-        default=_DEFAULTS["drain_s"],
-        metavar="S",
-        help="time for running responses to end after SIGTERM or SIGINT; a second signal ends the "
-        "server at once (default: %(default)g)",
-    )
-
-
-def _add_folder_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--cache-dir", default=default_cache_dir(), help="derived files (env SGLANG_LIVE_CACHE)")
-    add("--log-dir", help="write stage logs to files in this folder instead of stderr")
-    add("--timeline-dir", help="write a timeline of every session to a file in this folder")
-
-
-def add_storage_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--session-storage",
-        metavar="DIR",
-        help="write KV that does not fit into a thinker's host memory to a file in this folder",
-    )
-    parser.add_argument(
-        "--session-storage-gib", type=float, default=16.0, help="largest size of that file"
-    )
-
-
-def add_weights_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--cpu-weights",
-        choices=(OWN, INT8),
-        default="",
-        help="on a CPU, the thinker's weights: as in the checkpoint, or in 8 bits, several times "
-        f"as fast (default: {INT8} for cascade, {OWN} for others)",
-    )
-
-
-def add_stuck_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--stuck-after-s",
-        type=float,
-        default=STUCK_AFTER_S,
-        metavar="S",
-        help="restart an engine that has work and completes no round of it for this time "
-        "(default: %(default)g)",
-    )
-
-
-def add_log_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--log-format",
-        choices=LOG_FORMATS,
-        default=_DEFAULTS["log_format"],
-        help="json: one object a line on stderr and in log files (default: %(default)s)",
-    )
 
 
 def check_stuck(stuck_after_s: float) -> float:

@@ -37,6 +37,7 @@ class StageConfig:
 
     replicas: number of processes.
     devices: of each replica, the device of its first rank.
+    names_devices: a flag does, for this stage or for all.
     connect: addresses of running stages; empty: this server starts the replicas itself.
     args: SGLang's server arguments, or fields of VocoderConfig.
     flags: that were given for this stage alone, as `--thinker.device`.
@@ -44,6 +45,7 @@ class StageConfig:
 
     replicas: int = 1
     devices: tuple[str, ...] = (DEFAULT_DEVICE,)
+    names_devices: bool = False
     connect: tuple[str, ...] = ()
     args: dict[str, Any] = field(default_factory=dict)
     flags: tuple[str, ...] = ()

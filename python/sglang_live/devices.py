@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_live.errors import BadInputError, LiveError
 
@@ -69,20 +69,25 @@ def devices_of_replicas(
     return listed
 
 
-def check_devices(engines: Iterable[tuple[str, tuple[str, ...]]]) -> None:
-    """Check that devices exist.
+class UsedDevices(NamedTuple):
+    """Of one replica.
 
-    Args:
-        engines: flag, and devices of all ranks, of each replica.
-    Raises:
-        BadInputError: for one that does not. Without CUDA only DEFAULT_DEVICE may be named.
+    ranks: devices of all its ranks. named: by a flag, not by default.
     """
-    on_cuda = [(flag, ranks) for flag, ranks in engines if ranks[0] != "cpu"]
-    if all(ranks == (DEFAULT_DEVICE,) for _, ranks in on_cuda):
+
+    flag: str
+    ranks: tuple[str, ...]
+    named: bool
+
+
+def check_devices(replicas: Iterable[UsedDevices]) -> None:
+    """Raises BadInputError for a device that does not exist, unless none was named."""
+    on_cuda = [used for used in replicas if used.ranks[0] != "cpu"]
+    if all(not used.named and used.ranks == (DEFAULT_DEVICE,) for used in on_cuda):
         return
     n_devices = _n_cuda_devices()
-    for flag, ranks in on_cuda:
-        if not n_devices and ranks[0] != DEFAULT_DEVICE:
+    for flag, ranks, named in on_cuda:
+        if not n_devices and named:
             raise BadInputError(
                 f"{flag}: there is no device {ranks[0]}: this machine has no CUDA device that "
                 "PyTorch can use; leave the flag out, and the stage runs on the CPU"

@@ -22,7 +22,7 @@ from sglang_live.capacity.control import CapacityConfig, CapacityControl
 from sglang_live.clock import MonotonicClock
 from sglang_live.config import ServerConfig, SessionStorage
 from sglang_live.device_model.model import load_device_model
-from sglang_live.devices import check_devices, devices_of_ranks
+from sglang_live.devices import UsedDevices, check_devices, devices_of_ranks
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.batch.store import Store
@@ -41,6 +41,7 @@ from sglang_live.open_files import raise_open_files
 from sglang_live.orchestrator.sessions import LiveOrchestrator
 from sglang_live.orchestrator.suspects import Suspects
 from sglang_live.preflight import (
+    check_certificate,
     check_log_folder,
     check_recordings,
     check_shared_memory,
@@ -79,6 +80,8 @@ def _main(argv: list[str], drops: LogDrops) -> int:
         check_log_folder("--log-dir", config.log_dir)
     if config.timeline_dir is not None:
         check_log_folder("--timeline-dir", config.timeline_dir)
+    if config.ssl_certfile is not None:
+        check_certificate(config.ssl_certfile, config.ssl_keyfile)
     check_machine(config.session_storage)
     if config.device_model is not None:
         log.warning("device_is_modelled %s", load_device_model(config.device_model).facts())
@@ -118,12 +121,14 @@ def check_flags(config: ServerConfig, model: ModelFacts) -> None:
             raise BadInputError(f"{flag}: this model only speaks, it has no thinker")
 
 
-def _used_devices(config: ServerConfig) -> list[tuple[str, tuple[str, ...]]]:
-    """Flag, and devices of all ranks, of each replica that the server starts."""
-    lent = config.leases.lent_devices if config.leases.lent_bytes else ()
-    lenders = [("--lend-memory-device", (device,)) for device in lent]
+def _used_devices(config: ServerConfig) -> list[UsedDevices]:
+    """Of the replicas that the server starts."""
+    leases = config.leases
+    lent = leases.lent_devices if leases.lent_bytes else ()
+    flag, named = "--lend-memory-device", leases.names_devices
+    lenders = [UsedDevices(flag, (device,), named) for device in lent]
     return lenders + [
-        (f"--{name}.device", devices_of_ranks(device, stage.args))
+        UsedDevices(f"--{name}.device", devices_of_ranks(device, stage.args), stage.names_devices)
         for name, stage in config.stages.items()
         if not stage.connect
         for device in stage.devices
@@ -140,18 +145,23 @@ def connection_limits(config: ServerConfig) -> ConnectionLimits:
 
 
 def end_in_one_line(run: Callable[[], int]) -> int:
-    """Returns the exit status of `run`; an error becomes the last line of stderr."""
+    """Returns the exit status of `run`; an error becomes the last line of stderr.
+
+    2: the arguments cannot be used, as argparse has it. 1: any other error.
+    """
+    status = 1
     try:
         return run()
     except LiveError as error:
         text = str(error)
+        status = 2 if isinstance(error, BadInputError) else 1
     except KeyboardInterrupt:
         text = "interrupted"
     except Exception as error:
         log.exception("start_failed")
         text = f"{type(error).__name__}: {error}"
     print(f"error: {' '.join(text.split())}", file=sys.stderr)
-    return 1
+    return status
 
 
 def check_machine(storage: SessionStorage | None) -> None:
@@ -199,7 +209,7 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
         stop_on_signals(server, drain, config.drain_s)
         listen_socket.open()
         scheme = "https" if config.ssl_certfile else "http"
-        url = f"{scheme}://{config.host}:{config.port}"
+        url = f"{scheme}://{listen_socket.location}"
         print(f"serving {config.served_model_name} on {url}", flush=True)
         await server.serve(sockets=[listen_socket.socket])
         return 0 if server.started else 1

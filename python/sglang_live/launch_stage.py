@@ -14,18 +14,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sglang_live.arguments import (
+from sglang_live.arguments import check_stuck, parse_storage
+from sglang_live.config import default_cache_dir
+from sglang_live.devices import (
+    DEFAULT_DEVICE,
+    UsedDevices,
+    check_devices,
+    devices_of_ranks,
+    read_devices,
+)
+from sglang_live.errors import BadInputError
+from sglang_live.flags import (
     POLICIES_HELP,
+    HelpFormatter,
     add_log_argument,
     add_storage_arguments,
     add_stuck_argument,
     add_weights_argument,
-    check_stuck,
-    parse_storage,
 )
-from sglang_live.config import default_cache_dir
-from sglang_live.devices import DEFAULT_DEVICE, check_devices, devices_of_ranks, read_devices
-from sglang_live.errors import BadInputError
 from sglang_live.launch_server import check_machine, end_in_one_line
 from sglang_live.model_source import ModelSource, add_model_arguments
 from sglang_live.models.family import family_at
@@ -54,14 +60,25 @@ def _main(argv: list[str] | None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "sglang_live.launch_stage", description=__doc__, allow_abbrev=False
+        "sglang_live.launch_stage",
+        usage="%(prog)s --stage NAME --model-path PATH --bind tcp://HOST:PORT [FLAGS]",
+        description=__doc__,
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--stage", required=True, choices=STAGES)
     add_model_arguments(parser)
     parser.add_argument("--bind", required=True, help="tcp:// address to listen on")
-    parser.add_argument("--served-model-name")
-    parser.add_argument("--cache-dir", default=default_cache_dir())
-    parser.add_argument("--device", default=DEFAULT_DEVICE)
+    parser.add_argument(
+        "--served-model-name", metavar="NAME", help="as for the server (default: as there)"
+    )
+    parser.add_argument(
+        "--cache-dir",
+        default=default_cache_dir(),
+        metavar="DIR",
+        help="derived and downloaded files (default: %(default)s)",
+    )
+    parser.add_argument("--device", help=f"of this replica (default: {DEFAULT_DEVICE})")
     parser.add_argument(
         "--live-policies", default="all", help=f"{POLICIES_HELP}; the same as the server's"
     )
@@ -122,11 +139,12 @@ def _spec(
     )
 
 
-def _device(typed: str, engine_args: dict[str, Any]) -> str:
-    devices = read_devices("--device", typed)
+def _device(typed: str | None, engine_args: dict[str, Any]) -> str:
+    devices = read_devices("--device", typed or DEFAULT_DEVICE)
     if len(devices) > 1:
         raise BadInputError("--device takes one device, that of this replica")
-    check_devices([("--device", devices_of_ranks(devices[0], engine_args))])
+    ranks = devices_of_ranks(devices[0], engine_args)
+    check_devices([UsedDevices("--device", ranks, typed is not None)])
     return devices[0]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sglang_live.errors import BadInputError, LiveError
-from sglang_live.models.checkpoint_files import check_checkpoint
+from sglang_live.models.checkpoint_files import check_checkpoint, find_checkpoint
 from sglang_live.models.composition import CASCADE, compose, demo_weights, is_cascade
 from sglang_live.models.demo.location import (
     CACHE_ENV,
@@ -60,6 +60,8 @@ _INTRODUCTIONS = {
     ),
     DEMO_RANDOM: Introduction("This model responds to anything, with random words.", ("Hello!",)),
 }
+
+_BUILT_IN = tuple(_INTRODUCTIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +140,7 @@ class ModelSource:
         if self.path == DEMO_RANDOM:
             return _random_demo(cache_dir)
         if not self.recogniser and self.path != CASCADE:
-            directory = Path(self.path)
+            directory = find_checkpoint(self.path, _BUILT_IN)
             if is_cascade(directory):
                 # Its config names code to load, which must not come with a checkpoint.
                 raise BadInputError(
@@ -160,7 +162,7 @@ class ModelSource:
         )
 
     def _llm(self) -> Path:
-        directory = Path(self.path)
+        directory = find_checkpoint(self.path, _BUILT_IN)
         family = claiming_family(read_json(directory / "config.json"), *self.families)
         if family is not None and family.thinker is None:
             raise BadInputError(
@@ -170,11 +172,12 @@ class ModelSource:
         return directory
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def add_model_arguments(flags: argparse._ActionsContainer) -> None:
+    add = flags.add_argument
     add(
         "--model-path",
         required=True,
+        metavar="PATH",
         help=f"checkpoint directory, or {DEMO}, {DEMO_RANDOM}, {CASCADE}",
     )
     add(

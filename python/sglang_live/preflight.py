@@ -7,6 +7,7 @@ folder.
 import errno
 import logging
 import os
+import ssl
 import tempfile
 from pathlib import Path
 
@@ -56,6 +57,21 @@ def check_storage(folder: Path, n_bytes: int) -> None:
     n_free = space.f_bavail * space.f_frsize
     if n_free < n_bytes:
         log.warning("session_storage_short folder=%s free=%d wanted=%d", folder, n_free, n_bytes)
+
+
+def check_certificate(certificate: Path, key: Path | None) -> None:
+    """Raises BadInputError for files that TLS cannot use."""
+
+    def refuse() -> str:
+        raise BadInputError(f"--ssl-keyfile: {key or certificate} is encrypted: store it decrypted")
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, refuse)
+    except OSError as error:  # also an SSLError
+        raise BadInputError(
+            f"--ssl-certfile: {certificate}, with the key in {key or certificate}: "
+            f"{_reason(error)}; PEM files are needed, the key of that certificate"
+        ) from error
 
 
 def check_recordings(directory: Path) -> None:

@@ -1,5 +1,6 @@
 """Settings of the server from argument lists."""
 
+import argparse
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from sglang_live.arguments import parse
 from sglang_live.config import ServerConfig, StageConfig
 from sglang_live.errors import BadInputError
+from sglang_live.flags import server_parser
 from sglang_live.kv.lending import LeaseConfig
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.policy.policies import POLICIES, Policies
@@ -410,6 +412,26 @@ def test_unknown_syntax_ends_with_usage(argv, capsys):
         parse(argv)
     assert exited.value.code == 2
     assert "usage:" in capsys.readouterr().err
+
+
+def test_help_fits_80_columns_in_groups_and_tells_defaults(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    parser = server_parser()
+    text = parser.format_help()
+    assert max(map(len, text.splitlines())) < 80
+    for group in ("what to serve", "network and keys", "limits", "policies", "stages"):
+        assert f"\n{group}:\n" in text
+    for action in parser._actions:
+        flag = action.option_strings[-1]
+        assert action.help, flag
+        assert flag in re.split(r"[\s,]", text), f"{flag} is broken across lines"
+        if action.default not in (None, False, [], "", argparse.SUPPRESS):
+            assert "default" in action.help, flag
+
+
+@pytest.mark.parametrize("typed", ["::1", "[::1]"])
+def test_a_host_may_have_the_brackets_of_a_url(typed):
+    assert parse(["--model-path", "demo", "--host", typed]).host == "::1"
 
 
 def test_configurations_cannot_change():

@@ -7,6 +7,8 @@ from sglang_live.arguments import parse
 from sglang_live.devices import check_devices, devices_of_ranks
 from sglang_live.errors import BadInputError
 
+BORROWS = ("--borrow", "thinker", "--thinker.enable-hierarchical-cache")
+
 
 @pytest.fixture
 def machine(monkeypatch):
@@ -47,6 +49,13 @@ def test_ranks_have_consecutive_devices(device, args, used):
         (1, ["--thinker.tp-size", "2"], "--thinker.device: there is no device cuda:1"),
         (0, ["--talker.device", "cuda:4"], "no device cuda:4: this machine has no CUDA device"),
         (0, ["--device", "cuda:1"], "--thinker.device: there is no device cuda:1"),
+        (0, ["--device", "cuda"], "--thinker.device: there is no device cuda:0: this machine"),
+        (0, ["--vocoder.device", "cuda:0"], "--vocoder.device: there is no device cuda:0"),
+        (
+            0,
+            ["--lend-memory-gib", "1", "--lend-memory-device", "cuda", *BORROWS],
+            "--lend-memory-device: there is no device cuda:0",
+        ),
     ],
 )
 def test_a_device_that_does_not_exist_is_refused_by_name(machine, n_devices, argv, complaint):
@@ -60,9 +69,11 @@ def test_a_device_that_does_not_exist_is_refused_by_name(machine, n_devices, arg
     [
         (6, ["--talker.device", "cuda:4,cuda:5"]),
         (6, ["--thinker.tp-size", "4", "--talker.device", "cuda:4", "--vocoder.device", "cuda:5"]),
-        (0, ["--talker.device", "cuda:0", "--vocoder.device", "cpu"]),
+        (0, ["--talker.device", "cpu", "--vocoder.device", "cpu"]),
+        (1, ["--device", "cuda", "--vocoder.device", "cuda:0"]),
+        (0, ["--lend-memory-gib", "1", *BORROWS]),
         (0, ["--thinker.tp-size", "2"]),
-        (0, ["--talker.connect", "tcp://a:1", "--device", "cuda:0", "--allow-keyless-stages"]),
+        (1, ["--talker.connect", "tcp://a:1", "--device", "cuda:0", "--allow-keyless-stages"]),
     ],
 )
 def test_devices_that_exist_and_the_default_without_cuda_are_accepted(machine, n_devices, argv):

@@ -218,7 +218,7 @@ def test_every_flag_and_setting_is_explained():
     explained = (ROOT / "docs" / "configuration.md").read_text()
     flags = [
         flag
-        for source in ("arguments.py", "launch_stage.py")
+        for source in ("flags.py", "launch_stage.py")
         for flag in re.findall(r'"(--[a-z-]+)"', (PACKAGE / source).read_text())
     ]
     assert [flag for flag in flags if f"`{flag}" not in explained] == []

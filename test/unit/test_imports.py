@@ -35,6 +35,7 @@ ORDER = (
     "gateway",
     "model_source",
     "config",
+    "flags",
     "arguments",
     "preflight",
     "shutdown",

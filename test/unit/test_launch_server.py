@@ -54,7 +54,7 @@ def log_handlers():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--model-path", "/no/such/model"], "error: cannot read /no/such/model/config.json"),
+        (["--model-path", "/no/such/model"], "error: there is no directory /no/such/model: "),
         (
             ["--model-path", "demo", "--host", "0.0.0.0"],
             "error: serving 0.0.0.0 without an API key",
@@ -80,8 +80,8 @@ def log_handlers():
         "no such directory",
     ],
 )
-def test_it_refuses_in_one_line_and_with_status_1(argv, message, capsys):
-    assert launch_server.main(argv) == 1
+def test_it_refuses_in_one_line_and_with_status_2(argv, message, capsys):
+    assert launch_server.main(argv) == 2
     err = capsys.readouterr().err
     assert err.startswith(message)
     assert len(err.splitlines()) == 1
@@ -91,15 +91,16 @@ def test_a_port_in_use_is_refused_before_anything_starts(monkeypatch, model, cap
     monkeypatch.setattr(ModelSource, "load", lambda _source, _cache: model)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert launch_server.main(["--model-path", "demo", "--port", str(port)]) == 1
+        assert launch_server.main(["--model-path", "demo", "--port", str(port)]) == 2
     assert capsys.readouterr().err == (
-        f"error: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+        f"error: cannot listen on 127.0.0.1:{port}: Address already in use; "
+        "another --port may be free\n"
     )
 
 
 def test_another_model_is_refused_by_its_architecture(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
-    assert launch_server.main(["--model-path", str(tmp_path)]) == 1
+    assert launch_server.main(["--model-path", str(tmp_path)]) == 2
     assert "no model family claims its architecture (LlamaForCausalLM)" in capsys.readouterr().err
 
 
@@ -163,7 +164,7 @@ def test_flags_of_a_stage_that_the_model_lacks_are_refused_by_name(
 ):
     others = replace(model, stages=tuple(stage for stage in STAGES if stage != lacks))
     monkeypatch.setattr(ModelSource, "load", lambda _source, _cache: others)
-    assert launch_server.main(["--model-path", "/models/m", *argv]) == 1
+    assert launch_server.main(["--model-path", "/models/m", *argv]) == 2
     assert capsys.readouterr().err.startswith(f"error: {message}")
 
 

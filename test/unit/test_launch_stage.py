@@ -74,7 +74,7 @@ def test_a_thinkers_weights_are_those_of_its_arguments(launched):
 def test_a_stage_that_the_model_lacks_is_refused(launched, monkeypatch, capsys):
     speaks = SimpleNamespace(path="/models/m", stages=("talker", "vocoder"))
     monkeypatch.setattr(ModelSource, "load", lambda _source, _cache: speaks)
-    assert launched("--stage", "thinker", *TALKER[2:]) == 1
+    assert launched("--stage", "thinker", *TALKER[2:]) == 2
     assert "--stage thinker: this model has no thinker" in capsys.readouterr().err
 
 
@@ -95,6 +95,7 @@ def test_its_policies_are_those_of_its_arguments(launched):
         (["--dp-size", "2"], "--dp-size: replicas of a stage are started with --STAGE.replicas"),
         (["--device", "gpu"], "--device: device must be a name"),
         (["--device", "cuda:1,cuda:2"], "--device takes one device"),
+        (["--device", "cuda"], "--device: there is no device cuda:0: this machine has no CUDA"),
         (["--device", "cuda:1"], "--device: there is no device cuda:1: this machine has no CUDA"),
         (["--chunk-frames", "8"], "--chunk-frames: SGLang has no such argument"),
         (["--speaker.tp", "2"], "no stage is called 'speaker'"),
@@ -103,7 +104,7 @@ def test_its_policies_are_those_of_its_arguments(launched):
 )
 def test_invalid_arguments_are_refused_in_one_line(launched, argv, complaint, capsys, monkeypatch):
     monkeypatch.setattr(devices, "_n_cuda_devices", lambda: 0)
-    assert launched(*TALKER, *argv) == 1
+    assert launched(*TALKER, *argv) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and complaint in err and len(err.splitlines()) == 1
 
@@ -118,7 +119,7 @@ def test_an_unknown_stage_or_no_address_ends_with_usage(launched, argv, capsys):
 def test_a_missing_checkpoint_is_refused_before_the_stage_starts(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(launch_stage.os, "execve", lambda *_: pytest.fail("the stage was started"))
     argv = ["--stage", "talker", "--model-path", str(tmp_path), "--bind", "tcp://127.0.0.1:7101"]
-    assert launch_stage.main(argv) == 1
+    assert launch_stage.main(argv) == 2
     err = capsys.readouterr().err
-    assert err.startswith(f"error: cannot read {tmp_path}/config.json")
+    assert err.startswith(f"error: {tmp_path} is no checkpoint: it is empty; ")
     assert len(err.splitlines()) == 1

@@ -8,7 +8,7 @@ import pytest
 
 from sglang_live import launch_server, preflight
 from sglang_live.errors import BadInputError, LiveError
-from sglang_live.models.checkpoint_files import check_checkpoint
+from sglang_live.models.checkpoint_files import check_checkpoint, find_checkpoint
 from sglang_live.models.demo.location import TRAINED
 
 
@@ -53,6 +53,49 @@ def test_an_absent_folder_for_temporary_files_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "absent"))
     with pytest.raises(LiveError, match=r"TMPDIR: cannot write .*absent: No such file"):
         preflight.check_temporary_folder()
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (
+            "Qwen/Qwen3-Omni-30B-A3B-Instruct",
+            "downloads no checkpoints: .* `hf download Qwen/",
+        ),
+        ("", "--model-path is empty: --model-path is the directory of a checkpoint"),
+        (".", r"is no checkpoint: it has no config.json, but a\.txt, adapters, .* and 3 more; "),
+        ("a.txt", "a.txt is a file: --model-path is the directory"),
+        ("empty", "/empty is no checkpoint: it is empty; .* or demo, cascade"),
+        ("hub", "it has no config.json, but hub/snapshots/b95 has one"),
+        ("gguf", "m.gguf is GGUF, which is not served"),
+        ("adapters", r"it is an adapter \(LoRA\)"),
+        ("/absent/model", "there is no directory /absent/model: "),
+        ("Demo", "there is no model Demo; did you mean demo?"),
+        ("cascad", "did you mean cascade?"),
+    ],
+)
+def test_a_path_without_a_checkpoint_is_told_what_is_there(tmp_path, monkeypatch, given, complaint):
+    for name in ("empty", "hub/snapshots/b95", "gguf", "adapters", "z"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in (
+        "a.txt",
+        "b.txt",
+        "c.txt",
+        "hub/snapshots/b95/config.json",
+        "gguf/m.gguf",
+        "adapters/adapter_config.json",
+    ):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInputError, match=complaint):
+        find_checkpoint(given, ("demo", "cascade"))
+
+
+def test_files_that_tls_cannot_use_are_refused_by_name(tmp_path):
+    (tmp_path / "cert.pem").write_text("no certificate")
+    for key in (None, tmp_path / "absent.pem"):
+        with pytest.raises(BadInputError, match=r"--ssl-certfile: .*cert\.pem, with the key in "):
+            preflight.check_certificate(tmp_path / "cert.pem", key)
 
 
 def test_this_machine_passes_all_checks(tmp_path):

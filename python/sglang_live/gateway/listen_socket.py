@@ -3,44 +3,56 @@
 Until it is open, the system refuses connections, as if no server ran.
 """
 
+import errno
 import socket
 
-from sglang_live.errors import LiveError
+from sglang_live.errors import BadInputError, LiveError
 
 _BACKLOG = 2048  # connections that wait to be accepted; uvicorn's default
 
 
+def _net_location(host: str, port: int) -> str:
+    """HOST:PORT as in a URL, where an IPv6 address has brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class ListenSocket:
     """
+    location: HOST:PORT, with the port that the system chose in place of 0.
+
     Raises:
-        LiveError: another process has the address, or it is not of this machine.
+        BadInputError: another process has the address, or it is not of this machine.
     """
 
     def __init__(self, host: str, port: int):
-        self._name = f"{host}:{port}"
+        self.location = _net_location(host, port)
         try:
             kind, flags = socket.SOCK_STREAM, socket.AI_PASSIVE
             family, _, protocol, _, address = socket.getaddrinfo(host, port, 0, kind, 0, flags)[0]
             self.socket = socket.socket(family, kind, protocol)
+        except UnicodeError:  # of the encoding that names of hosts have
+            raise BadInputError(f"--host: {host!r} is no name of a host") from None
         except OSError as error:
-            raise self._unavailable(error) from None
+            raise BadInputError(self._unavailable(error)) from None
         try:
             # Without it, a server that was just stopped would block its port for a minute.
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self.socket.bind(address)
+            self.location = _net_location(host, self.socket.getsockname()[1])
         except OSError as error:
             self.close()
-            raise self._unavailable(error) from None
+            raise BadInputError(self._unavailable(error)) from None
 
     def open(self) -> None:
         """Raises LiveError if another server that was starting too has opened the port first."""
         try:
             self.socket.listen(_BACKLOG)
         except OSError as error:
-            raise self._unavailable(error) from None
+            raise LiveError(self._unavailable(error)) from None
 
     def close(self) -> None:
         self.socket.close()
 
-    def _unavailable(self, error: OSError) -> LiveError:
-        return LiveError(f"cannot listen on {self._name}: {error.strerror}")
+    def _unavailable(self, error: OSError) -> str:
+        hint = "; another --port may be free" if error.errno == errno.EADDRINUSE else ""
+        return f"cannot listen on {self.location}: {error.strerror}{hint}"

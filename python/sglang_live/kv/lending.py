@@ -17,11 +17,13 @@ class LeaseConfig:
     roles: "lend" or "borrow", by stage.
     lent_bytes: that a process without an engine lends to each replica that borrows; 0: none does.
     lent_devices: that have it; one for all, or one for each.
+    names_devices: a flag does.
     """
 
     roles: dict[str, str] = field(default_factory=dict)
     lent_bytes: int = 0
     lent_devices: tuple[str, ...] = ("cuda:0",)
+    names_devices: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,69 @@ The layout is that of safetensors: eight bytes with the length of a JSON header,
 the offsets of every tensor, then the tensors.
 """
 
+import difflib
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from sglang_live.errors import BadInputError
 
 # A header has a few hundred bytes per tensor; safetensors itself rejects larger ones.
 _MAX_HEADER_BYTES = 100_000_000
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_EXPECTED = "--model-path is the directory of a checkpoint, with config.json and *.safetensors"
+_MOST_NAMES = 5  # of files, in an error
+
+
+def find_checkpoint(given: str, built_in: Sequence[str]) -> Path:
+    """The directory of a checkpoint as typed.
+
+    Args:
+        built_in: names that may stand in its place.
+    Raises:
+        BadInputError: there is none; says what is there instead, and how to get one.
+    """
+    path = Path(given).expanduser()
+    if (path / "config.json").is_file() and given:
+        return path
+    or_name = f"{_EXPECTED}, or {', '.join(built_in)}"
+    if not given:
+        raise BadInputError(f"--model-path is empty: {or_name}")
+    if path.is_file():
+        raise BadInputError(f"{given} is a file: {or_name}")
+    if not path.exists():
+        if near := difflib.get_close_matches(given.lower(), built_in, n=1, cutoff=0.7):
+            raise BadInputError(f"there is no model {given}; did you mean {near[0]}?")
+        if _HUB_NAME.fullmatch(given):
+            raise BadInputError(
+                f"there is no directory {given}, and the server downloads no checkpoints: "
+                f"get this one with `hf download {given} --local-dir DIR`, then give "
+                f"--model-path DIR; without a checkpoint: {', '.join(built_in)}"
+            )
+        raise BadInputError(f"there is no directory {path}: {or_name}")
+    raise BadInputError(f"{path.resolve()} is no checkpoint: {_found_in(path)}; {or_name}")
+
+
+def _found_in(path: Path) -> str:
+    """What is in a directory without a checkpoint."""
+    try:
+        names = sorted(file.name for file in path.iterdir())
+        # The hub's cache, or a folder of checkpoints.
+        inner = sorted(file.parent for file in path.glob("*/config.json"))
+        inner += sorted(file.parent for file in path.glob("snapshots/*/config.json"))
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+    if inner:
+        return f"it has no config.json, but {inner[0]} has one"
+    if not names:
+        return "it is empty"
+    if "adapter_config.json" in names:
+        return "it is an adapter (LoRA), which must be merged into its base model first"
+    if gguf := [name for name in names if name.endswith(".gguf")]:
+        return f"{gguf[0]} is GGUF, which is not served; get the model's safetensors"
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"it has no config.json, but {', '.join(names[:_MOST_NAMES])}{more}"
 
 
 def check_checkpoint(path: Path) -> None:

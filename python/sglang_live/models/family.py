@@ -216,7 +216,8 @@ def model_facts(path: Path, *more: str) -> ModelFacts:
     architectures = ", ".join(config.get("architectures") or ["none"])
     raise BadInputError(
         f"{path}: no model family claims its architecture ({architectures}); asked: "
-        f"{', '.join([*more, *family_modules()])}"
+        f"{', '.join([*more, *family_modules()])}. A language model that neither hears nor speaks "
+        "needs --recogniser and --voice-model (docs/cascade.md)"
     )
 
 

@@ -10,8 +10,8 @@ _GIB = 1 << 30
 _DEFAULTS = BatchConfig()
 
 
-def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def add_batch_arguments(flags: argparse._ActionsContainer) -> None:
+    add = flags.add_argument
     add(
         "--batch-dir",
         metavar="DIR",

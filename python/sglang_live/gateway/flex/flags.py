@@ -7,8 +7,8 @@ from sglang_live.gateway.flex.gate import FlexConfig
 _DEFAULTS = FlexConfig()
 
 
-def add_flex_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def add_flex_arguments(flags: argparse._ActionsContainer) -> None:
+    flags.add_argument(
         "--flex-at-once",
         type=int,
         default=_DEFAULTS.at_once,
@@ -16,9 +16,13 @@ def add_flex_arguments(parser: argparse.ArgumentParser) -> None:
         help="HTTP requests of service tier flex that run at the same time; others wait "
         "(default: %(default)d)",
     )
-    parser.add_argument(
+
+
+def add_batch_key_argument(flags: argparse._ActionsContainer) -> None:
+    flags.add_argument(
         "--batch-only-key",
         action="append",
+        metavar="KEY",
         help="accepted key whose requests are all flex, and which opens no session; may be given "
         "several times",
     )

@@ -21,27 +21,26 @@ _LENDERS, _BORROWERS = ("thinker", "talker"), ("thinker",)
 _UNSUPPORTED = {"pp_size": "all layers on each rank", "nnodes": "all ranks on this host"}
 
 
-def add_lease_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def add_lease_arguments(flags: argparse._ActionsContainer) -> None:
+    flags.add_argument(
         "--lend",
         metavar="STAGES",
         help="these stages lend idle pages of their KV pools (default: none)",
     )
-    parser.add_argument(
+    flags.add_argument(
         "--lend-memory-gib",
         type=float,
         default=0.0,
         metavar="GIB",
         help="a process without an engine lends this much to each that borrows (default: none)",
     )
-    parser.add_argument(
+    flags.add_argument(
         "--lend-memory-device",
-        default=DEFAULT_DEVICE,
         metavar="NAMES",
         help="GPU that has the memory of --lend-memory-gib; a list has one for each that borrows "
         f"(default: {DEFAULT_DEVICE})",
     )
-    parser.add_argument(
+    flags.add_argument(
         "--borrow",
         metavar="STAGES",
         help="these stages keep idle sessions' KV in lent pages first (default: none)",
@@ -78,14 +77,17 @@ def leases_of(
     if lend and not policies:
         raise BadInputError("--lend: SGLang's own scheduling, without policies, lends nothing")
     roles = dict.fromkeys(lend, LEND) | dict.fromkeys(borrow, BORROW)
-    devices = read_devices("--lend-memory-device", own.lend_memory_device)
+    named = own.lend_memory_device
+    devices = read_devices("--lend-memory-device", named or DEFAULT_DEVICE)
     n_borrowers = sum(stages[stage].replicas for stage in borrow)
     if lent_bytes and len(devices) not in (1, n_borrowers):
         raise BadInputError(
             f"--lend-memory-device names {len(devices)} devices for {n_borrowers} that borrow: "
             "name one for each, or a single one"
         )
-    return LeaseConfig(roles=roles, lent_bytes=lent_bytes, lent_devices=devices)
+    return LeaseConfig(
+        roles=roles, lent_bytes=lent_bytes, lent_devices=devices, names_devices=named is not None
+    )
 
 
 def _lent_bytes(gib: float) -> int:

@@ -73,14 +73,14 @@ def check_exposed(addresses: tuple[str, ...], key_file: str, allowed: bool) -> N
             )
 
 
-def add_key_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def add_key_arguments(flags: argparse._ActionsContainer) -> None:
+    flags.add_argument(
         "--stage-key-file",
         default="",
         metavar="FILE",
         help="secret shared with stages on other hosts, at least 32 bytes, mode 600",
     )
-    parser.add_argument(
+    flags.add_argument(
         "--allow-keyless-stages",
         action="store_true",
         help="stages on other hosts without --stage-key-file",

@@ -212,7 +212,8 @@ def _refs(message: AnyMessage) -> Iterator[TensorRef]:
 
 
 def harden(socket: zmq.Socket[Any]) -> None:
-    """For peers on other hosts: bound their frames, and detect broken connections."""
+    """For peers on other hosts: reach them, bound their frames, detect broken connections."""
+    socket.setsockopt(zmq.IPV6, 1)  # beside IPv4
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)  # applies before the handshake, too
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)

@@ -42,6 +42,18 @@ async def test_a_server_with_the_same_key_is_answered(guarded, tmp_path):
         await client.close()
 
 
+async def test_a_stage_is_reached_by_ipv6_and_by_the_ipv4_of_all_its_addresses(tmp_path):
+    for bound, reached in (("[::1]", "[::1]"), ("*", "127.0.0.1"), ("0.0.0.0", "127.0.0.1")):
+        port, key = free_port(), key_file(tmp_path, "key")
+        stage = Stage(f"tcp://{bound}:{port}", None, same_host=False, key_file=key)
+        client = StageClient("f", f"tcp://{reached}:{port}", same_host=False, key_file=key)
+        try:
+            assert await client.ping(PATIENCE_S) is not None
+        finally:
+            await client.close()
+            await stage.close()
+
+
 @pytest.mark.parametrize("text", [None, "t" * 32], ids=["no key", "another key"])
 async def test_others_reach_nothing(guarded, tmp_path, text):
     outsider = zmq.asyncio.Context.instance().socket(zmq.DEALER)
