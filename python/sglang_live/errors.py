@@ -1,5 +1,8 @@
 """Errors that reach clients, each with its protocol code and HTTP status."""
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 
 class LiveError(Exception):
     """Base of all errors that a client may see.
@@ -8,12 +11,14 @@ class LiveError(Exception):
         code: machine-readable name, as in the OpenAI error object.
         http_status: status of the HTTP response if a request raises the error.
         param: place of the fault in the request; None if there is no such place.
+        headers: of the HTTP response.
         retry_after_s: time after which a retry may succeed, in seconds; None if unknown.
     """
 
     code = "internal_error"
     http_status = 500
     param: str | None = None
+    headers: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, message: str, *, retry_after_s: float | None = None):
         super().__init__(message)

@@ -22,6 +22,7 @@ from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.batch import api as batch_api
 from sglang_live.gateway.batch.line_endpoints import line_endpoints
 from sglang_live.gateway.batch.store import Store
+from sglang_live.gateway.chat.answers import SpokenAnswers
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.draining import Drain, DrainGate
 from sglang_live.gateway.errors import NoLanguageModelError, add_error_forms, error_response
@@ -31,6 +32,7 @@ from sglang_live.gateway.http import openapi
 from sglang_live.gateway.http.capacity_body import capacity_body
 from sglang_live.gateway.http.chat import ChatRoute
 from sglang_live.gateway.http.client_secrets import ClientSecretsRoute
+from sglang_live.gateway.http.framing import Framing
 from sglang_live.gateway.http.health import Health, HealthRoute
 from sglang_live.gateway.http.page import add_notice, add_page
 from sglang_live.gateway.http.speech import SpeechRoute
@@ -101,7 +103,7 @@ def build_app(
     )
     keys = Keys(config.api_keys)
     flex = _flex_gate(config, metrics)
-    proxy = None
+    answers, proxy = SpokenAnswers(), None
     if native_url:
         proxy = NativeProxy(
             native_url,
@@ -112,9 +114,10 @@ def build_app(
             services.rate_limits,
             native_limits,
             flex,
+            answers,
         )
 
-    batch = _batch_api(batches, keys, services, proxy) if batches else None
+    batch = _batch_api(batches, keys, services, proxy, answers) if batches else None
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -133,6 +136,7 @@ def build_app(
     if config.own_pages_only and not config.api_keys:
         app.add_middleware(SameMachine, refused=metrics.errors)
     app.add_middleware(DrainGate, drain=drain)
+    app.add_middleware(Framing)
     add_error_forms(app)
     secrets = ClientSecrets()
     _add_realtime(app, keys, services, secrets)
@@ -142,7 +146,7 @@ def build_app(
     _add_description(app, keys, config, has_batches=batches is not None)
     _add_operations(app, keys, health, metrics, drain)
     if config.has_language_model:
-        _add_generating(app, keys, services, proxy, secrets, flex)
+        _add_generating(app, keys, services, proxy, secrets, flex, answers)
         add_page(app, _introduction(config, orchestrator.model_name))
     else:
         _add_refusals(app, keys)
@@ -156,13 +160,17 @@ def build_app(
 
 
 def _batch_api(
-    store: Store, keys: Keys, services: RealtimeServices, proxy: NativeProxy | None
+    store: Store,
+    keys: Keys,
+    services: RealtimeServices,
+    proxy: NativeProxy | None,
+    answers: SpokenAnswers,
 ) -> batch_api.BatchApi:
     # The runner decides how many lines run; the gate makes them flex requests without sessions.
     gate = FlexGate(FlexConfig(at_once=store.config.at_once, run_s=store.config.line_s))
     return batch_api.BatchApi(
         store,
-        endpoints=line_endpoints(services, keys, proxy, gate),
+        endpoints=line_endpoints(services, keys, proxy, gate, answers),
         orchestrator=services.orchestrator,
         keys=keys,
         names=services.config.api_keys,
@@ -197,8 +205,11 @@ def _add_speech(app: FastAPI, keys: Keys, services: RealtimeServices, flex: Flex
     route = SpeechRoute(orchestrator, services.metrics, tiers, flex)
     speak = _limited(keys, services.rate_limits, route.__call__)
 
-    async def voices(_request: Request) -> Response:
-        return JSONResponse({"voices": list(orchestrator.voices)})
+    async def voices(request: Request) -> Response:
+        names = orchestrator.voices
+        if request.query_params.get("legacy") == "true":
+            return JSONResponse({"voices": list(names)})
+        return JSONResponse({"voices": [{"id": name, "name": name} for name in names]})
 
     app.add_route("/v1/audio/speech", _guarded(keys, speak), methods=["POST"])
     app.add_route("/v1/audio/voices", _guarded(keys, voices), methods=["GET"])
@@ -220,6 +231,7 @@ def _add_generating(
     proxy: NativeProxy | None,
     secrets: ClientSecrets,
     flex: FlexGate,
+    answers: SpokenAnswers,
 ) -> None:
     orchestrator, config, metrics = services.orchestrator, services.config, services.metrics
     chat = ChatRoute(
@@ -229,6 +241,7 @@ def _add_generating(
         text_only=proxy.pass_on if proxy else None,
         owner=keys.owner,
         flex=flex,
+        answers=answers,
     )
     transcribe = TranscriptionRoute(orchestrator, config, services.speech_model, flex)
     routes: dict[str, Endpoint] = {

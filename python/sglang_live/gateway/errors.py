@@ -85,7 +85,7 @@ def internal_error() -> LiveError:
 
 
 def error_response(error: LiveError) -> JSONResponse:
-    headers = {}
+    headers = dict(error.headers)
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
     return JSONResponse({"error": error_body(error)}, error.http_status, headers)

@@ -53,6 +53,14 @@ def read_form(data: str | bytes, decoder: msgspec.json.Decoder[Form]) -> Form:
         raise broken_json(data, error) from None
 
 
+def read_value(value: Any, form: Any, at: str) -> Any:
+    """As read_form, of a part of a document that was read before. at: its path."""
+    try:
+        return msgspec.convert(value, form)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), b"null", at) from None
+
+
 def decoder_of(form: type[Form]) -> msgspec.json.Decoder[Form]:
     key: Any = form  # to mypy, a type of unknown metaclass may not be hashable
     return _decoder_of(key)
@@ -76,6 +84,26 @@ def missing_parameter(path: str) -> ClientEventError:
     return ClientEventError(
         f"Missing required parameter: '{path}'.", code="missing_required_parameter", param=path
     )
+
+
+def unsupported_parameter(path: str, why: str) -> ClientEventError:
+    """path: a setting of the protocol that would have no effect here."""
+    return ClientEventError(
+        f"Unsupported parameter: '{cut(path)}' {why}", code="unsupported_parameter", param=path
+    )
+
+
+def check_neutral(value: Any, neutral: tuple[Any, ...], path: str) -> None:
+    """Raises ClientEventError if a setting without an effect has another value than these or null.
+
+    neutral: values that mean what the server does anyway.
+    """
+    # True is not 1.
+    same = (one for one in neutral if isinstance(value, bool) == isinstance(one, bool))
+    if value is None or value in same:
+        return
+    allowed = ", ".join(map(repr, (None, *neutral)))
+    raise unsupported_parameter(path, f"has no effect on this server, only: {allowed}.")
 
 
 def broken_json(data: str | bytes, error: Exception) -> ClientEventError:
@@ -131,12 +159,15 @@ def _place_of_surrogate(data: str | bytes) -> str:
     return ""
 
 
-def _explain(message: str, data: str | bytes) -> ClientEventError:
-    """Turn msgspec's "Expected `str`, got `int` - at `$.audio`" into a protocol error."""
+def _explain(message: str, data: str | bytes, at: str = "") -> ClientEventError:
+    """Turn msgspec's "Expected `str`, got `int` - at `$.audio`" into a protocol error.
+
+    at: path of what was read.
+    """
     what, found, path = message.rpartition(" - at `$")  # it may quote all of the document
     if not found:
         what, path = message, ""
-    path = path.removesuffix("`").removeprefix(".")
+    path = (at + path.removesuffix("`")).removeprefix(".")
     if unknown := _UNKNOWN.fullmatch(what):
         _check_readable(data)
         return unknown_parameter(f"{path}.{unknown['name']}".lstrip("."))

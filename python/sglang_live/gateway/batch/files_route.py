@@ -7,11 +7,10 @@ from collections.abc import AsyncGenerator
 from typing import BinaryIO
 
 from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from sglang_live.errors import BadInputError, LiveError
+from sglang_live.errors import LiveError
 from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.batch.database import StorageFullError
 from sglang_live.gateway.batch.file_store import NoSuchFileError, new_input
@@ -21,7 +20,7 @@ from sglang_live.gateway.batch.pages import list_body, read_page
 from sglang_live.gateway.batch.records import INPUT, File
 from sglang_live.gateway.batch.store import Store
 from sglang_live.gateway.errors import ClientEventError, cut
-from sglang_live.gateway.http.body import Streamed, bounded, refuse_query
+from sglang_live.gateway.http.body import Streamed, multipart, refuse_query
 
 log = logging.getLogger(__name__)
 
@@ -52,12 +51,9 @@ class FilesRoute:
             )
         self._uploads[owner] += 1
         try:
-            # Starlette's parser writes files of any length to the folder for temporary files.
-            request = bounded(request, config.max_file_bytes + _FORM_BYTES)
-            async with request.form(max_files=1, max_fields=len(_FIELDS)) as form:
+            max_bytes = config.max_file_bytes + _FORM_BYTES
+            async with multipart(request, max_bytes, max_fields=len(_FIELDS)) as form:
                 return JSONResponse((await self._stored(owner, form)).to_json())
-        except HTTPException as error:  # Starlette raises it for a malformed form
-            raise BadInputError(f"Invalid form: {error.detail}") from None
         except OSError as error:  # the folder for temporary files is full
             log.error("upload_not_kept error=%s", error)
             raise StorageFullError from error

@@ -18,6 +18,7 @@ from sglang_live.gateway.batch.in_process import (
     TRANSCRIPTIONS,
     Endpoint,
 )
+from sglang_live.gateway.chat.answers import SpokenAnswers
 from sglang_live.gateway.flex.gate import FlexGate
 from sglang_live.gateway.flex.tier import Tiers
 from sglang_live.gateway.http.body import read_body
@@ -29,11 +30,16 @@ from sglang_live.gateway.realtime.services import RealtimeServices
 
 
 def line_endpoints(
-    services: RealtimeServices, keys: Keys, proxy: NativeProxy | None, flex: FlexGate
+    services: RealtimeServices,
+    keys: Keys,
+    proxy: NativeProxy | None,
+    flex: FlexGate,
+    answers: SpokenAnswers,
 ) -> dict[str, Endpoint]:
     """
     proxy: to SGLang's own API; None: chats are turns, and there are no completions.
     flex: bound on lines.
+    answers: to which the messages of chats may refer.
     """
     orchestrator, config = services.orchestrator, services.config
     metrics, max_bytes = services.metrics, config.max_body_bytes
@@ -45,7 +51,7 @@ def line_endpoints(
     transcribe = TranscriptionRoute(orchestrator, config, speech_model, flex)
     endpoints[TRANSCRIPTIONS] = transcribe.__call__
     pass_on = partial(proxy.pass_on, counted=False, flex=flex) if proxy else None
-    chat = ChatRoute(orchestrator, config, metrics, pass_on, keys.owner, flex)
+    chat = ChatRoute(orchestrator, config, metrics, pass_on, keys.owner, flex, answers)
     endpoints[CHAT] = chat.__call__
     if pass_on:
 

@@ -1,10 +1,17 @@
 """Bounded request bodies, and clients that leave or stop reading."""
 
 import asyncio
+import codecs
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, TypeVar
+import re
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar, TypeVar
+from urllib.parse import unquote_to_bytes
 
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import FormData
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Send
@@ -18,6 +25,11 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Form = TypeVar("Form")
 
+# RFC 8187: charset'language'name, percent-encoded.
+_EXTENDED_NAME = re.compile(
+    rb";\s*filename\*\s*=\s*\"?(?P<charset>[\w-]+)'[^']*'(?P<name>[^;\"\s]*)", re.IGNORECASE
+)
+_NOT_IN_NAMES = re.compile(r'[\x00-\x1f"\\]')
 # A client that reads nothing for 60 s has abandoned the response; a paused player still fills its
 # buffer.
 STALLED_AFTER_S = 60.0
@@ -35,12 +47,31 @@ class BodyTooSlowError(BadInputError):
     http_status = 408
 
 
+class EncodedBodyError(BadInputError):
+    code = "unsupported_content_encoding"
+    http_status = 415
+    headers: ClassVar[Mapping[str, str]] = {"Accept-Encoding": "identity"}  # RFC 9110, 15.5.16
+    param = "Content-Encoding"
+
+    def __init__(self, encoding: str):
+        super().__init__(
+            f"Content-Encoding {cut(encoding)!r} is not supported, only: identity. Send the body "
+            "as it is."
+        )
+
+
 def bounded(request: Request, max_bytes: int) -> Request:
     """The same request with a bounded body.
 
     Reading it raises BodyTooLargeError as soon as the body exceeds max_bytes, and BodyTooSlowError
     if no byte arrives for BODY_PAUSE_S or the whole body has not arrived after BODY_S.
+
+    Raises:
+        EncodedBodyError: the body is compressed.
     """
+    for encoding in ",".join(request.headers.getlist("content-encoding")).split(","):
+        if encoding.strip().lower() not in ("", "identity"):
+            raise EncodedBodyError(encoding.strip())
     n_bytes = 0
     until_s = asyncio.get_running_loop().time() + BODY_S
 
@@ -61,13 +92,58 @@ def bounded(request: Request, max_bytes: int) -> Request:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """
+    """The body, without a mark of UTF-8 at its beginning.
+
     Raises:
         BodyTooLargeError: the body exceeds max_bytes; its rest is not read.
         BodyTooSlowError: the body does not arrive in time.
+        EncodedBodyError: the body is compressed.
         ClientDisconnect: the client left.
     """
-    return await bounded(request, max_bytes).body()
+    # Some editors and libraries write a mark of UTF-8 before JSON.
+    return (await bounded(request, max_bytes).body()).removeprefix(codecs.BOM_UTF8)
+
+
+@asynccontextmanager
+async def multipart(
+    request: Request, max_bytes: int, *, max_fields: int
+) -> AsyncGenerator[FormData, None]:
+    """A multipart form with at most one file. Files of any length are on disk, until the end.
+
+    Raises:
+        BadInputError: see read_body, or the form is malformed.
+        OSError: the folder for temporary files is full.
+    """
+    body = bounded(request, max_bytes)
+    kind, options = parse_options_header(request.headers.get("content-type"))
+    if kind != b"multipart/form-data" or b"boundary" not in options:
+        raise ClientEventError(
+            "There is no 'file': the Content-Type must be multipart/form-data, with a boundary.",
+            code="missing_required_parameter",
+            param="file",
+        )
+    parser = _FormParser(request.headers, body.stream(), max_files=1, max_fields=max_fields)
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise BadInputError(f"Invalid form: {error.message}") from None
+    try:
+        yield form
+    finally:
+        await form.close()
+
+
+class _FormParser(MultiPartParser):
+    """Starlette's, which takes a part for a file only if it has a plain `filename`."""
+
+    def on_headers_finished(self) -> None:
+        written = self._current_part.content_disposition or b""
+        if found := _EXTENDED_NAME.search(written):
+            charset = "latin-1" if found["charset"].lower() == b"iso-8859-1" else "utf-8"
+            name = unquote_to_bytes(found["name"]).decode(charset, "replace")
+            plain = _NOT_IN_NAMES.sub("_", name).encode()
+            self._current_part.content_disposition = written + b'; filename="' + plain + b'"'
+        super().on_headers_finished()
 
 
 def refuse_query(request: Request) -> None:

@@ -6,10 +6,8 @@ In: OpenAI's JSON. Out: a completion with audio and transcript, whole or in chun
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -29,6 +27,7 @@ from sglang_live.core import (
 from sglang_live.errors import LiveError
 from sglang_live.gateway.audio.codec import encode_base64
 from sglang_live.gateway.audio.files import FORMATS
+from sglang_live.gateway.chat.answers import SpokenAnswers
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.errors import error_body, error_response
 from sglang_live.gateway.flex.gate import FlexGate
@@ -53,37 +52,13 @@ from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
-# Lifetime and number of transcripts that later requests can refer to by audio id.
-_KEPT_S = 3600
-_MAX_KEPT = 1000
-
-
-@dataclass
-class _Transcripts:
-    """Transcripts of earlier completions by audio id; the oldest are deleted."""
-
-    _texts: OrderedDict[str, tuple[float, str]] = field(default_factory=OrderedDict)
-
-    def keep(self, audio_id: str, text: str) -> int:
-        """Returns the Unix time at which the transcript is deleted."""
-        until_s = time.time() + _KEPT_S
-        self._texts[audio_id] = (until_s, text)
-        while len(self._texts) > _MAX_KEPT:
-            self._texts.popitem(last=False)
-        return int(until_s)
-
-    def texts(self) -> dict[str, str]:
-        now_s = time.time()
-        while self._texts and next(iter(self._texts.values()))[0] < now_s:
-            self._texts.popitem(last=False)
-        return {audio_id: text for audio_id, (_, text) in self._texts.items()}
-
 
 class ChatRoute:
     """
     text_only: serves requests for text alone, with their body; None: this route serves them too.
     owner: owner of a request (Keys.owner).
     flex: bound on flex requests.
+    answers: earlier ones, spoken on any route.
     """
 
     def __init__(
@@ -94,11 +69,12 @@ class ChatRoute:
         text_only: Callable[[Request, bytes], Awaitable[Response]] | None,
         owner: Callable[[Headers], str],
         flex: FlexGate,
+        answers: SpokenAnswers,
     ):
         self._orchestrator, self._config, self._metrics = orchestrator, config, metrics
         self._text_only, self._owner = text_only, owner
         self._flex, self._tiers = flex, Tiers(config.batch_only_keys)
-        self._transcripts = _Transcripts()
+        self._answers = answers
         self._context_limit = ContextLimit(orchestrator, metrics)
 
     async def __call__(self, request: Request) -> Response:
@@ -130,7 +106,7 @@ class ChatRoute:
     def _turn(self, form: ChatForm, salt: str, tier: Tier) -> TurnRequest:
         check_model(self._orchestrator, form.model)
         instructions, history = history_of(
-            form.messages, self._transcripts.texts(), max_audio_s=self._config.max_input_audio_s
+            form.messages, self._answers, max_audio_s=self._config.max_input_audio_s
         )
         return TurnRequest(
             instructions=instructions or self._config.default_instructions,
@@ -174,7 +150,7 @@ class ChatRoute:
                 "id": completion.audio_id,
                 "data": encode_base64(file),
                 "transcript": completion.text,
-                "expires_at": self._transcripts.keep(completion.audio_id, completion.text),
+                "expires_at": self._answers.keep(completion.audio_id, completion.text),
             }
         if calls:
             message["tool_calls"] = calls
@@ -208,7 +184,7 @@ class ChatRoute:
                         yield completion.chunk({"audio": audio})
                 event = await anext(events, None)
         if completion.pcm:
-            until = self._transcripts.keep(completion.audio_id, completion.text)
+            until = self._answers.keep(completion.audio_id, completion.text)
             yield completion.chunk({"audio": {"id": completion.audio_id, "expires_at": until}})
         calls = self._calls(completion)
         if calls:

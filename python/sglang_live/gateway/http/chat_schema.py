@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
+from sglang_live.gateway.chat.messages import Messages
 from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.http.body import read_json
-from sglang_live.gateway.json_forms import ServiceTier, Strict
+from sglang_live.gateway.json_forms import ServiceTier, Strict, check_neutral
 from sglang_live.gateway.realtime.events import Ignored, Name, VoiceRef, voice_name
 from sglang_live.gateway.tools import check_choice, check_name, check_tools
 
@@ -55,60 +56,6 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
-class InputAudio(Strict):
-    """format: accepted, no effect: the data shows its format."""
-
-    data: str
-    format: str = "wav"
-
-
-class TextPart(Strict, tag="text"):
-    text: str
-    prompt_cache_breakpoint: Ignored = None
-
-
-class AudioPart(Strict, tag="input_audio"):
-    input_audio: InputAudio
-    prompt_cache_breakpoint: Ignored = None
-
-
-class CalledFunction(Strict):
-    name: str
-    arguments: str = "{}"
-
-
-class ToolCallForm(Strict):
-    function: CalledFunction
-    id: Name = ""
-    type: Literal["function"] = "function"
-
-
-class AudioRef(Strict):
-    """data, expires_at, transcript: of a completion that a client sends again; no effect."""
-
-    id: str
-    data: Ignored = None
-    expires_at: Ignored = None
-    transcript: Ignored = None
-
-
-class Message(Strict):
-    """
-    name: accepted, no effect.
-    refusal, function_call, annotations: of a completion that a client sends again; no effect.
-    """
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart | AudioPart] | None = None
-    audio: AudioRef | None = None
-    tool_calls: list[ToolCallForm] | None = None
-    tool_call_id: Name | None = None
-    name: str | None = None
-    refusal: None = None
-    function_call: None = None
-    annotations: list[Any] | None = None
-
-
 class FunctionTool(Strict):
     """strict: accepted, no effect: arguments are always validated."""
 
@@ -138,7 +85,7 @@ class ChatForm(Strict):
     frequency_penalty and the fields after it: only the values in _NEUTRAL are accepted.
     """
 
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Messages
     modalities: list[Modality] | None = field(default_factory=lambda: list(_TEXT_ONLY))
     model: str | None = None
     audio: AudioOptions | None = None
@@ -214,13 +161,7 @@ def read_chat(body: bytes) -> ChatForm:
     """Raises ClientEventError with the name of the faulty parameter."""
     form = read_json(body, ChatForm)
     for name, values in _NEUTRAL.items():
-        value = getattr(form, name)
-        if value is not None and value not in values:
-            raise ClientEventError(
-                f"Unsupported parameter: '{name}' has no meaning for spoken completions here.",
-                code="unsupported_parameter",
-                param=name,
-            )
+        check_neutral(getattr(form, name), values, name)
     _check_together(form)
     functions = form.functions_of()
     for n, function in enumerate(functions):

@@ -48,6 +48,7 @@ _REFUSALS = {
     409: "A file is in use, or a batch has ended.",
     408: "The body of the request did not arrive in time.",
     413: "The request is too large.",
+    415: "The body is compressed.",
     429: "This key has used up its responses of this minute, or too many flex requests wait.",
     500: "A stage failed.",
     503: "The server is full, or a stage is down.",
@@ -94,7 +95,7 @@ def document(has_language_model: bool = True, has_batches: bool = False) -> dict
     upload = {"multipart/form-data": {"schema": _UPLOAD}}
     paths = {
         "/v1/audio/speech": _post("Speaks a text word for word.", speech, *sounds, _EVENTS),
-        "/v1/audio/voices": _get("The names of the voices.", _JSON, _refusals(401)),
+        "/v1/audio/voices": _get("The voices.", _JSON, _refusals(401)),
         "/v1/audio/transcriptions": _post(
             "Transcribes a recording.", upload, _JSON, "text/plain", _EVENTS
         ),

@@ -12,20 +12,19 @@ from typing import Any
 
 import orjson
 from starlette.datastructures import FormData, Headers, UploadFile
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from sglang_live.core import AudioPart, Usage
-from sglang_live.errors import BadInputError, CapacityError, LiveError
+from sglang_live.errors import CapacityError, LiveError
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.errors import ClientEventError, cut, error_response
 from sglang_live.gateway.flex.gate import FlexGate
 from sglang_live.gateway.flex.tier import Tier, Tiers
 from sglang_live.gateway.http.body import (
     Streamed,
-    bounded,
     first_of,
+    multipart,
     refuse_query,
     while_connected,
 )
@@ -98,13 +97,9 @@ class TranscriptionRoute:
 
     async def _read(self, request: Request) -> _Order:
         refuse_query(request)
-        # Starlette's parser writes files of any length to disk.
-        request = bounded(request, self._config.max_body_bytes)
         try:
-            async with request.form(max_files=1, max_fields=32) as form:
+            async with multipart(request, self._config.max_body_bytes, max_fields=32) as form:
                 return await self._order(form, request.headers)
-        except HTTPException as error:  # Starlette raises it for a malformed form
-            raise BadInputError(f"Invalid form: {error.detail}") from None
         except OSError as error:  # the folder for temporary files is full
             log.error("upload_not_kept error=%s", error)
             raise CapacityError(

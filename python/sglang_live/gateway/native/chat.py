@@ -1,30 +1,42 @@
 """Fields of /v1/chat/completions that may reach SGLang's chat template."""
 
-from typing import Any
+from typing import Any, get_args
 
+from sglang_live.gateway.chat.answers import SpokenAnswers
+from sglang_live.gateway.chat.messages import (
+    AudioPart,
+    AudioUrlPart,
+    CalledFunction,
+    MediaUrl,
+    Message,
+    Messages,
+    Part,
+    TextPart,
+    UrlPart,
+    read_messages,
+)
+from sglang_live.gateway.json_forms import read_value
 from sglang_live.gateway.native import grammars
 from sglang_live.gateway.native.checks import (
     Check,
     ParameterError,
     boolean,
     fields,
-    integer,
     list_of,
     one_of,
     text,
 )
 from sglang_live.gateway.native.limits import NativeLimits
 
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_MAX_MESSAGES, _MAX_PARTS, _MAX_TOOLS = 4_096, 256, 128
+_MAX_TOOLS = 128
 _NAME = text(512)
 
 
-def chat_fields(limits: NativeLimits) -> dict[str, Check]:
+def chat_fields(limits: NativeLimits, answers: SpokenAnswers) -> dict[str, Check]:
     return {
         "model": _NAME,
-        "messages": _messages(limits),
+        "messages": _messages(limits, answers),
         "tools": list_of(_tool, most=_MAX_TOOLS),
         "tool_choice": _tool_choice,
         "reasoning_effort": one_of(*_EFFORTS),
@@ -50,84 +62,52 @@ def check_continued(body: dict[str, Any]) -> None:
         )
 
 
-def _messages(limits: NativeLimits) -> Check:
-    several = list_of(_message(limits), most=_MAX_MESSAGES, least=1)
+def _messages(limits: NativeLimits, answers: SpokenAnswers) -> Check:
+    takes = get_args(UrlPart) if limits.takes_images else (AudioUrlPart,)
 
     def check(value: Any, at: str) -> list[Any]:
-        found = several(value, at)
-        if sum(_n_chars(message["content"]) for message in found if "content" in message) > (
-            limits.max_text_chars
-        ):
-            raise ParameterError(at, f"hold more than {limits.max_text_chars} characters.")
-        return found
+        messages = read_messages(read_value(value, Messages, at), answers, takes)
+        return [_as_sglang(message) for message in messages]
 
     return check
 
 
-def _n_chars(content: Any) -> int:
-    return (
-        len(content) if isinstance(content, str) else sum(len(p.get("text", "")) for p in content)
-    )
-
-
-def _message(limits: NativeLimits) -> Check:
-    long_text = text(limits.max_text_chars)
-    function_call = fields(
-        {
-            "id": _NAME,
-            "index": integer(0, _MAX_TOOLS),  # SGLang writes it in its responses
-            "type": one_of("function"),
-            "function": fields({"name": _NAME, "arguments": long_text}, required=("name",)),
-        },
-        required=("function",),
-    )
-    parts = list_of(_part(limits), most=_MAX_PARTS)
-    check_fields = fields(
-        {
-            "role": one_of(*_ROLES),
-            "content": lambda v, at: long_text(v, at) if isinstance(v, str) else parts(v, at),
-            "name": _NAME,
-            "tool_call_id": _NAME,
-            "tool_calls": list_of(function_call, most=_MAX_TOOLS),
-            "reasoning_content": long_text,
-        },
-        required=("role",),
-        dropped=("refusal", "annotations"),
-    )
-
-    def check(value: Any, at: str) -> dict[str, Any]:
-        message = check_fields(value, at)
-        if message["role"] == "user" and "content" not in message:
-            raise ParameterError(f"{at}.content", "is missing.")
-        return message
-
-    return check
-
-
-def _part(limits: NativeLimits) -> Check:
-    url = text(2**26, least=1)
-    tables: dict[str, dict[str, Check]] = {
-        "text": {"text": text(limits.max_text_chars)},
-        "input_audio": {
-            "input_audio": fields(
-                {"data": url, "format": one_of("wav", "mp3")}, required=("data", "format")
-            )
-        },
-        "audio_url": {"audio_url": fields({"url": url}, required=("url",))},
+def _as_sglang(message: Message) -> dict[str, Any]:
+    content = message.content
+    calls = [
+        {"id": call.id, "type": "function", "function": _called(call.function)}
+        for call in message.tool_calls or ()
+    ]
+    fields = {
+        "role": message.role,
+        "content": content if isinstance(content, str) else list(map(_part, message.parts)),
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "tool_calls": calls or None,
+        "reasoning_content": message.reasoning_content,
     }
-    if limits.takes_images:
-        image = {"url": url, "detail": one_of("auto", "low", "high")}
-        tables["image_url"] = {"image_url": fields(image, required=("url",))}
-        tables["video_url"] = {"video_url": fields({"url": url}, required=("url",))}
+    return {name: value for name, value in fields.items() if value is not None}
 
-    def check(value: Any, at: str) -> dict[str, Any]:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if not isinstance(kind, str) or kind not in tables:
-            raise ParameterError(f"{at}.type", f"must be one of {list(tables)} for this model.")
-        table = tables[kind] | {"type": one_of(kind)}
-        return fields(table, required=tuple(tables[kind]))(value, at)
 
-    return check
+def _called(function: CalledFunction) -> dict[str, str]:
+    # SGLang takes nothing but an object.
+    is_none = function.arguments in (None, "", "null")
+    return {"name": function.name, "arguments": "{}" if is_none else function.arguments or ""}
+
+
+def _part(part: Part) -> dict[str, Any]:
+    match part:
+        case TextPart():
+            return {"type": "text", "text": part.text}
+        case AudioPart():
+            # SGLang has names for two formats, and reads the data.
+            audio = {"data": part.input_audio.data, "format": "wav"}
+            return {"type": "input_audio", "input_audio": audio}
+        case _:
+            kind = str(part.__struct_config__.tag)
+            url: MediaUrl = getattr(part, kind)
+            detail = {"detail": url.detail} if url.detail else {}
+            return {"type": kind, kind: {"url": url.url, **detail}}
 
 
 def _tool(value: Any, at: str) -> dict[str, Any]:

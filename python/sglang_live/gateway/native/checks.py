@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang_live.errors import BadInputError
+from sglang_live.gateway.json_forms import check_neutral, missing_parameter, unknown_parameter
 
 Check = Callable[[Any, str], Any]
 _SHOWN_CHARS = 64
@@ -84,12 +85,21 @@ def one_or_list(item: Check, *, most: int) -> Check:
 
 
 def fields(
-    table: Mapping[str, Check], *, required: tuple[str, ...] = (), dropped: tuple[str, ...] = ()
+    table: Mapping[str, Check],
+    *,
+    required: tuple[str, ...] = (),
+    dropped: tuple[str, ...] = (),
+    neutral: Mapping[str, tuple[Any, ...]] | None = None,
+    nulls: bool = False,
 ) -> Callable[[Any, str], dict[str, Any]]:
     """Check of an object with these fields and no others.
 
-    dropped: fields that are accepted and not sent on.
+    Args:
+        dropped: fields that are accepted and not sent on.
+        neutral: fields that are not sent on, and have these values only.
+        nulls: whether fields that are not listed may be null.
     """
+    neutral = neutral or {}
 
     def check(value: Any, at: str) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -97,14 +107,17 @@ def fields(
         kept = {}
         for name, part in value.items():
             place = f"{at}.{name}" if at else name
-            if name in dropped or part is None:
-                continue
-            if name not in table:
-                raise ParameterError(place, "this server does not take this parameter.")
-            kept[name] = table[name](part, place)
+            if name not in table and name not in dropped and name not in neutral:
+                if part is None and nulls:
+                    continue
+                raise unknown_parameter(place)
+            if name in neutral:
+                check_neutral(part, neutral[name], place)
+            elif name in table and part is not None:
+                kept[name] = table[name](part, place)
         for name in required:
             if name not in kept:
-                raise ParameterError(f"{at}.{name}" if at else name, "is missing.")
+                raise missing_parameter(f"{at}.{name}" if at else name)
         return kept
 
     return check

@@ -6,6 +6,7 @@ In: JSON as it was sent. Out: CheckedBody, or ParameterError.
 from collections.abc import Callable
 from typing import Any
 
+from sglang_live.gateway.chat.answers import SpokenAnswers
 from sglang_live.gateway.native.chat import chat_fields, check_continued
 from sglang_live.gateway.native.checks import (
     Check,
@@ -26,12 +27,12 @@ _SESSION_S = number(1, 86_400)
 Form = Callable[[Any], CheckedBody]
 
 
-def forms(limits: NativeLimits) -> dict[str, Form]:
+def forms(limits: NativeLimits, answers: SpokenAnswers) -> dict[str, Form]:
     return {
         "/generate": lambda body: generate(body, limits),
         "/v1/completions": lambda body: completion(body, limits),
-        "/v1/chat/completions": lambda body: chat(body, limits),
-        "/v1/tokenize": lambda body: _tokenize(body, limits),
+        "/v1/chat/completions": lambda body: chat(body, limits, answers),
+        "/v1/tokenize": lambda body: _tokenize(body, limits, answers),
         "/v1/detokenize": lambda body: _plain(body, {"tokens": ids(limits)}, ("tokens",)),
         "/open_session": _open_session,
         "/close_session": lambda body: _only(body, {"session_id": NAME}, ("session_id",)),
@@ -40,7 +41,7 @@ def forms(limits: NativeLimits) -> dict[str, Form]:
 
 
 def _only(body: Any, table: dict[str, Check], required: tuple[str, ...] = ()) -> CheckedBody:
-    return CheckedBody(fields(table, required=required)(body, ""))
+    return CheckedBody(fields(table, required=required, nulls=True)(body, ""))
 
 
 def _plain(body: Any, table: dict[str, Check], required: tuple[str, ...] = ()) -> CheckedBody:
@@ -65,12 +66,12 @@ def _open_session(body: Any) -> CheckedBody:
     return _only(body, table, ("capacity_of_str_len",))
 
 
-def _tokenize(body: Any, limits: NativeLimits) -> CheckedBody:
-    table = chat_fields(limits) | {
+def _tokenize(body: Any, limits: NativeLimits, answers: SpokenAnswers) -> CheckedBody:
+    table = chat_fields(limits, answers) | {
         "prompt": texts(limits),
         "add_special_tokens": boolean,
     }
-    kept = fields(table)(body, "")
+    kept = fields(table, nulls=True)(body, "")
     if ("prompt" in kept) == ("messages" in kept):
         raise ParameterError("prompt", "give either prompt or messages.")
     check_continued(kept)

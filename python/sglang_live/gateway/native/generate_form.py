@@ -28,7 +28,7 @@ _DEFAULT_TOKENS = 128  # SGLang's own
 
 
 def _table(limits: NativeLimits) -> dict[str, Check]:
-    one = fields(sampling.native(limits))
+    one = fields(sampling.native(limits), nulls=True)
     media = list_of(_media, most=64)
     table: dict[str, Check] = {
         "rid": per_prompt(NAME, limits),
@@ -61,7 +61,7 @@ def _table(limits: NativeLimits) -> dict[str, Check]:
 
 
 def generate(body: Any, limits: NativeLimits) -> CheckedBody:
-    kept = fields(_table(limits))(body, "")
+    kept = fields(_table(limits), nulls=True)(body, "")
     prompts = _prompts(kept)
     n_prompts = count_prompts(kept[prompts], prompts)
     _check_lists(kept, n_prompts)

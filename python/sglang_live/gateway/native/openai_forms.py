@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from sglang_live.gateway.chat.answers import SpokenAnswers
 from sglang_live.gateway.native import grammars, sampling
 from sglang_live.gateway.native.chat import chat_fields, check_continued
 from sglang_live.gateway.native.checks import (
@@ -24,7 +25,22 @@ from sglang_live.gateway.native.prompts import (
 )
 
 # Fields of OpenAI's clients that change no completion.
-_DROPPED = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+_DROPPED = (
+    *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_options"),
+    "prompt_cache_retention",
+)
+# Fields without an effect on what is written, with the values that change nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "function_call": (),
+    "functions": ([],),
+    "moderation": (),
+    "prediction": (),
+    "store": (False,),
+    "suffix": ("",),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
 
 
 def completion(body: Any, limits: NativeLimits) -> CheckedBody:
@@ -48,7 +64,7 @@ def completion(body: Any, limits: NativeLimits) -> CheckedBody:
         "return_token_ids": boolean,
         "best_of": integer(1, 1),
     }
-    kept = fields(table, required=("prompt",), dropped=_DROPPED)(body, "")
+    kept = fields(table, required=("prompt",), dropped=_DROPPED, neutral=_NEUTRAL)(body, "")
     n_prompts = count_prompts(kept["prompt"], "prompt")
     if not kept["prompt"]:
         raise ParameterError("prompt", "is empty.")
@@ -59,10 +75,10 @@ def completion(body: Any, limits: NativeLimits) -> CheckedBody:
     return _finished(kept, n_prompts, kept.get("max_tokens", 16), limits)
 
 
-def chat(body: Any, limits: NativeLimits) -> CheckedBody:
+def chat(body: Any, limits: NativeLimits, answers: SpokenAnswers) -> CheckedBody:
     table = (
         sampling.openai(limits)
-        | chat_fields(limits)
+        | chat_fields(limits, answers)
         | {
             "rid": NAME,
             "max_completion_tokens": integer(1, limits.context_tokens),
@@ -78,7 +94,8 @@ def chat(body: Any, limits: NativeLimits) -> CheckedBody:
             "modalities": _text_only,
         }
     )
-    kept = fields(table, required=("messages",), dropped=_DROPPED)(body, "")
+    known = fields(table, required=("messages",), dropped=_DROPPED, neutral=_NEUTRAL)
+    kept = known(body, "")
     kept.pop("modalities", None)
     check_continued(kept)
     most = kept.get("max_completion_tokens") or kept.get("max_tokens")

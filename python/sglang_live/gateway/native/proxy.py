@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from sglang_live.clock import MonotonicClock
 from sglang_live.errors import LiveError
 from sglang_live.gateway.auth import Keys
+from sglang_live.gateway.chat.answers import SpokenAnswers
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.errors import error_response
 from sglang_live.gateway.flex.gate import FlexConfig, FlexGate
@@ -52,6 +53,7 @@ class NativeProxy:
         rate_limits: RateLimits | None = None,
         limits: NativeLimits | None = None,
         flex: FlexGate | None = None,
+        answers: SpokenAnswers | None = None,
     ):
         self._keys = Keys(config.api_keys)
         self._rate_limits = rate_limits or RateLimits(None, MonotonicClock())
@@ -64,7 +66,12 @@ class NativeProxy:
         )
         self._running = RunningNames()
         self._check = RequestCheck(
-            config, orchestrator, sessions, limits or NativeLimits(), self._running
+            config,
+            orchestrator,
+            sessions,
+            limits or NativeLimits(),
+            self._running,
+            answers or SpokenAnswers(),
         )
         self._flex = flex or FlexGate(FlexConfig())
         self._upstream = Upstream(native_url, config)

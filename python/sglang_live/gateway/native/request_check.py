@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.auth import Keys
+from sglang_live.gateway.chat.answers import SpokenAnswers
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.flex.tier import ORDINARY, Tier, Tiers
 from sglang_live.gateway.http.media_guard import MediaGuard
@@ -88,9 +89,10 @@ class RequestCheck:
         sessions: NativeSessions,
         limits: NativeLimits,
         running: RunningNames,
+        answers: SpokenAnswers,
     ):
         self._config, self._orchestrator, self._sessions = config, orchestrator, sessions
-        self._forms, self._guard = forms(limits), MediaGuard(config)
+        self._forms, self._guard = forms(limits, answers), MediaGuard(config)
         self._limits, self._running = limits, running
         self._tiers = Tiers(config.batch_only_keys)
 

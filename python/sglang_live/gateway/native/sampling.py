@@ -70,7 +70,6 @@ def openai(limits: NativeLimits) -> dict[str, Check]:
         "min_tokens": integer(0, limits.context_tokens),
         "max_tokens": integer(1, limits.context_tokens),
         "seed": _SEED,
-        "store": one_of(False),  # SGLang ignores it
         "service_tier": one_of(*TIERS),
         "priority": PRIORITY,
     }

@@ -37,8 +37,10 @@ class Upstream:
         headers["accept-encoding"] = "identity"  # the relay passes bytes on unchanged
         if body:
             headers["content-type"] = "application/json"
+        # SGLang has no HEAD. The socket server leaves out the body of the response to one.
+        method = "GET" if request.method == "HEAD" else request.method
         return self._session().request(
-            request.method,
+            method,
             URL(f"{self._base_url}{route}", encoded=True),
             headers=headers | self._key(),
             data=body or None,

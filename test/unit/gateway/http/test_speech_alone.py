@@ -28,7 +28,9 @@ async def test_it_speaks_and_names_its_model_and_voices():
     [model] = (await client().get("/v1/models")).json()["data"]
     assert model["id"] == MODEL
     voices = (await client().get("/v1/audio/voices")).json()
-    assert voices == {"voices": list(FakeOrchestrator().voices)}
+    assert voices == {"voices": [{"id": v, "name": v} for v in FakeOrchestrator().voices]}
+    names = (await client().get("/v1/audio/voices?legacy=true")).json()
+    assert names == {"voices": list(FakeOrchestrator().voices)}
     for path in ("/health", "/metrics", "/v1/capacity"):
         assert (await client().get(path)).status_code == 200
 

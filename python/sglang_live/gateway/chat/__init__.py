@@ -1,0 +1,1 @@
+"""What chats have in common on every route that takes one."""
