@@ -14,13 +14,13 @@ KERNELS = "sglang_live.kernels"
 
 def version() -> str:
     # Read, not imported: the package's requirements are not installed at build time.
-    text = (ROOT / "python/sglang_live/__init__.py").read_text()
+    text = (ROOT / "python/sglang_live/__init__.py").read_text("utf-8")
     return re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE).group(1)
 
 
 def pinned(file_name: str) -> list[str]:
     """The requirement lines of a file in requirements/."""
-    lines = (ROOT / "requirements" / file_name).read_text().splitlines()
+    lines = (ROOT / "requirements" / file_name).read_text("utf-8").splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 
@@ -42,7 +42,9 @@ setup(
     name="sglang-live",
     version=version(),
     description="A server for realtime speech conversation with Omni models, on SGLang",
-    long_description=(ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else "",
+    long_description=(ROOT / "README.md").read_text("utf-8")
+    if (ROOT / "README.md").exists()
+    else "",
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11,<3.13",
@@ -71,6 +73,7 @@ setup(
         "onnxruntime>=1.20",
         "orjson",
         "pybase64",
+        "python-multipart",
         "prometheus-client",
         "psutil",
         "pyzmq>=25.1.2",

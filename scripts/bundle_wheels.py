@@ -51,7 +51,7 @@ _MACHINE = {
 def base_packages() -> dict[str, str | None]:
     """What the machine has: name and, where it is known, version."""
     found: dict[str, str | None] = {}
-    for line in (REQUIREMENTS / "assumed" / "gpu_machine.txt").read_text().splitlines():
+    for line in (REQUIREMENTS / "assumed" / "gpu_machine.txt").read_text("utf-8").splitlines():
         if line and not line.startswith("#"):
             name, _, version = line.partition("==")
             found[canonicalize_name(name)] = version or None
@@ -63,7 +63,7 @@ def missing_packages() -> list[str]:
     base = base_packages()
     entries = []
     for name in ("cpu", "cpu_no_deps"):
-        text = (REQUIREMENTS / "locked" / f"{name}.txt").read_text()
+        text = (REQUIREMENTS / "locked" / f"{name}.txt").read_text("utf-8")
         entries += re.findall(r"^\S.*(?:\n .*)*", text, re.MULTILINE)
     return [
         entry

@@ -3,7 +3,7 @@
 # that version in the package index. Run it after changing a pin, and commit both.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-UV=uv==0.13.9
+UV=$(grep '^uv==' requirements/test.txt)
 tools=$(mktemp -d)
 trap 'rm -rf "$tools"' EXIT
 "${PYTHON:-python3}" -m venv "$tools/venv"

@@ -182,7 +182,7 @@ def mutants_of(room: str, root: Path = ROOT) -> list[Mutant]:
     """All there are, in the order of the source."""
     found = []
     for path in sorted((root / "python" / "sglang_live" / room).rglob("*.py")):
-        source, name = path.read_text(), str(path.relative_to(root))
+        source, name = path.read_text("utf-8"), str(path.relative_to(root))
         for span in Sites(source).spans():
             line = source.count("\n", 0, span.start) + 1
             for text in span.texts:
@@ -205,7 +205,9 @@ def draw(rooms: list[str], n: int, seed: int, root: Path = ROOT) -> list[Mutant]
 def copy_tree(root: Path, to: Path) -> None:
     """Files that git tracks or would track, as they are in the working tree."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        command, cwd=root, capture_output=True, encoding="utf-8", check=True
+    ).stdout
     for name in filter(None, listed.split("\0")):
         if (root / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
@@ -270,12 +272,12 @@ class Trial:
 
     def lives(self, mutant: Mutant, tests: list[str], limit_s: float) -> bool:
         path = self._copy / mutant.file
-        source = path.read_text()
+        source = path.read_text("utf-8")
         try:
-            path.write_text(mutant.applied(source))
+            path.write_text(mutant.applied(source), "utf-8")
             return tested(tests, self._copy, limit_s)[0]
         finally:
-            path.write_text(source)
+            path.write_text(source, "utf-8")
 
 
 def _make_trial(root: Path, place: Path) -> None:
@@ -350,7 +352,7 @@ def main() -> int:
             "n_caught": n_caught,
             "lived": [asdict(mutant) for mutant in lived],
         }
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+        args.json.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
     return 1 if lived else 0
 
 

@@ -14,8 +14,10 @@ usage: scripts/setup.sh [--test] [--bench] [--train] [--device auto|cpu|cuda] [-
   --venv     the environment's folder (default: .venv)
 
 Environment: PYTHON chooses the interpreter (3.11 or 3.12). pip's own settings (PIP_*,
-pip.conf) are honoured; where PyTorch's CPU wheels are offered they are preferred, which
-saves the CUDA libraries that a machine without a GPU cannot use.
+pip.conf) are honoured; where PyTorch's CPU wheels are offered (such as by PIP_EXTRA_INDEX_URL
+or PIP_FIND_LINKS) they are preferred, which saves the CUDA libraries that a machine without a
+GPU cannot use. Sizes are told before the first download; the last line of a failed set-up says
+what to do.
 TEXT
 }
 
@@ -54,6 +56,8 @@ while (($#)); do
 done
 
 STATE=$VENV/setup # one stamp and one log per step
+# shellcheck source=scripts/setup_advice.sh
+. scripts/setup_advice.sh
 
 detect_device() {
     if [[ $(nvidia-smi -L 2>/dev/null || true) == *GPU* ]]; then echo cuda; else echo cpu; fi
@@ -228,13 +232,14 @@ start_ticker() {
     ticker_pid=$!
 }
 
+is_done() {
+    [[ -f $STATE/$1.done && $(<"$STATE/$1.done") == "$fingerprint" ]]
+}
+
 run_step() {
     local name=$1 number=$2
     local label="[$number/${#steps[@]}] ${title[$name]} ..." from=$SECONDS status=0
-    if [[ -f $STATE/$name.done && $(<"$STATE/$name.done") == "$fingerprint" ]]; then
-        return 0
-    fi
-    mkdir -p "$STATE"
+    if is_done "$name"; then return 0; fi
     printf '%s' "$label"
     start_ticker "$label"
     # In a subshell, and not in a condition, so that `set -e` is effective inside.
@@ -251,6 +256,7 @@ run_step() {
         echo "--- last lines of $STATE/$name.log"
         tail -n 25 "$STATE/$name.log"
         echo "--- set-up failed in step '$name' (${title[$name]})"
+        echo "to do: $(advice "$STATE/$name.log" "$status")"
         exit 1
     fi >&2
     if [[ -t 1 ]]; then printf '\r%s' "$label"; fi
@@ -267,7 +273,18 @@ if [[ -e $VENV ]] && ! is_supported "$VENV/bin/python"; then
     rm -rf "$VENV"
 fi
 
+if ! refused=$(mkdir -p "$STATE" 2>&1); then
+    printf '%s\nto do: %s\n' "$refused" "$(advice <(echo "$refused"))" >&2
+    exit 1
+fi
+missing=()
+for step in "${steps[@]}"; do is_done "$step" || missing+=("$step"); done
 for index in "${!steps[@]}"; do
+    # The environment is the first step: its pip finds out what the index offers.
+    if ((index == 1 && ${#missing[@]})) && ! tell_sizes "${missing[@]}"; then
+        echo "to do: $(advice <(echo "No space left on device"))" >&2
+        exit 1
+    fi
     run_step "${steps[index]}" $((index + 1))
 done
 echo "environment ready: ${VENV#"$ROOT/"} ($device, ${SECONDS} s)"

@@ -9,7 +9,8 @@ usage: scripts/test.sh [--fast | --all] [PYTEST ARGUMENT...]
   --fast   format, types and the unit tests, without engines (about 4 minutes on two cores)
   --all    also the tests marked `nightly`: more variants of what the others show once
 
-Without either: format, types, unit tests, and engine and end-to-end tests.
+Without either: format, types, whether every set-up has a solution (which asks the package index),
+unit tests, and engine and end-to-end tests.
 TEXT
 }
 
@@ -57,6 +58,10 @@ fi
 check "ruff check" "$python" -m ruff check .
 check "ruff format" "$python" -m ruff format --check .
 check "mypy" "$python" -m mypy
+if [[ $extent != fast ]]; then
+    # Metadata from the package index: a set-up for other machines than this one still has a solution.
+    check "installation" "$python" scripts/check_install.py
+fi
 # Unit tests first: they fail in seconds, the engines take minutes. Those of one file run in one
 # process, because they share fixtures; so do the engines of one file.
 files=(--dist loadfile "$@")

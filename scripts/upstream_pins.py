@@ -56,8 +56,10 @@ def differences(
 
 
 def main(argv: list[str]) -> int:
-    before, after = (requirements_of(Path(name).read_text()) for name in argv[:2])
-    for line in differences(before, after, pins_of(Path(name).read_text() for name in argv[2:])):
+    before, after = (requirements_of(Path(name).read_text("utf-8")) for name in argv[:2])
+    for line in differences(
+        before, after, pins_of(Path(name).read_text("utf-8") for name in argv[2:])
+    ):
         print(line)
     return 0
 
