@@ -26,8 +26,8 @@ from benchmark.load.provenance import config_of, facts
 from benchmark.native_client import native_client
 from benchmark.thinker import load_of, spent, thinker
 from sglang_live.engine_channel.messages import RetainSession
+from sglang_live.folders import cache_directory
 from sglang_live.model_source import ModelSource
-from sglang_live.models.packages.fetch import packages_directory
 from sglang_live.stages.engine_host import FeedSocket
 
 POLICIES = ("urgency", "pacing", "truncate", "retention")
@@ -166,7 +166,7 @@ async def run(options: Options) -> list[dict]:
     rows = []
     model = None
     if options.model_path != "demo":
-        model = ModelSource(path=options.model_path).load(packages_directory().parent)
+        model = ModelSource(path=options.model_path).load(cache_directory())
     async with thinker(POLICIES, {"page_size": options.page}, model=model) as replica:
         for arm in ARMS:
             rows.append(await measure(arm, arm, replica, options))
@@ -198,7 +198,7 @@ def main() -> None:
     rows = asyncio.run(run(options))
     if options.json:
         document = {"benchmark": "retention", **facts(), "config": config_of(options), "rows": rows}
-        Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

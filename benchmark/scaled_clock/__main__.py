@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from benchmark.scaled_clock import SCALED_CLOCK_ENV
-from sglang_live.config import default_cache_dir
+from sglang_live.folders import cache_directory
 
 SOURCE = Path(__file__).with_name("clock.c")
 
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m benchmark.scaled_clock K BENCHMARK [FLAG ...]", file=sys.stderr)
         return 2
     divisor, name, *flags = arguments
-    env = environment(int(divisor), compiled(Path(default_cache_dir())))
+    env = environment(int(divisor), compiled(cache_directory()))
     os.execve(sys.executable, [sys.executable, "-m", f"benchmark.{name}", *flags], env)
 
 

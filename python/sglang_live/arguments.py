@@ -14,6 +14,7 @@ from sglang_live.device_model.model import load_device_model
 from sglang_live.devices import DEFAULT_DEVICE, devices_of_replicas
 from sglang_live.errors import BadInputError
 from sglang_live.flags import server_parser
+from sglang_live.folders import cache_directory
 from sglang_live.gateway.batch.flags import batch_config
 from sglang_live.gateway.flex.flags import flex_config
 from sglang_live.kv.retention import RetentionConfig
@@ -67,7 +68,7 @@ def parse(argv: list[str]) -> ServerConfig:
         idle_session_s=own.idle_session_s,
         max_connections_per_address=own.max_connections_per_address,
         first_request_s=own.first_request_s,
-        cache_dir=Path(own.cache_dir),
+        cache_dir=cache_directory(own.cache_dir),
         log_dir=_path(own.log_dir),
         log_format=own.log_format,
         timeline_dir=_path(own.timeline_dir),

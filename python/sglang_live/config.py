@@ -4,13 +4,13 @@ In: values, usually from arguments.py. Out: ServerConfig, or BadInputError for i
 """
 
 import math
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sglang_live.devices import DEFAULT_DEVICE
 from sglang_live.errors import BadInputError
+from sglang_live.folders import cache_directory
 from sglang_live.gateway.batch.config import BatchConfig
 from sglang_live.gateway.flex.gate import FlexConfig
 from sglang_live.kv.lending import LeaseConfig
@@ -144,7 +144,7 @@ class ServerConfig:
     max_connections_per_address: int | None = None
     first_request_s: float = 10.0
     max_responses_per_minute: int | None = None
-    cache_dir: Path = Path.home() / ".cache" / "sglang_live"
+    cache_dir: Path = field(default_factory=cache_directory)
     log_dir: Path | None = None
     log_format: str = "text"
     timeline_dir: Path | None = None
@@ -260,7 +260,3 @@ class ServerConfig:
             raise BadInputError(
                 f"serving {self.host} without an API key: give --api-key, or --allow-anonymous"
             )
-
-
-def default_cache_dir() -> str:
-    return os.environ.get("SGLANG_LIVE_CACHE") or str(Path.home() / ".cache" / "sglang_live")

@@ -4,7 +4,8 @@ import argparse
 import textwrap
 from dataclasses import fields
 
-from sglang_live.config import LOG_FORMATS, SPEAKER_MODELS, ServerConfig, default_cache_dir
+from sglang_live.config import LOG_FORMATS, SPEAKER_MODELS, ServerConfig
+from sglang_live.folders import add_cache_argument
 from sglang_live.gateway.batch.flags import add_batch_arguments
 from sglang_live.gateway.flex.flags import add_batch_key_argument, add_flex_arguments
 from sglang_live.kv.retention import RetentionConfig
@@ -255,12 +256,7 @@ def _add_background_arguments(flags: argparse._ActionsContainer) -> None:
 
 def _add_folder_arguments(flags: argparse._ActionsContainer) -> None:
     add = flags.add_argument
-    add(
-        "--cache-dir",
-        default=default_cache_dir(),
-        metavar="DIR",
-        help="derived and downloaded files (env SGLANG_LIVE_CACHE; default: %(default)s)",
-    )
+    add_cache_argument(flags)
     add("--log-dir", metavar="DIR", help="write stage logs to files in this folder, not to stderr")
     add_log_argument(flags)
     add(

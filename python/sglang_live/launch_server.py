@@ -24,6 +24,7 @@ from sglang_live.config import ServerConfig, SessionStorage
 from sglang_live.device_model.model import load_device_model
 from sglang_live.devices import UsedDevices, check_devices, devices_of_ranks
 from sglang_live.errors import BadInputError, LiveError
+from sglang_live.folders import prepare_children
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.batch.store import Store
 from sglang_live.gateway.config import MAX_FRAME_BYTES, GatewayConfig
@@ -41,6 +42,7 @@ from sglang_live.open_files import raise_open_files
 from sglang_live.orchestrator.sessions import LiveOrchestrator
 from sglang_live.orchestrator.suspects import Suspects
 from sglang_live.preflight import (
+    check_cache_folder,
     check_certificate,
     check_log_folder,
     check_recordings,
@@ -89,6 +91,7 @@ def _main(argv: list[str], drops: LogDrops) -> int:
         check_devices(_used_devices(config))
     limits = connection_limits(config)
     raise_open_files(config.max_sessions, limits.per_address + limits.silent)
+    check_cache_folder(config.cache_dir)
     model = config.model.load(config.cache_dir)
     if config.device_model is not None and "talker" not in model.stages:
         raise BadInputError("--device-model has the costs of a talker, and this model has none")
@@ -100,6 +103,7 @@ def _main(argv: list[str], drops: LogDrops) -> int:
             n_ranks = stage.args.get("tp_size", 1)
             family_at(model.family).check_ranks(model.path, name, f"--{name}.tp-size", n_ranks)
     _speaker_model(config)  # a download that fails does so before the stages start
+    prepare_children(config.cache_dir)
     return uvloop.run(_serve(config, model, drops))
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from sglang_live.arguments import check_stuck, parse_storage
-from sglang_live.config import default_cache_dir
 from sglang_live.devices import (
     DEFAULT_DEVICE,
     UsedDevices,
@@ -32,11 +31,16 @@ from sglang_live.flags import (
     add_stuck_argument,
     add_weights_argument,
 )
+from sglang_live.folders import (
+    add_cache_argument,
+    cache_directory,
+    prepare_children,
+)
 from sglang_live.launch_server import check_machine, end_in_one_line
 from sglang_live.model_source import ModelSource, add_model_arguments
 from sglang_live.models.family import family_at
 from sglang_live.policy.policies import Policies
-from sglang_live.preflight import check_recordings
+from sglang_live.preflight import check_cache_folder, check_recordings
 from sglang_live.stage_specs import talker_voices, weights_environment
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import SPEC_ENV, STAGES, StageSpec
@@ -52,6 +56,7 @@ def _main(argv: list[str] | None) -> int:
     parser = _parser()
     own, rest = parser.parse_known_args(argv)
     spec = _spec(own, *split_arguments(rest, vars(own), unprefixed=_unprefixed(own.stage)))
+    prepare_children(Path(spec.cache_dir))
     # The stage's runtime replaces this process, so that signals and exit codes are its own.
     environment = {**os.environ, **spec.environment, SPEC_ENV: spec.to_env()}
     command = [sys.executable, "-m", "sglang_live.stages.runtime"]
@@ -72,12 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--served-model-name", metavar="NAME", help="as for the server (default: as there)"
     )
-    parser.add_argument(
-        "--cache-dir",
-        default=default_cache_dir(),
-        metavar="DIR",
-        help="derived and downloaded files (default: %(default)s)",
-    )
+    add_cache_argument(parser)
     parser.add_argument("--device", help=f"of this replica (default: {DEFAULT_DEVICE})")
     parser.add_argument(
         "--live-policies", default="all", help=f"{POLICIES_HELP}; the same as the server's"
@@ -110,7 +110,9 @@ def _spec(
     check_machine(storage)
     device = _device(own.device, engine_args)
     check_exposed((own.bind,), own.stage_key_file, own.allow_keyless_stages)
-    model = ModelSource.of(own).load(Path(own.cache_dir))
+    cache_dir = cache_directory(own.cache_dir)
+    check_cache_folder(cache_dir)
+    model = ModelSource.of(own).load(cache_dir)
     if own.stage not in model.stages:
         raise BadInputError(f"--stage {own.stage}: this model has no {own.stage}")
     if model.recordings is not None and own.stage == "talker":
@@ -122,7 +124,7 @@ def _spec(
         replica=0,
         model_path=str(model.path),
         family=model.family,
-        cache_dir=str(own.cache_dir),
+        cache_dir=str(cache_dir),
         address=own.bind,
         same_host=False,
         key_file=own.stage_key_file,

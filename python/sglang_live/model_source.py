@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sglang_live.errors import BadInputError, LiveError
+from sglang_live.folders import CACHE_ENV, UTF8, add_cache_argument, cache_directory
 from sglang_live.models.checkpoint_files import check_checkpoint, find_checkpoint
 from sglang_live.models.composition import CASCADE, compose, demo_weights, is_cascade
 from sglang_live.models.demo.location import (
-    CACHE_ENV,
     DEMO,
     DEMO_RANDOM,
     TRAINED,
@@ -27,7 +27,6 @@ from sglang_live.models.family import (
     model_facts,
     read_json,
 )
-from sglang_live.models.packages.fetch import packages_directory
 from sglang_live.models.smollm2.location import converted_directory, is_converted
 from sglang_live.models.speech_kinds import RECOGNISERS, VOICES
 from sglang_live.models.voice_files import voice_files
@@ -248,10 +247,10 @@ def main(argv: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m sglang_live.model_source")
     add_model_arguments(parser)
-    parser.add_argument("--cache-dir", type=Path, default=packages_directory().parent)
+    add_cache_argument(parser)
     own = parser.parse_args(argv)
     try:
-        ModelSource.of(own).load(own.cache_dir)
+        ModelSource.of(own).load(cache_directory(own.cache_dir))
     except BadInputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -264,8 +263,8 @@ def main(argv: list[str] | None = None) -> int:
 def _run(module: str, *arguments: str, cache_dir: Path) -> None:
     """Run a module in another process, so that this one imports neither torch nor transformers."""
     command = [sys.executable, "-m", module, *arguments]
-    environment = {**os.environ, CACHE_ENV: str(cache_dir)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    environment = {**os.environ, **UTF8, CACHE_ENV: str(cache_dir)}
+    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8")
     if done.returncode:
         cause = telling_line(done.stderr.splitlines()) or f"exit {done.returncode}"
         raise LiveError(f"{module} failed in {cache_dir}: {cause}")

@@ -15,6 +15,7 @@ import numpy as np
 
 from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.errors import BadInputError, LiveError
+from sglang_live.folders import CACHE_ENV
 from sglang_live.interaction.presence import has_speech
 from sglang_live.interaction.silero import SileroModel
 from sglang_live.models.voice_files import read_recording, voice_files
@@ -43,6 +44,26 @@ def check_log_folder(flag: str, folder: Path) -> None:
         if error.errno not in _FULL:
             raise BadInputError(f"{flag}: cannot write {folder}: {_reason(error)}") from error
         log.error("log_folder_full flag=%s folder=%s", flag, folder)
+
+
+def check_cache_folder(folder: Path) -> None:
+    """Make the folder if it is absent, and check that it can be written.
+
+    A full disk is only logged, because the folder may hold all that the server needs.
+
+    Raises:
+        BadInputError: the path is no folder, or cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _probe(folder, _PROBE_BYTES)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise BadInputError(
+                f"--cache-dir: cannot write {folder}: {_reason(error)}: name a folder that can be "
+                f"written, with this flag or in {CACHE_ENV}"
+            ) from error
+        log.error("cache_folder_full folder=%s", folder)
 
 
 def check_storage(folder: Path, n_bytes: int) -> None:
@@ -96,7 +117,9 @@ def check_temporary_folder() -> None:
         _probe(folder, _PROBE_BYTES)
     except OSError as error:
         where = f"TMPDIR: cannot write {named}" if named else "no folder for temporary files"
-        raise LiveError(f"{where}: {_reason(error)}") from error
+        raise LiveError(
+            f"{where}: {_reason(error)}: set TMPDIR to a folder that can be written"
+        ) from error
 
 
 def check_shared_memory() -> None:

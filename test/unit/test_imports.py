@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "python" / "sglang_live"
 ORDER = (
     "clock",
     "errors",
+    "folders",
     "device_model",
     "devices",
     "addresses",

@@ -4,6 +4,7 @@ Without torch, onnxruntime and CTranslate2: the server looks before it starts a 
 is one more row.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def _found(
 ) -> SpeechModel:
     if given in named:
         return named[given]
-    path, names = Path(given).expanduser(), ", ".join(named)
+    path, names = Path(os.path.expanduser(given)), ", ".join(named)
     if not path.exists():
         raise BadInputError(f"there is no {what} {given!r}: neither a path nor one of {names}")
     for kind in kinds:

@@ -61,7 +61,11 @@ def run_of(folder: Path) -> str:
 
 def clear_dead() -> int:
     """Remove what killed servers of this user have left. Returns the number of their folders."""
-    folders = list(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
+    try:
+        parent = tempfile.gettempdir()
+    except FileNotFoundError:  # such as a full one: preflight.py tells what it is after this
+        parent = os.environ.get("TMPDIR") or "/tmp"
+    folders = list(Path(parent).glob(f"{PREFIX}*"))
     n_cleared = sum(_clear(folder) for folder in folders)
     if n_cleared:
         log.info("leftovers_cleared folders=%d", n_cleared)

@@ -1,5 +1,6 @@
 """A talker that speaks for the language model of a cascade, found in a directory. Without torch."""
 
+import os
 from pathlib import Path
 
 from sglang_live.errors import BadInputError
@@ -18,7 +19,7 @@ def find_talker(given: str, *families: str) -> ModelFacts | None:
         BadInputError: its family does not speak the text of other models, or a file of it is
             missing or broken.
     """
-    path = Path(given).expanduser()
+    path = Path(os.path.expanduser(given))
     if not (path / "config.json").is_file():
         return None
     family = claiming_family(read_json(path / "config.json"), *families)

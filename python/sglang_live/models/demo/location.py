@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from sglang_live.folders import cache_directory
+
 # Increase it when the recipe changes, so that caches are rebuilt.
 RECIPE = 3
-CACHE_ENV = "SGLANG_LIVE_CACHE"
 
 # Names for --model-path: the trained model, and one with random weights, for tests and load tests.
 DEMO, DEMO_RANDOM = "demo", "demo-random"
@@ -40,13 +40,16 @@ class DemoSize:
 
 
 def default_directory(size: DemoSize | None = None, cache: Path | None = None) -> Path:
-    """Directory of a random demo model in `cache`, $SGLANG_LIVE_CACHE or ~/.cache/sglang_live."""
-    parent = cache or os.environ.get(CACHE_ENV) or Path.home() / ".cache" / "sglang_live"
-    text = json.dumps([RECIPE, asdict(size or DemoSize())], sort_keys=True)
-    return Path(parent) / f"demo-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    """Directory of a random demo model in `cache`; the default is folders.cache_directory."""
+    return cache_directory(cache) / _name(size or DemoSize())
+
+
+def _name(size: DemoSize) -> str:
+    text = json.dumps([RECIPE, asdict(size)], sort_keys=True)
+    return f"demo-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def is_demo(directory: str) -> bool:
     """Whether the directory is the trained demo model, or the random one of any cache."""
     path = Path(directory)
-    return path == TRAINED or path.name == default_directory().name
+    return path == TRAINED or path.name == _name(DemoSize())

