@@ -148,7 +148,7 @@ def main() -> None:
 
     def save() -> None:
         if options.json:
-            Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+            Path(options.json).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
     for n in [int(text) for text in options.ladder.split(",")]:
         found = step(n, options)

@@ -98,7 +98,7 @@ class Row:
 
 def conversations(path: Path, matching: str) -> list[list[str]]:
     """Those with a question in which the expression occurs."""
-    found = [json.loads(line)["turns"] for line in path.read_text().splitlines()]
+    found = [json.loads(line)["turns"] for line in path.read_text("utf-8").splitlines()]
     return [turns for turns in found if any(re.search(matching, turn) for turn in turns)]
 
 
@@ -314,7 +314,9 @@ def main() -> None:
             "summary": entries,
             "rows": [asdict(row) for row in rows],
         }
-        Path(options.json).write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        Path(options.json).write_text(
+            json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ def main() -> None:
     for key, value in found.items():
         print(f"{key:<22}{value}")
     if args.json:
-        args.json.write_text(json.dumps(facts() | {"batch": found}, indent=2) + "\n")
+        args.json.write_text(json.dumps(facts() | {"batch": found}, indent=2) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def main() -> None:
                 "config": config_of(options),
                 "rows": rows,
             }
-            Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+            Path(options.json).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     for arm in options.arms.split(","):
         runs = [row for row in rows if row["arm"] == arm]
         print(f"{arm}: {sum(row['collapsed'] for row in runs)} of {len(runs)} collapsed")

@@ -243,7 +243,7 @@ def main() -> None:
                 rows.append(row)
                 print(part, json.dumps(rounded(row)), flush=True)
     if options.json:
-        Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 def rounded(row: dict) -> dict:

@@ -203,7 +203,7 @@ def main() -> None:
     print(json.dumps({name: value for name, value in found.items() if name != "memory"}, indent=1))
     if options.json:
         document = {"benchmark": "endurance", **facts(), "config": config_of(options), **found}
-        Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -204,7 +204,7 @@ def main(argv: list[str] | None = None) -> None:
             "options": config_of(options),
             "rows": [asdict(row) for row in rows],
         }
-        Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
+        Path(options.json).write_text(json.dumps(result, indent=2) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

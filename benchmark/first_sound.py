@@ -175,7 +175,7 @@ def main() -> None:
         **run(options),
     }
     if options.json:
-        Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -235,7 +235,7 @@ def main(argv: list[str] | None = None) -> int:
     costs = [cost for _ in range(options.repeats) for cost in run_pair(options)]
     print(table(costs))
     if path is not None:
-        path.write_text(json.dumps(document(options, costs), indent=1) + "\n")
+        path.write_text(json.dumps(document(options, costs), indent=1) + "\n", "utf-8")
     return 0
 
 

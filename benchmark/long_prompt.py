@@ -155,7 +155,7 @@ KINDS: dict[str, Callable[[ServerProcess, str, int], Client]] = {
 
 
 def long_text(n_words: int, seed: int) -> str:
-    words = CORPUS.read_text().split()
+    words = CORPUS.read_text("utf-8").split()
     return " ".join(random.Random(f"{seed}-{next(_count)}").choices(words, k=n_words))
 
 
@@ -293,7 +293,7 @@ def main() -> None:
             "summary": summary(rows),
             "rows": rows,
         }
-        Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ async def speak(url: str, arm: Arm) -> tuple[str, TurnRecord, dict[str, Any]]:
 
 
 def marks_of(timeline: Path) -> dict[str, float]:
-    events = json.loads(timeline.read_text())["events"]
+    events = json.loads(timeline.read_text("utf-8"))["events"]
     return next(event["marks"] for event in events if event["event"] == "turn_result")
 
 
@@ -239,7 +239,7 @@ def main() -> None:
             "rows": rows,
             "device_times": device,
         }
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
+        args.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

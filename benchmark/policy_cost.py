@@ -200,7 +200,7 @@ def main() -> None:
             "options": {k: v for k, v in asdict(options).items() if k != "json"},
             "rows": [asdict(row) for row in rows],
         }
-        Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
+        Path(options.json).write_text(json.dumps(result, indent=2) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ def main() -> None:
     if args.json:
         known = facts(args.device_model)
         document = {"benchmark": "policy_engine", **known, "policies": POLICIES, "rows": rows}
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
+        args.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def main() -> None:
     result = asyncio.run(replay(args.url, args.items))
     print(json.dumps(result))
     if args.json:
-        args.json.write_text(json.dumps(result) + "\n")
+        args.json.write_text(json.dumps(result) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def loaded(load: Callable[[], T]) -> tuple[T, Cost]:
 
 def recordings(manifest: Path) -> Iterator[tuple[str, str, Pcm]]:
     """Name, text and sound of each recording of one speaker with a text."""
-    for line in manifest.read_text().splitlines():
+    for line in manifest.read_text("utf-8").splitlines():
         entry = json.loads(line)
         if entry["kind"] == "speech" and entry["transcript"]:
             pcm, rate_hz = sf.read(manifest.parent / Path(entry["file"]).name, dtype="int16")
@@ -95,7 +95,7 @@ def plain_sentences(files: list[Path], n: int) -> list[str]:
     found = [
         [
             match[0]
-            for line in path.read_text().splitlines()
+            for line in path.read_text("utf-8").splitlines()
             if (match := _PLAIN_SENTENCE.match(json.loads(line)["turns"][0]))
             and len(match[0].split()) >= _MIN_WORDS
         ]
@@ -182,7 +182,7 @@ def main() -> None:
     text = json.dumps(document, indent=1)
     print(text)
     if args.json:
-        args.json.write_text(f"{text}\n")
+        args.json.write_text(f"{text}\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def main() -> None:
             "config": {"windows_each": WINDOWS_EACH, "rounds": args.rounds},
             "rows": [asdict(row) for row in rows],
         }
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
+        args.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

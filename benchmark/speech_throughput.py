@@ -56,7 +56,7 @@ class Row:
 
 def texts(n: int) -> list[str]:
     """Sentences of the questions, again and again with a number in front, so that all differ."""
-    documents = [json.loads(line) for line in QUESTIONS.read_text().splitlines()]
+    documents = [json.loads(line) for line in QUESTIONS.read_text("utf-8").splitlines()]
     whole = " ".join(turn for document in documents for turn in document["turns"])
     found = [s for s in re.split(r"(?<=[.?!])\s+", whole) if 20 <= len(s) <= _MOST_CHARACTERS]
     rounds = itertools.count(1)
@@ -155,7 +155,7 @@ def main() -> None:
             "arms": arms,
             "rows": [asdict(row) for row in rows],
         }
-        Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

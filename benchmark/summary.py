@@ -22,7 +22,7 @@ BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 
 def documents(results: Path, benchmark: str) -> list[dict]:
     """All documents of a benchmark, newest first."""
-    found = [json.loads(path.read_text()) for path in results.glob(f"{benchmark}_*.json")]
+    found = [json.loads(path.read_text("utf-8")) for path in results.glob(f"{benchmark}_*.json")]
     return sorted(found, key=lambda document: document["date"], reverse=True)
 
 
@@ -344,9 +344,9 @@ def _row(document: dict, what: str, value: str) -> str:
 
 
 def main() -> None:
-    before, rest = PAGE.read_text().split(BEGIN)
+    before, rest = PAGE.read_text("utf-8").split(BEGIN)
     after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n{section(RESULTS)}\n{END}{after}")
+    PAGE.write_text(f"{before}{BEGIN}\n{section(RESULTS)}\n{END}{after}", "utf-8")
 
 
 if __name__ == "__main__":

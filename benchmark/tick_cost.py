@@ -154,7 +154,7 @@ def main() -> None:
             "config": {"repeats": args.repeats, "frame_ms": _FRAME_MS, "history": _HISTORY},
             "rows": [asdict(found) for found in rows],
         }
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
+        args.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def main() -> None:
             print(f"{core:8s} {n_prompts:8d}{figures}", flush=True)
     if options.json:
         document = {"benchmark": "tree_core", **facts(), "config": config_of(options), "rows": rows}
-        Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -132,7 +132,9 @@ def main() -> None:
     for name, ms in result["mean_marks_ms"].items():
         print(f"  {name:24} {ms:8.1f} ms")
     if args.json:
-        args.json.write_text(json.dumps({**facts(), "config": config, **result}, indent=2) + "\n")
+        args.json.write_text(
+            json.dumps({**facts(), "config": config, **result}, indent=2) + "\n", "utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     print("\n" + "\n".join(notes(points)))
     if config.json is not None:
         text = json.dumps(document(config, results, facts(config.device_model)), indent=1)
-        config.json.write_text(text + "\n")
+        config.json.write_text(text + "\n", "utf-8")
         _say(f"wrote {config.json}")
     return code
 

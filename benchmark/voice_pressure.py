@@ -99,7 +99,7 @@ def main() -> int:
             print(error, file=sys.stderr)
             return 1
     if options.json:
-        Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     return 0
 
 

@@ -27,7 +27,11 @@ class ServerProcess:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            self._command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+            self._command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
         )
         try:
             self._address = f"127.0.0.1:{self._port()}"
@@ -48,7 +52,7 @@ class ServerProcess:
 
     def cpu_s(self) -> float:
         """User and system time of all its threads since its start."""
-        stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+        stat = Path(f"/proc/{self._process.pid}/stat").read_text("utf-8")
         # The fields after the name, which may contain any character and ends with the last ")".
         fields = stat.rpartition(")")[2].split()
         user_ticks, system_ticks = int(fields[11]), int(fields[12])
@@ -56,7 +60,7 @@ class ServerProcess:
 
     def rss_mb(self) -> float:
         """Resident memory of the process."""
-        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text("utf-8").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def lag_ms(self) -> list[float]:

@@ -87,9 +87,9 @@ def _run(name: str, check: Any, options: Any, args: argparse.Namespace) -> int:
         document |= {"git_commit": args.commit, "git_dirty": None}
     path = args.out / _file_name(name, document["device"])
     args.out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    path.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     for end, text in findings.files.items():
-        path.with_name(f"{path.stem}_{end}").write_text(text)
+        path.with_name(f"{path.stem}_{end}").write_text(text, "utf-8")
     for line in (*findings.lines, *(f"PROBLEM: {problem}" for problem in findings.problems)):
         print(line)
     return FAILED if findings.problems else PASSED

@@ -241,7 +241,7 @@ async def _generate_ms(
 
 def device_model(name: str, measured: Measured) -> str:
     """The text of a device model of one device: BASE with the measured figures."""
-    base: dict[str, Any] = tomllib.loads(BASE.read_text())
+    base: dict[str, Any] = tomllib.loads(BASE.read_text("utf-8"))
     lines = [f'name = "{name}"', "n_devices = 1"]
     for section in ("thinker", "talker", "vocoder", "link"):
         lines += ["", f"[{section}]"]

@@ -50,7 +50,7 @@ async def running_stage(
                 await supervisor.start()
         yield supervisor.replicas[0]
     except Exception:
-        log = (run_dir / f"{stage}-0.log").read_text(errors="replace").splitlines()
+        log = (run_dir / f"{stage}-0.log").read_text("utf-8", errors="replace").splitlines()
         print("\n".join(log[-LOG_TAIL_LINES:]), file=sys.stderr)
         raise
     finally:

@@ -33,7 +33,9 @@ def run(options: Options, device: str, seed: int) -> Findings:
     with tempfile.TemporaryDirectory() as folder, environment({SYNC_LOG_ENV: folder}):
         fields = {name: getattr(options, name) for name in options.__slots__}
         found = server.run(server.Options(**fields), device, seed)
-        documents = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
+        documents = [
+            json.loads(path.read_text("utf-8")) for path in sorted(Path(folder).glob("*.json"))
+        ]
     return judge(documents, found.problems)
 
 

@@ -157,7 +157,7 @@ def main() -> None:
         "summary": summary(rows),
     }
     if options.json:
-        Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

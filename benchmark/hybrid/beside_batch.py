@@ -114,7 +114,7 @@ class BatchQueue:
 def lines_of(options: Options, model: str) -> str:
     """A batch with the lengths of a service's requests."""
     rng = np.random.default_rng(options.seed)
-    words = sorted(set(QUESTIONS.read_text().split()))
+    words = sorted(set(QUESTIONS.read_text("utf-8").split()))
     supply = Workload.load(PARTS[1], "chat").supply(options.seed)
     lines = []
     for number in range(options.lines):
@@ -241,7 +241,7 @@ def main() -> None:
             "summary": found,
             "turns": [row.to_json() for row in rows],
         }
-        Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ _PER_TOKEN = ("decode_per_kv_token_ns", "prefill_per_token_us", "kv_token_bytes"
 def coarse_device(path: Path, divisor: int, folder: Path) -> Path:
     """Write the device model to a file in `folder`, with costs of the thinker's tokens times the
     divisor. Returns the file."""
-    document = tomllib.loads(path.read_text())
+    document = tomllib.loads(path.read_text("utf-8"))
     for name in _PER_TOKEN:
         document["thinker"][name]["value"] *= divisor
     lines = [f"{name} = {json.dumps(document.pop(name))}" for name in ("name", "n_devices")]
@@ -27,5 +27,5 @@ def coarse_device(path: Path, divisor: int, folder: Path) -> Path:
             for name, one in figures.items()
         ]
     coarse = folder / f"{path.stem}_{divisor}.toml"
-    coarse.write_text("\n".join(lines) + "\n")
+    coarse.write_text("\n".join(lines) + "\n", "utf-8")
     return coarse

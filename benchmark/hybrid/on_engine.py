@@ -233,7 +233,7 @@ def main() -> None:
             "rows": rows,
             "summary": summary(rows),
         }
-        Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -57,8 +57,11 @@ class Workload:
     @classmethod
     def load(cls, part: Part, kind: str, best_effort: str = "code") -> Self:
         """best_effort: one of SERVICES, whose lengths best-effort requests have."""
-        found, at = json.loads((WORKLOADS / "azure_lengths.json").read_text()), PARTS.index(part)
-        spurts = json.loads((WORKLOADS / "ami_spurts.json").read_text())["spurt_s"]
+        found, at = (
+            json.loads((WORKLOADS / "azure_lengths.json").read_text("utf-8")),
+            PARTS.index(part),
+        )
+        spurts = json.loads((WORKLOADS / "ami_spurts.json").read_text("utf-8"))["spurt_s"]
         heard, others = (np.array(found[name])[at::2] for name in ("conversation", best_effort))
         return cls(kind, heard, others, np.array(spurts)[at::2], Traffic.load())
 

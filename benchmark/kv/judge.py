@@ -230,7 +230,7 @@ def main() -> None:
             "options": config_of(options),
             "rows": [asdict(row) for row in rows],
         }
-        Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
+        Path(options.json).write_text(json.dumps(result, indent=2) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -197,13 +197,13 @@ def pages(n_tokens: int, page_tokens: int) -> int:
 
 
 def load_chains(path: Path = WORKLOADS / "mooncake_chains.json") -> list[Chain]:
-    chains = json.loads(path.read_text())["chains"]
+    chains = json.loads(path.read_text("utf-8"))["chains"]
     return [tuple(Turn(new, n_output) for _, _, n_output, new in chain) for chain in chains]
 
 
 def load_utterances(path: Path = WORKLOADS / "ami_spurts.json") -> np.ndarray:
     """Durations of utterances in seconds. Many are short and hide little loading time."""
-    return np.asarray(json.loads(path.read_text())["spurt_s"], dtype=float)
+    return np.asarray(json.loads(path.read_text("utf-8"))["spurt_s"], dtype=float)
 
 
 def gaps_of(regime: str, chat_scale: float = 1.0) -> Gaps:

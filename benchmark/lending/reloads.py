@@ -206,7 +206,7 @@ def main() -> None:
             "config": config_of(options),
             "rows": rows,
         }
-        Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

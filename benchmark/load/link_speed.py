@@ -13,12 +13,12 @@ def with_link(device_model: Path, gb_per_s: float, folder: Path) -> Path:
     text, n_changed = re.subn(
         r"^(to_(?:device|host)_gb_per_s) = .*$",
         rf"\1 = {speed}",
-        device_model.read_text(),
+        device_model.read_text("utf-8"),
         flags=re.M,
     )
     assert n_changed == 2, "a device model has a speed for each direction"
     name = f", link of {gb_per_s:g} GB/s"
     text = re.sub(r'^(name = ".*)"$', rf'\1{name}"', text, count=1, flags=re.M)
     copy = folder / f"link_{gb_per_s:g}_{device_model.name}"
-    copy.write_text(text)
+    copy.write_text(text, "utf-8")
     return copy

@@ -126,7 +126,7 @@ class ServerProcess:
             return ""
 
     def log_tail(self) -> str:
-        lines = Path(self._log.name).read_text(errors="replace").splitlines()
+        lines = Path(self._log.name).read_text("utf-8", errors="replace").splitlines()
         return "\n".join(lines[-LOG_TAIL_LINES:])
 
     def _wait_until_healthy(self, deadline_s: float) -> None:

@@ -40,7 +40,7 @@ class Paper:
                 show(experiment, rows)
                 document["experiments"][experiment.name] = to_json(experiment, rows)
                 if options.json is not None:
-                    options.json.write_text(json.dumps(document, indent=1) + "\n")
+                    options.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
         if options.picture is not None:
             found = {
                 name: [Row.from_json(row) for row in one["rows"]]
@@ -51,7 +51,7 @@ class Paper:
     def _document(self, path: Path | None, config: SimulateConfig) -> dict[str, Any]:
         settings = {"repeats": config.repeats, "seed": config.seed}
         if path is not None and path.exists():
-            document: dict[str, Any] = json.loads(path.read_text())
+            document: dict[str, Any] = json.loads(path.read_text("utf-8"))
             if document["config"] != settings:
                 raise SystemExit(f"{path} has another configuration: name another file")
             return document

@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, required=True, help="draw here, SVG or PNG")
     options = parser.parse_args()
     admission, retention = (
-        json.loads(path.read_text()) for path in (options.admission, options.retention)
+        json.loads(path.read_text("utf-8")) for path in (options.admission, options.retention)
     )
     draw(admission, retention, options.picture)
 

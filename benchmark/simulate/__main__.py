@@ -57,7 +57,7 @@ class Loads:
 def main(argv: list[str] | None = None) -> int:
     config = parse_args(argv)
     if config.against is not None:
-        found = against.compare(json.loads(config.against.read_text()))
+        found = against.compare(json.loads(config.against.read_text("utf-8")))
         print(against.table(found))
         _write(config, {"against": config.against.name, "rows": [_row(one) for one in found]})
         return 0
@@ -146,7 +146,9 @@ def _write(config: SimulateConfig, found: dict[str, Any]) -> None:
     document = {"benchmark": "simulate", **known, "config": settings, **found}
     # One line for each point.
     text = json.dumps(document, indent=1)
-    config.json.write_text(_POINT.sub(lambda found: " ".join(found[0].split()), text) + "\n")
+    config.json.write_text(
+        _POINT.sub(lambda found: " ".join(found[0].split()), text) + "\n", "utf-8"
+    )
     _say(f"wrote {config.json}")
 
 

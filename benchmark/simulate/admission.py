@@ -274,7 +274,7 @@ def main(argv: list[str] | None = None) -> int:
             "brute_force": n_star,
             **{load: [asdict(one) for one in rows] for load, rows in found.items()},
         }
-        config.json.write_text(json.dumps(document, indent=1) + "\n")
+        config.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     return 0
 
 

@@ -236,7 +236,7 @@ def _write(config: FleetConfig, quality: Quality, grown: list[Grown]) -> None:
         ],
         "fleets": [asdict(one) for one in grown],
     }
-    config.json.write_text(json.dumps(document, indent=1) + "\n")
+    config.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     _say(f"wrote {config.json}")
 
 

@@ -29,7 +29,7 @@ class Traffic:
 
     @classmethod
     def load(cls, path: Path = TRAFFIC) -> Self:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text("utf-8"))
         rates = np.array(found["window_rates_rps"], float)
         known = np.flatnonzero(rates)
         # Windows without a record get a rate between those before and behind.

@@ -77,7 +77,7 @@ def main() -> None:
     }
     print("\n".join(tables(document)))
     if args.json:
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
+        args.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     if args.chart:
         draw(document["ends"], args.chart)
 
@@ -137,7 +137,7 @@ def through_server(
             "served": served,
             "packets": asdict(pace),
         }
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
+        args.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 def tables(document: dict) -> list[str]:

@@ -62,7 +62,7 @@ def read_clips(folders: Iterable[Path]) -> list[Clip]:
     """
     rows: dict[str, tuple[Path, dict]] = {}
     for folder in folders:
-        for line in (folder / "manifest.jsonl").read_text().splitlines():
+        for line in (folder / "manifest.jsonl").read_text("utf-8").splitlines():
             row = json.loads(line)
             rows[Path(row["file"]).stem] = folder / Path(row["file"]).name, row
     groups = grouped({name: speakers_of(row) or [name] for name, (_, row) in rows.items()})
@@ -129,7 +129,7 @@ def _part_of(clip: Clip, cut: Cut) -> Part | None:
 
 def drawn_dialogues(clips: Sequence[Clip], draws: int) -> list[Recording]:
     """Each speaker's clips as turns, with the clips' own pauses lasting as long as in a meeting."""
-    lengths_ms = [1000 * s for s in json.loads(_PAUSES.read_text())["pause_s"]]
+    lengths_ms = [1000 * s for s in json.loads(_PAUSES.read_text("utf-8"))["pause_s"]]
     found = []
     for group in sorted({clip.group for clip in clips}):
         own = [clip for clip in clips if clip.group == group]

@@ -61,7 +61,7 @@ def read_clip_folders(folders: Sequence[Path], split: str, draws: int) -> Found:
 def read_eot_bench(folders: Sequence[Path], split: str, draws: int) -> Found:
     found = []
     for path in (path for folder in folders for path in sorted(folder.glob("*.jsonl"))):
-        for line in path.read_text().splitlines():
+        for line in path.read_text("utf-8").splitlines():
             row = json.loads(line)
             if split_of(row["id"]) == split:
                 found.append(_eot_recording(row, path.parent))
@@ -118,7 +118,7 @@ def _fdb_stimuli(name: str, path: Path) -> Iterable[Stimulus]:
         kind, times_ms = INTERRUPTION, _times_ms(file)
     elif (file := folder / "metadata.json").is_file():
         kind = _FDB_KINDS.get(folder.parent.name, folder.parent.name)
-        start_s, end_s = json.loads(file.read_text())["timestamps"]
+        start_s, end_s = json.loads(file.read_text("utf-8"))["timestamps"]
         times_ms = [(1000 * start_s, 1000 * end_s)]
     else:
         return
@@ -130,7 +130,7 @@ def _fdb_stimuli(name: str, path: Path) -> Iterable[Stimulus]:
 
 
 def _times_ms(path: Path) -> list[tuple[float, float]]:
-    rows = json.loads(path.read_text())
+    rows = json.loads(path.read_text("utf-8"))
     return [(1000 * row["timestamp"][0], 1000 * row["timestamp"][1]) for row in rows]
 
 

@@ -74,7 +74,7 @@ def main() -> None:
     }
     print("\n".join(tables(document)))
     if args.json:
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
+        args.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 def voice_rows(stimuli: Sequence[Stimulus], model: SpeakerEncoder) -> list[dict]:

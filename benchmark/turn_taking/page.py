@@ -62,10 +62,10 @@ def _replaced(page: str, markers: tuple[str, str], text: str) -> str:
 def main() -> None:
     document = newest(RESULTS, "turn_taking")
     assert document is not None, "no document: run python -m benchmark.turn_taking --json first"
-    page = _replaced(PAGE.read_text(), (BEGIN, END), measured(document))
+    page = _replaced(PAGE.read_text("utf-8"), (BEGIN, END), measured(document))
     voices = newest(RESULTS, "other_voices")
     assert voices is not None, "no document: run python -m benchmark.turn_taking.other_voices first"
-    PAGE.write_text(_replaced(page, OTHER_VOICES, other_voices(voices)))
+    PAGE.write_text(_replaced(page, OTHER_VOICES, other_voices(voices)), "utf-8")
     draw(document["ends"], CHART)
 
 

@@ -170,7 +170,7 @@ def run(options: Options) -> list[dict[str, Any]]:
 def _earlier(options: Options) -> list[dict[str, Any]]:
     if not options.json or not Path(options.json).exists():
         return []
-    document = json.loads(Path(options.json).read_text())
+    document = json.loads(Path(options.json).read_text("utf-8"))
     if document["config"] != _config(options):
         raise SystemExit(f"{options.json} has another configuration: name another file")
     rows: list[dict[str, Any]] = document["rows"]
@@ -190,7 +190,7 @@ def _write(options: Options, rows: list[dict[str, Any]], known_facts: dict[str, 
             "config": _config(options),
             "rows": rows,
         }
-        Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 def _print(row: dict[str, Any]) -> None:

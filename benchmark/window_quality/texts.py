@@ -86,7 +86,7 @@ def templated(tokenizer: Any, messages: list[Message], *, opens: bool = False) -
 
 
 def load_dialogues() -> list[list[Message]]:
-    with gzip.open(DIALOGUES, "rt") as lines:
+    with gzip.open(DIALOGUES, "rt", encoding="utf-8") as lines:
         found = [json.loads(line)["turns"] for line in lines]
     return [[{"role": role, "content": text} for role, text in turns] for turns in found]
 

@@ -100,7 +100,7 @@ def main() -> None:
     head = {"what": WHAT, "source": SOURCE, "licence": "Apache-2.0"}
     lines = ",\n".join("  " + json.dumps(chain) for chain in kept)
     text = json.dumps(head, indent=1)[:-2] + f',\n "chains": [\n{lines}\n ]\n}}\n'
-    Path(__file__).with_name("mooncake_chains.json").write_text(text)
+    Path(__file__).with_name("mooncake_chains.json").write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def main() -> None:
             "gb_per_s": rates,
             "times_ms": times_ms,
         }
-        Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def main() -> None:
             "median_ms": medians_ms,
             "times_ms": times_ms,
         }
-        Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+        Path(options.json).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

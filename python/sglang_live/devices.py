@@ -102,7 +102,7 @@ def check_devices(replicas: Iterable[UsedDevices]) -> None:
 
 def _n_cuda_devices() -> int:
     """CUDA devices that the engines' PyTorch sees, also by CUDA_VISIBLE_DEVICES."""
-    asked = subprocess.run([sys.executable, "-c", _COUNT], capture_output=True, text=True)
+    asked = subprocess.run([sys.executable, "-c", _COUNT], capture_output=True, encoding="utf-8")
     if asked.returncode:
         last = (asked.stderr.strip().splitlines() or ["no output"])[-1]
         raise LiveError(f"cannot count CUDA devices: {last}")

@@ -84,7 +84,7 @@ def complete(model: Qwen3OmniMoeForConditionalGeneration, tokenizer, directory: 
     weight_map = {name: _shard(_part_of(name)) for name in apart(model.state_dict())}
     size = sum((directory / shard).stat().st_size for shard in set(weight_map.values()))
     index = {"metadata": {"total_size": size}, "weight_map": weight_map}
-    (directory / _INDEX).write_text(json.dumps(index, indent=1) + "\n")
+    (directory / _INDEX).write_text(json.dumps(index, indent=1) + "\n", "utf-8")
     save_processor(tokenizer, directory)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     GenerationConfig(eos_token_id=end, do_sample=True, temperature=0.1, top_k=1).save_pretrained(

@@ -237,7 +237,7 @@ def main() -> None:
         found = asyncio.run(Examiner(server.url, model, people, extent).examine())
     print(json.dumps(found, indent=1))
     if args.json:
-        args.json.write_text(json.dumps({**facts(), **found}, indent=1) + "\n")
+        args.json.write_text(json.dumps({**facts(), **found}, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -56,10 +56,10 @@ class RecordingCache:
                     pcm = (np.clip(said.sound, -1, 1) * 32767).astype("<i2")
                     file.write(pcm.tobytes())
                     entries.append([said.text, len(pcm)])
-            index.write_text(json.dumps(entries))
+            index.write_text(json.dumps(entries), "utf-8")
         pcm = np.fromfile(samples, "<i2")
         found, at = [], 0
-        for text, n in json.loads(index.read_text()):
+        for text, n in json.loads(index.read_text("utf-8")):
             found.append(Utterance(text, pcm[at : at + n].astype(np.float32) / 32767))
             at += n
         return found

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from training.demo import world
 
-_WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text())
+_WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text("utf-8"))
 NOUNS, VERBS, ADJECTIVES, PLACES = (
     tuple(_WORDS[kind].split()) for kind in ("nouns", "verbs", "adjectives", "places")
 )

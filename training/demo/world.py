@@ -15,7 +15,7 @@ UNKNOWN = "I did not understand that. Please ask me something else."
 # Ways to ask, and the answer.
 Fact = tuple[tuple[str, ...], str]
 
-_KNOWN = tomllib.loads(Path(__file__).with_name("world.toml").read_text())
+_KNOWN = tomllib.loads(Path(__file__).with_name("world.toml").read_text("utf-8"))
 _ONES = (
     "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
     "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",

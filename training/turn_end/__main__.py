@@ -62,8 +62,8 @@ def main() -> None:
         "figures_with_each_group_held_back": sums,
         "weights": asdict(fitted(pauses, costs)),
     }
-    WEIGHTS.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-    print(WEIGHTS.read_text())
+    WEIGHTS.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    print(WEIGHTS.read_text("utf-8"))
 
 
 if __name__ == "__main__":

@@ -185,8 +185,8 @@ def _turns(units: Sequence[Unit], speaker: str, lasts_ms: float) -> tuple[Turn, 
 
 
 def read_pauses(path: Path) -> list[JudgedPause]:
-    return [JudgedPause(**json.loads(line)) for line in path.read_text().splitlines()]
+    return [JudgedPause(**json.loads(line)) for line in path.read_text("utf-8").splitlines()]
 
 
 def write_pauses(pauses: Iterable[JudgedPause], path: Path) -> None:
-    path.write_text("".join(json.dumps(asdict(pause)) + "\n" for pause in pauses))
+    path.write_text("".join(json.dumps(asdict(pause)) + "\n" for pause in pauses), "utf-8")

@@ -85,7 +85,7 @@ def main() -> None:
         "figures_of_groups_kept_apart": figures,
         "weights": {"bias": round(fit.bias, 3), "features": rounded(fit.weights)},
     }
-    WEIGHTS.write_text(json.dumps(document, indent=0, ensure_ascii=False) + "\n")
+    WEIGHTS.write_text(json.dumps(document, indent=0, ensure_ascii=False) + "\n", "utf-8")
     print(json.dumps(figures, indent=1))
 
 

@@ -74,7 +74,7 @@ def main() -> None:
     text = json.dumps(document, indent=1) + "\n"
     print(text)
     if args.json:
-        args.json.write_text(text)
+        args.json.write_text(text, "utf-8")
 
 
 def _aucs(pauses: Sequence[JudgedPause]) -> dict:

@@ -62,7 +62,7 @@ class SmartTurnModel:
 def _has_vnni() -> bool:
     """Whether the processor sums products of bytes in 32 bits. False if that is not known."""
     cpu = Path("/proc/cpuinfo")
-    return cpu.is_file() and "vnni" in cpu.read_text()
+    return cpu.is_file() and "vnni" in cpu.read_text("utf-8")
 
 
 def installed_model_path() -> Path | None:

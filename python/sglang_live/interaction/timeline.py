@@ -97,7 +97,7 @@ class Timeline:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self._session_id}.json"
         try:
-            path.write_text(json.dumps(self.to_json()) + "\n")
+            path.write_text(json.dumps(self.to_json()) + "\n", "utf-8")
         except OSError:
             path.unlink(missing_ok=True)  # a partial document cannot be read
             raise

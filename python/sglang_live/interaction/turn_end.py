@@ -88,7 +88,7 @@ def _longer(ms: float, mean: float, sd: float) -> float:
 
 @cache
 def trained_weights() -> TurnEndWeights:
-    return TurnEndWeights(**json.loads(WEIGHTS.read_text())["weights"])
+    return TurnEndWeights(**json.loads(WEIGHTS.read_text("utf-8"))["weights"])
 
 
 def cutoff_ms(eagerness: str) -> float:

@@ -118,7 +118,7 @@ def _check_weights(file: Path) -> None:
 
 def _read_json(file: Path) -> object:
     try:
-        return json.loads(file.read_text())
+        return json.loads(file.read_text("utf-8"))
     except OSError as error:
         raise BadInputError(f"cannot read {file}: {error.strerror}") from error
     except ValueError as error:

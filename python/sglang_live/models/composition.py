@@ -77,7 +77,7 @@ def compose(
     text = json.dumps(config, indent=2)
     directory = cache / "cascades" / hashlib.sha256(text.encode()).hexdigest()[:12]
     directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=directory, delete=False) as file:
+    with tempfile.NamedTemporaryFile("w", dir=directory, delete=False, encoding="utf-8") as file:
         file.write(text)
     os.replace(file.name, directory / "config.json")
     return directory

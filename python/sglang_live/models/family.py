@@ -241,7 +241,7 @@ def family_modules() -> list[str]:
 def read_json(path: Path) -> dict[str, Any]:
     """Raises BadInputError if the file is not a JSON object."""
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise BadInputError(f"cannot read {path}: {error}") from error
     if not isinstance(document, dict):

@@ -191,7 +191,7 @@ def place(point: dict[str, Any]) -> float:
 def read(path: Path) -> Document:
     """Raises DocumentError with the fault of the file."""
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise DocumentError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:

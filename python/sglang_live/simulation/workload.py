@@ -61,7 +61,7 @@ class Workload:
         cls, *, turns: int, barge_in: float, seed: int, durations: Path = RESPONSE_DURATIONS
     ) -> Self:
         """Raises ValueError if `durations` is no file of durations."""
-        clips = json.loads(CLIPS.read_text())["clips"]
+        clips = json.loads(CLIPS.read_text("utf-8"))["clips"]
         return cls(
             clips={name: Clip(**clip) for name, clip in clips.items()},
             response_durations_s=load_response_durations(durations),

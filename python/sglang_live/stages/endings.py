@@ -71,7 +71,7 @@ def was_work(status: int, out_of_memory: bool) -> bool:
 def oom_kills() -> int | None:
     """Processes that the kernel has killed for lack of memory since it started. None: unknown."""
     try:
-        for line in _VMSTAT.read_text().splitlines():
+        for line in _VMSTAT.read_text("utf-8").splitlines():
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     except (OSError, ValueError):

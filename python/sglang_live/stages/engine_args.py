@@ -166,7 +166,7 @@ def _named_lists(path: Path) -> dict[str, tuple[Any, ...]]:
 
 def _tree(path: Path) -> ast.Module:
     try:
-        return ast.parse(path.read_text())
+        return ast.parse(path.read_text("utf-8"))
     except (OSError, SyntaxError) as error:
         raise LiveError(f"cannot read SGLang's arguments in {path}: {error}") from error
 

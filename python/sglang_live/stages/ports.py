@@ -31,6 +31,6 @@ def free_port() -> int:
 
 def _first_ephemeral() -> int:
     try:
-        return int(_EPHEMERAL_RANGE.read_text().split()[0])
+        return int(_EPHEMERAL_RANGE.read_text("utf-8").split()[0])
     except (OSError, ValueError, IndexError):
         return _EPHEMERAL_FROM

@@ -155,7 +155,7 @@ def set_up_logs(spec: StageSpec) -> None:
     as_json = spec.log_format == "json"
     log_in_lines(spec.name, as_json=as_json)
     path = spec.file_path("logging.json")
-    path.write_text(json.dumps(engine_logging(spec.name, as_json)))
+    path.write_text(json.dumps(engine_logging(spec.name, as_json)), "utf-8")
     # SGLang's own variable: a file that the operator set there is used.
     os.environ.setdefault("SGLANG_LOGGING_CONFIG_PATH", str(path))
 

@@ -152,7 +152,7 @@ class Supervisor:
         """What a replica has logged so far. Only with a log_dir."""
         path = self._logs.path_of(name) if self._logs is not None else None
         assert path is not None
-        return path.read_text(errors="replace")
+        return path.read_text("utf-8", errors="replace")
 
     async def _cause(self, replica: Replica) -> str:
         """Why it did not start, from its last lines: a text behind a colon, or ""."""

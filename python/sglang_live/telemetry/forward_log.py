@@ -21,7 +21,9 @@ class ForwardLog:
     """Writes `begin end` lines, in seconds, to a file of this process."""
 
     def __init__(self, directory: Path, stage: str):
-        self._file = (directory / f"{stage}-{os.getpid()}.log").open("w", buffering=1)
+        self._file = (directory / f"{stage}-{os.getpid()}.log").open(
+            "w", buffering=1, encoding="utf-8"
+        )
         self._failed = False
         atexit.register(self._close)
 
@@ -55,7 +57,9 @@ class ForwardLog:
 
 def read_spans(directory: Path) -> list[tuple[float, float]]:
     """The spans of all stages, ordered by their begin."""
-    lines = [line for path in directory.glob("*.log") for line in path.read_text().splitlines()]
+    lines = [
+        line for path in directory.glob("*.log") for line in path.read_text("utf-8").splitlines()
+    ]
     spans = (line.split() for line in lines)
     return sorted((float(begin), float(end)) for begin, end in spans)
 

@@ -86,15 +86,15 @@ def test_text_is_written_once_as_it_comes(rows):
     rows.bind(one, 1)
     rows.text_ids[1, 0] = 7  # would be 1 again if it were written twice
     one.text_ids += [2, 3]
-    rows.write_text(one)
-    rows.write_text(one)
+    rows.write_text_ids(one)
+    rows.write_text_ids(one)
     assert text_of(rows, 1) == padded(7, 2, 3)
 
 
 def test_text_for_a_request_without_a_row_is_written_later(rows):
     one = stream()
     one.text_ids += [1]
-    rows.write_text(one)
+    rows.write_text_ids(one)
     assert (rows.text_ids == PAD).all()
     rows.bind(one, 2)
     assert text_of(rows, 2) == padded(1)

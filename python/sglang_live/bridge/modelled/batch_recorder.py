@@ -50,7 +50,7 @@ class BatchRecorder:
     def arrived(self, launch: Launch, now_s: float) -> None:
         device = self._in_flight.popleft()
         times = launch.at_s, now_s, device.began_s, device.done_s
-        with self._path.open("a") as file:
+        with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(BatchRecord(launch.work, *times))) + "\n")
 
 
@@ -73,5 +73,5 @@ def batch_recorder() -> BatchRecorder | None:
 
 
 def read_record(path: Path) -> list[BatchRecord]:
-    rows: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
+    rows: list[dict[str, Any]] = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     return [BatchRecord(**{**row, "work": BatchWork(**row["work"])}) for row in rows]

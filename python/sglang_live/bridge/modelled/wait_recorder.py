@@ -49,7 +49,7 @@ class WaitRecorder(TorchDispatchMode):
         line = f"{place} {operator}"
         if line not in self._seen:
             self._seen.add(line)
-            with self._path.open("a") as file:
+            with self._path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
 
 

@@ -25,7 +25,7 @@ _OWN_CLOCK = ("decide_s", "compact_s", "reload_s", "peer_reload_s")
 class RoundLog:
     def __init__(self, directory: Path, scheduler: Any):
         name = f"{os.environ[STAGE_ENV]}-rank{torch.distributed.get_rank()}.jsonl"
-        self._file = (directory / name).open("w", buffering=1)
+        self._file = (directory / name).open("w", buffering=1, encoding="utf-8")
         self._scheduler = scheduler
         self._n_rounds = 0
         self._last: dict[str, Any] = {}

@@ -65,5 +65,5 @@ class SyncLog:
                 for (thread, stack), n in self._places.most_common()
             ]
             whole = self._path.with_suffix(".part")
-            whole.write_text(json.dumps({"engine": self._engine, "places": places}))
+            whole.write_text(json.dumps({"engine": self._engine, "places": places}), "utf-8")
             whole.replace(self._path)

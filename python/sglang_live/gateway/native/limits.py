@@ -33,4 +33,5 @@ def template_takes_images(checkpoint: Path) -> bool:
     """Returns True if any chat template of the checkpoint has a place for images."""
     files = [checkpoint / name for name in _TEMPLATES if (checkpoint / name).is_file()]
     marks = ("image_url", "'image'", '"image"', '\\"image\\"')
-    return any(mark in file.read_text(errors="replace") for file in files for mark in marks)
+    texts = [file.read_text("utf-8", errors="replace") for file in files]
+    return any(mark in text for text in texts for mark in marks)

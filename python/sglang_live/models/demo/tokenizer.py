@@ -53,7 +53,9 @@ def build_tokenizer(vocab_size: int, corpus: str | None = None) -> PreTrainedTok
         show_progress=False,
     )
     if corpus is None:
-        corpus = resources.files("sglang_live.models.demo").joinpath("corpus.txt").read_text()
+        corpus = (
+            resources.files("sglang_live.models.demo").joinpath("corpus.txt").read_text("utf-8")
+        )
     # The role names must become single tokens, as in Qwen's vocabulary: repeat them.
     bpe.train_from_iterator([corpus, "system\nuser\nassistant\n" * 200], trainer)
     tokenizer = PreTrainedTokenizerFast(

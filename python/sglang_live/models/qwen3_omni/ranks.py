@@ -19,7 +19,7 @@ def check_ranks(path: Path, stage: str, flag: str, n_ranks: int) -> None:
     check_number(flag, n_ranks)
     if n_ranks == 1 or stage == "vocoder":
         return
-    config = json.loads((path / "config.json").read_text())[f"{stage}_config"]
+    config = json.loads((path / "config.json").read_text("utf-8"))[f"{stage}_config"]
     text = config["text_config"]
     sizes = {name: text[name] for name in _DECODER}
     if shared := text.get("shared_expert_intermediate_size"):

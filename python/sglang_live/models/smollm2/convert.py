@@ -76,8 +76,8 @@ def _write(file: GgufFile, directory: Path) -> None:
     generation = {name: config[name] for name in _IDS} | _SAMPLING
     _write_json(directory / location.GENERATION, generation)
     _write_json(directory / location.TOKENIZER_CONFIG, tokenizer_config(file))
-    (directory / location.TEMPLATE).write_text(chat_template(file))
-    (directory / location.TOKENIZER).write_text(tokenizer_of(file).to_str(pretty=True))
+    (directory / location.TEMPLATE).write_text(chat_template(file), "utf-8")
+    (directory / location.TOKENIZER).write_text(tokenizer_of(file).to_str(pretty=True), "utf-8")
     # transformers asks for the format.
     weights = directory / location.WEIGHTS
     save_file(weights_of(file, config), weights, metadata={"format": "pt"})
@@ -86,7 +86,7 @@ def _write(file: GgufFile, directory: Path) -> None:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

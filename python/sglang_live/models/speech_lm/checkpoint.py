@@ -42,7 +42,7 @@ def _files(path: Path, prefix: str) -> dict[str, list[str] | None]:
     if not (path / _INDEX).exists():
         return {_SINGLE: None}
     files = defaultdict(list)
-    for name, file in json.loads((path / _INDEX).read_text())["weight_map"].items():
+    for name, file in json.loads((path / _INDEX).read_text("utf-8"))["weight_map"].items():
         if name.startswith(prefix):
             files[file].append(name)
     return dict(files)

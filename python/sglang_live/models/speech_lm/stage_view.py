@@ -36,8 +36,8 @@ def view_of_talker(
     cache.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="view-", dir=cache))
     try:
-        config = config_of(json.loads((checkpoint / "config.json").read_text()))
-        (scratch / "config.json").write_text(json.dumps(config, indent=2))
+        config = config_of(json.loads((checkpoint / "config.json").read_text("utf-8")))
+        (scratch / "config.json").write_text(json.dumps(config, indent=2), "utf-8")
         _link_weights(checkpoint, scratch, prefixes)
         os.replace(scratch, view)
     except OSError:
@@ -52,7 +52,7 @@ def shards_with(checkpoint: Path, prefixes: tuple[str, ...]) -> dict[str, str]:
     """Weight name -> shard file name, for the weights whose name starts with one of prefixes."""
     index = checkpoint / "model.safetensors.index.json"
     if index.exists():
-        weight_map = json.loads(index.read_text())["weight_map"]
+        weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
     else:
         weight_map = {}
         for shard in sorted(checkpoint.glob("*.safetensors")):
@@ -64,6 +64,6 @@ def shards_with(checkpoint: Path, prefixes: tuple[str, ...]) -> dict[str, str]:
 def _link_weights(checkpoint: Path, view: Path, prefixes: tuple[str, ...]) -> None:
     weight_map = shards_with(checkpoint, prefixes)
     index = {"metadata": {}, "weight_map": weight_map}
-    (view / "model.safetensors.index.json").write_text(json.dumps(index))
+    (view / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
     for shard in set(weight_map.values()):
         (view / shard).symlink_to(checkpoint / shard)

@@ -66,16 +66,16 @@ class TalkerRows:
             self.codes[row, : len(saved.codes)] = saved.codes
             self.past_hidden[row], self.seen[row] = saved.past_hidden, saved.seen
             stream.saved = None
-        self.write_text(stream)
+        self.write_text_ids(stream)
 
     def refresh(self, stream: TalkerStream) -> None:
         """Write the changes since the last step."""
-        self.write_text(stream)
+        self.write_text_ids(stream)
         if stream.n_dropped != stream.n_dropped_written:
             self.n_dropped[stream.row].fill_(stream.n_dropped)
             stream.n_dropped_written = stream.n_dropped
 
-    def write_text(self, stream: TalkerStream) -> None:
+    def write_text_ids(self, stream: TalkerStream) -> None:
         """Copy text that came since the last call."""
         known, new = stream.n_text_written, stream.text_ids[stream.n_text_written :]
         if stream.row is None or not new:

@@ -46,7 +46,7 @@ class UserPlan:
 
 def load_response_gaps(path: Path) -> np.ndarray:
     """Positive part of measured floor-transfer offsets, in seconds; overlaps become 0."""
-    offsets_s = np.asarray(json.loads(path.read_text())["fto_s"], dtype=float)
+    offsets_s = np.asarray(json.loads(path.read_text("utf-8"))["fto_s"], dtype=float)
     gaps_s: np.ndarray = np.maximum(offsets_s, 0.0)
     return gaps_s
 

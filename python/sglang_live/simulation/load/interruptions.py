@@ -58,7 +58,7 @@ def load_response_durations(path: Path) -> np.ndarray:
         ValueError: if the file is not a list of positive durations.
     """
     try:
-        durations_s = np.asarray(json.loads(path.read_text())["durations_s"], dtype=float)
+        durations_s = np.asarray(json.loads(path.read_text("utf-8"))["durations_s"], dtype=float)
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"cannot read response durations from {path}: {error!r}") from error
     if not durations_s.size or durations_s.ndim != 1 or (durations_s <= 0).any():
