@@ -1,8 +1,9 @@
-"""Refuses requests that an engine was processing when it died.
+"""Refuses requests that an engine was processing when it died, twice.
 
 In: a hash of the content of every request to an engine; which engine died. Out: SuspectError.
 Owner: one Suspects per server. An SDK repeats a request that failed; if that request has killed the
-engine, its repetition would kill it again, for all users.
+engine, its repetition would kill it again and again, for all users. The first death says little:
+most requests were beside the cause.
 """
 
 import hashlib
@@ -22,6 +23,8 @@ from sglang_live.stages.ids import turn_of
 log = logging.getLogger(__name__)
 
 KEPT_S = 600.0
+# Deaths within that time from which on a request is refused.
+DEATHS = 2
 # Each is 32 bytes. Never are more requests than this in engines at once.
 MAX_KEPT = 4096
 # A connection to an engine may break before its end is noticed.
@@ -61,24 +64,26 @@ class Suspects:
     max_kept: int = MAX_KEPT
     n_suspected: int = 0
     n_refused: int = 0
-    _until_s: OrderedDict[bytes, float] = field(default_factory=OrderedDict)
+    # Deaths with each request, and until when they count.
+    _deaths: OrderedDict[bytes, tuple[int, float]] = field(default_factory=OrderedDict)
     _turns: dict[str, bytes] = field(default_factory=dict)
     _requests: set[EngineRequest] = field(default_factory=set)
 
     def check(self, content: bytes) -> None:
-        """Raises SuspectError if it was in an engine when that died, less than kept_s ago."""
+        """Raises SuspectError if it was in an engine when that died, DEATHS times, the latest less
+        than kept_s ago."""
         now_s = self.clock.now_s()
-        while self._until_s and next(iter(self._until_s.values())) <= now_s:
-            self._until_s.popitem(last=False)
-        if content not in self._until_s:
+        self._forget(now_s)
+        n_deaths, until_s = self._deaths.get(content, (0, 0.0))
+        if n_deaths < DEATHS:
             return
         self.n_refused += 1
-        left_s = self._until_s[content] - now_s
+        left_s = until_s - now_s
         log.warning("suspect_refused content=%s left_s=%.0f", content.hex()[:12], left_s)
         raise SuspectError(
-            "This request was being processed when the model's engine died, and is not tried again "
-            f"for {max(1, round(left_s / 60))} min. Repeating it will not help; other requests "
-            "are served."
+            "This request was being processed each time the model's engine died, and is not tried "
+            f"again for {max(1, round(left_s / 60))} min. Repeating it will not help; other "
+            "requests are served."
         )
 
     @contextmanager
@@ -116,7 +121,7 @@ class Suspects:
         }
 
     def died(self, engine: str, jobs: Iterable[str]) -> None:
-        """Suspect the requests that an engine had not finished when it died.
+        """Note the requests that an engine had not finished when it died.
 
         Args:
             engine: name of the replica.
@@ -133,15 +138,20 @@ class Suspects:
         }
         found |= {request.content for request in running}
         self._requests = {f for f in self._requests if f not in running or f.broken_s is None}
+        self._forget(now_s)
         for content in found:
-            self._until_s.pop(content, None)
-            self._until_s[content] = now_s + self.kept_s
-        while len(self._until_s) > self.max_kept:
-            self._until_s.popitem(last=False)
+            n_deaths, _ = self._deaths.pop(content, (0, 0.0))
+            self._deaths[content] = n_deaths + 1, now_s + self.kept_s
+        while len(self._deaths) > self.max_kept:
+            self._deaths.popitem(last=False)
         self.n_suspected += len(found)
         log.error(
             "engine_died engine=%s suspects=%s", engine, [c.hex()[:12] for c in sorted(found)]
         )
+
+    def _forget(self, now_s: float) -> None:
+        while self._deaths and next(iter(self._deaths.values()))[1] <= now_s:
+            self._deaths.popitem(last=False)
 
     def collect(self) -> Iterator[Metric]:
         """For a prometheus_client registry."""

@@ -1,6 +1,7 @@
 """What was in an engine when it died is refused for a while, and nothing else."""
 
 import itertools
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from sglang_live.clock import SimClock
 from sglang_live.core import AudioPart, HistoryItem, TextPart, Tools, TurnRequest
 from sglang_live.orchestrator.suspects import (
     BROKEN_BEFORE_S,
+    DEATHS,
     KEPT_S,
     SuspectError,
     Suspects,
@@ -38,10 +40,33 @@ def refuses(suspects: Suspects, content: bytes) -> bool:
     return False
 
 
-def test_a_turn_in_the_engine_that_died_is_refused_for_ten_minutes(suspects, clock):
+def test_one_death_refuses_nothing(suspects, clock):
     with suspects.turn("t1", KILLER):
         suspects.died("thinker/0", ["t1-think"])
     assert (suspects.n_suspected, suspects.n_refused) == (1, 0)
+    assert not refuses(suspects, KILLER)
+    clock.advance(KEPT_S)
+    with suspects.turn("t2", KILLER):
+        suspects.died("thinker/0", ["t2-think"])
+    assert not refuses(suspects, KILLER), "the first one was too long ago"
+
+
+def test_of_48_requests_beside_the_cause_none_is_refused(suspects):
+    contents = [digest(bytes([n])) for n in range(48)]
+    with ExitStack() as turns:
+        for n, content in enumerate(contents):
+            turns.enter_context(suspects.turn(f"t{n}", content))
+        suspects.died("thinker/0", [f"t{n}-think" for n in range(48)])
+    with suspects.turn("again", contents[0]):
+        suspects.died("thinker/1", ["again-think"])
+    assert [refuses(suspects, content) for content in contents] == [True, *[False] * 47]
+
+
+def test_a_turn_with_which_an_engine_died_twice_is_refused_for_ten_minutes(suspects, clock):
+    for turn_id in ("t1", "t1b"):
+        with suspects.turn(turn_id, KILLER):
+            suspects.died("thinker/0", [f"{turn_id}-think"])
+    assert (suspects.n_suspected, suspects.n_refused) == (2, 0)
     clock.advance(KEPT_S - 1)
     with pytest.raises(SuspectError) as refused, suspects.turn("t2", KILLER):
         pass
@@ -58,25 +83,28 @@ def test_what_was_not_in_that_engine_is_served(suspects):
         pass
     with suspects.turn("speaking", BESIDE), suspects.turn("t", KILLER):
         # Its thinker is done: when the thinker dies, only its talker has work of it.
-        suspects.died("thinker/0", ["t-think", "unknown-think"])
+        for _ in range(DEATHS):
+            suspects.died("thinker/0", ["t-think", "unknown-think"])
     assert [refuses(suspects, content) for content in (KILLER, BESIDE, OTHER)] == [True, 0, 0]
 
 
 def test_a_request_of_the_native_api_is_suspect_in_its_own_engine_only(suspects):
-    killer = suspects.begin("thinker/0", KILLER)
-    beside = suspects.begin("thinker/1", BESIDE)
-    suspects.end(suspects.begin("thinker/0", OTHER))
-    suspects.died("thinker/0", [])
-    for request in (killer, beside):
-        suspects.end(request, broken=True)
+    for _ in range(DEATHS):
+        killer = suspects.begin("thinker/0", KILLER)
+        beside = suspects.begin("thinker/1", BESIDE)
+        suspects.end(suspects.begin("thinker/0", OTHER))
+        suspects.died("thinker/0", [])
+        for request in (killer, beside):
+            suspects.end(request, broken=True)
     assert [refuses(suspects, content) for content in (KILLER, BESIDE, OTHER)] == [True, 0, 0]
 
 
 @pytest.mark.parametrize(("before_s", "suspected"), [(1, True), (BROKEN_BEFORE_S + 1, False)])
 def test_a_connection_may_break_before_the_death_is_noticed(suspects, clock, before_s, suspected):
-    suspects.end(suspects.begin("thinker/0", KILLER), broken=True)
-    clock.advance(before_s)
-    suspects.died("thinker/0", [])
+    for _ in range(DEATHS):
+        suspects.end(suspects.begin("thinker/0", KILLER), broken=True)
+        clock.advance(before_s)
+        suspects.died("thinker/0", [])
     assert refuses(suspects, KILLER) is suspected
 
 
@@ -92,7 +120,8 @@ def test_memory_is_bounded_and_the_oldest_is_dropped(clock):
     suspects = Suspects(clock, max_kept=3)
     for n in range(5):
         with suspects.turn("t", digest(bytes([n]))):
-            suspects.died("thinker/0", ["t-think"])
+            for _ in range(DEATHS):
+                suspects.died("thinker/0", ["t-think"])
     assert [refuses(suspects, digest(bytes([n]))) for n in range(5)] == [0, 0, True, True, True]
     assert not suspects._turns and not suspects._requests
 

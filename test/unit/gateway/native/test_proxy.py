@@ -19,7 +19,7 @@ from sglang_live.gateway.native.names import RunningNames
 from sglang_live.gateway.native.responses import early_error, model_info, server_info
 from sglang_live.gateway.native.routes import ROUTES
 from sglang_live.kv.retention import RetentionConfig
-from sglang_live.orchestrator.suspects import Suspects
+from sglang_live.orchestrator.suspects import DEATHS, Suspects
 from test.unit.gateway.fakes import MODEL, FakeOrchestrator, app_of
 from test.unit.gateway.live_server import listening
 
@@ -653,13 +653,14 @@ async def test_an_upstream_that_is_down_is_a_503_with_a_reason():
 # --- requests that were in the engine when it died ---
 
 
-async def test_a_request_that_died_with_its_engine_is_refused_the_second_time():
+async def test_a_request_with_which_its_engine_died_twice_is_refused():
     suspects = Suspects(SimClock())
     async with proxied(suspects=suspects) as (http, sglang):
         killer = {"text": "x", "sampling_params": {"n": 1, "top_p": 0.5}}
         sending = asyncio.create_task(http.post("/generate", json=killer))
         await sglang.working.wait()
-        suspects.died("thinker/0", [])
+        for _ in range(DEATHS):
+            suspects.died("thinker/0", [])
         sglang.gate.set()
         await sending
         # Its name, the order of its fields and the form of its response do not make it another one.
@@ -686,9 +687,10 @@ async def test_a_connection_that_breaks_before_its_engines_death_is_noticed_is_s
     async with proxied(suspects=suspects) as (http, sglang):
         sglang.breaks = True
         body = {"text": "x", "stream": stream}
-        with suppress(httpx.RemoteProtocolError):
-            await http.post("/generate", json=body)
-        suspects.died("thinker/0", [])
+        for _ in range(DEATHS):
+            with suppress(httpx.RemoteProtocolError):
+                await http.post("/generate", json=body)
+            suspects.died("thinker/0", [])
         assert (await http.post("/generate", json=body)).status_code == 400
 
 
