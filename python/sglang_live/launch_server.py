@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry
 
 from sglang_live.arguments import parse
 from sglang_live.bridge.platform.media_urls import PRIVATE_MEDIA_ENV
-from sglang_live.capacity.best_effort import used_share
 from sglang_live.capacity.control import CapacityConfig, CapacityControl
 from sglang_live.clock import MonotonicClock
 from sglang_live.config import ServerConfig, SessionStorage
@@ -199,7 +198,7 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
             supervisor,
             model_name=config.served_model_name,
             voices=model.voices,
-            capacity=CapacityControl(_capacity(config), clock, lambda: _pools(supervisor)),
+            capacity=CapacityControl(_capacity(config), clock, lambda: orchestrator.pools()),
             policies=config.policies,
             clock=clock,
             suspects=suspects,
@@ -378,16 +377,6 @@ def _takes_priority(args: Mapping[str, object]) -> bool:
     """
     names = ("enable_priority_scheduling", "abort_on_priority_when_disabled")
     return not any(args.get(name) for name in names)
-
-
-def _pools(supervisor: Supervisor) -> dict[str, float]:
-    """Used share of the KV pool by stage: that of its fullest replica."""
-    pools: dict[str, float] = {}
-    for replica in supervisor.replicas:
-        share = used_share(replica.ready.load) if replica.ready else None
-        if share is not None:
-            pools[replica.spec.stage] = max(share, pools.get(replica.spec.stage, 0.0))
-    return pools
 
 
 def _health(supervisor: Supervisor) -> Health:

@@ -7,7 +7,6 @@ import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -299,20 +298,6 @@ def test_flex_requests_and_lines_have_streams_beside_those_of_sessions(model):
     beside = specs(model, *own, "--batch-dir", "/b", "--batch-at-once", "5")
     assert alone.engine_args["max_streams"] == 36
     assert beside["vocoder/0"].engine_args["max_streams"] == 41
-
-
-def test_best_effort_kv_does_not_count_as_used():
-    def pool(**load: float) -> float:
-        ready = SimpleNamespace(load={"kv_tokens_total": 1000.0, **load})
-        spec = SimpleNamespace(stage="thinker")
-        replica = SimpleNamespace(ready=ready, spec=spec)
-        return launch_server._pools(SimpleNamespace(replicas=[replica]))["thinker"]
-
-    assert pool(kv_tokens_used=960.0) == 0.96, "an engine that does not report it"
-    assert pool(kv_tokens_used=960.0, policy_be_kv_tokens=460.0) == 0.5
-    assert pool(kv_tokens_used=10.0, policy_be_kv_tokens=20.0) == 0.0, (
-        "reports are not of one moment"
-    )
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ Owner: one CapacityControl per server. It never ends an admitted session.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from sglang_live.capacity.aimd import Aimd, AimdConfig
-from sglang_live.capacity.deadlines import DeadlineConfig, Deadlines
+from sglang_live.capacity.deadlines import DeadlineConfig, Deadlines, Kind
 from sglang_live.capacity.forecast import PoolForecast
 from sglang_live.clock import Clock
 from sglang_live.errors import CapacityError
@@ -29,6 +30,7 @@ class CapacityConfig:
     max_sessions: upper bound of the limit.
     adapts: whether the limit is lower where more sessions cannot be served in time.
     first_packet_s: budget of a turn's first packet, from the decision that the user's turn is over.
+    first_token_s: budget of the first token of a response without sound, which waits behind others.
     frame_share: budget of a frame, as a share of the time until the next.
     full_share: share of a KV pool in use from which no session is admitted.
     saturates_s: nor is one with which a pool would be full within this time.
@@ -38,6 +40,7 @@ class CapacityConfig:
     max_sessions: int
     adapts: bool = True
     first_packet_s: float = 1.0
+    first_token_s: float = 15.0
     frame_share: float = 0.5
     full_share: float = 0.95
     saturates_s: float = 30.0
@@ -52,6 +55,25 @@ class CapacityConfig:
             raise ValueError(f"first_packet_s must be positive, got {self.first_packet_s}")
 
 
+class Named(Protocol):
+    """A replica of a stage."""
+
+    @property
+    def name(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """The KV pool of one engine.
+
+    share: of it that is in use. n_sessions: admitted ones that stay with the engine.
+    """
+
+    stage: str
+    share: float
+    n_sessions: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
     """
@@ -59,7 +81,7 @@ class Capacity:
     why: reason why no more would be; "" if there is none.
     share: share of its budget that the slowest tenth of deadlines took at least, in the latest
         window with any; None: there was none yet.
-    pools: (share in use, seconds until it is full) by stage.
+    pools: (share in use, seconds until it is full) by stage, of its emptiest replica.
     """
 
     n_sessions: int
@@ -73,23 +95,25 @@ class Capacity:
 class CapacityControl:
     """
     Args:
-        pools: returns the share of its KV pool in use by stage.
+        pools: returns the KV pools of the engines that are up, by replica.
     """
 
     def __init__(
         self,
         config: CapacityConfig,
         clock: Clock,
-        pools: Callable[[], Mapping[str, float]] = dict,
+        pools: Callable[[], Mapping[str, Pool]] = dict,
     ):
         self._config, self._clock, self._read_pools = config, clock, pools
         self._aimd = Aimd(config.aimd)
         self._deadlines = Deadlines(config.deadlines)
-        self._forecasts: dict[str, PoolForecast] = {}
-        self._sampled_s = -math.inf
+        self._pools: Mapping[str, Pool] = {}
+        self._forecasts: dict[str, PoolForecast] = {}  # by replica
+        self._sampled_s, self._n_sampled = -math.inf, 0  # the latest sample: time, sessions
         self._share: float | None = None
         self._n_sessions = self._n_most = 0  # now, and at most in this window
         self._new: dict[str, float] = {}  # admission of the sessions that have taken no turn
+        self._idle_s, self._idle_since_s = 0.0, clock.now_s()  # of this window, without sessions
 
     # --- sessions ---
 
@@ -102,9 +126,10 @@ class CapacityControl:
         now = self.report()
         if not now.n_more:
             raise CapacityError(now.why, retry_after_s=_RETRY_AFTER_S)
+        self._count_idle(now_s := self._clock.now_s())
         self._n_sessions += 1
         self._n_most = max(self._n_most, self._n_sessions)
-        self._new[session_id] = self._clock.now_s()
+        self._new[session_id] = now_s
 
     def turn_begins(self, session_id: str) -> None:
         """A turn of an admitted session begins, with deadlines or without."""
@@ -112,17 +137,20 @@ class CapacityControl:
 
     def release(self, session_id: str) -> None:
         self._n_sessions -= 1
+        self._idle_since_s = self._clock.now_s()
         self._new.pop(session_id, None)
 
     # --- deadlines ---
 
-    def first_packet_due(self, session_id: str, *, must_come: bool = True) -> int:
-        """Begin the deadline of a turn. Returns its number for came(), failed() or gone().
-
-        must_come: False if the response may have no audio, as a function call.
-        """
+    def first_packet_due(self, session_id: str) -> int:
+        """Begin the deadline of a turn. Returns its number for came(), failed() and so on."""
         budget_s = self._config.first_packet_s
-        return self._deadlines.begin(session_id, self._clock.now_s(), budget_s, must_come=must_come)
+        return self._deadlines.begin(session_id, self._clock.now_s(), budget_s)
+
+    def first_token_due(self, session_id: str) -> int:
+        """The same of a turn without audio."""
+        budget_s = self._config.first_token_s
+        return self._deadlines.begin(session_id, self._clock.now_s(), budget_s, Kind.TEXT)
 
     def frame_due(self, session_id: str, frame_s: float) -> int:
         """Begin the deadline of a frame; the next one follows in frame_s. Returns its number."""
@@ -137,13 +165,18 @@ class CapacityControl:
         """Count a deadline before which the turn failed. No effect if it came."""
         self._deadlines.empty(deadline)
 
+    def abandoned(self, deadline: int) -> None:
+        """Count a deadline of a turn that was given up, if it is overdue. No effect if it
+        came."""
+        self._deadlines.abandoned(deadline, self._clock.now_s())
+
     def gone(self, deadline: int) -> None:
-        """Drop a deadline that has become void. No effect if it came."""
+        """Drop a deadline before which there is nothing to come. No effect if it came."""
         self._deadlines.gone(deadline)
 
     def flowed(self, session_id: str, gap_s: float) -> None:
         """Count the flow of a response. gap_s: its listener's longest wait for the server."""
-        self._deadlines.count(session_id, gap_s / AUDIBLE_GAP_S, is_flow=True)
+        self._deadlines.count(session_id, gap_s / AUDIBLE_GAP_S, Kind.FLOW)
         self._update()
 
     # --- capacity ---
@@ -157,39 +190,62 @@ class CapacityControl:
             why = f"{n} of {config.max_sessions} sessions"
             if limit < config.max_sessions:
                 why = f"{n} sessions, and {limit} can be served in time"
-        for stage, forecast in self._forecasts.items() if config.adapts else ():
-            n_fit = self._room_in(forecast)
+        emptiest: dict[str, PoolForecast] = {}
+        for name, forecast in self._forecasts.items():
+            other = emptiest.setdefault(stage := self._pools[name].stage, forecast)
+            if forecast.share < other.share:
+                emptiest[stage] = forecast
+        for stage, forecast in emptiest.items() if config.adapts else ():
+            n_fit = self._room_of(stage)
             if n_fit < n_more:
                 n_more, why = int(n_fit), "" if n_fit else self._why_full(stage, forecast)
         pools = {
             stage: (forecast.share, forecast.saturates_in_s())
-            for stage, forecast in self._forecasts.items()
+            for stage, forecast in emptiest.items()
         }
         return Capacity(
             n_sessions=n, limit=limit, n_more=n_more, why=why, share=self._share, pools=pools
         )
 
-    def _room_in(self, forecast: PoolForecast) -> float:
+    def has_room_in(self, replica: Named) -> bool:
+        """Whether its KV pool has room for another session, by the latest sample."""
+        return replica.name not in self._forecasts or self._room_in(replica.name) > 0
+
+    def _room_of(self, stage: str) -> float:
+        """Sessions that the replicas of a stage have room for; new ones go where there is some."""
+        rooms = (self._room_in(name) for name, pool in self._pools.items() if pool.stage == stage)
+        return max(0, sum(rooms) - max(0, self._n_sessions - self._n_sampled))
+
+    def _room_in(self, replica: str) -> float:
+        forecast = self._forecasts[replica]
         if forecast.share >= self._config.full_share:
             return 0
         most = forecast.most_sessions(self._config.saturates_s)
-        return most if math.isinf(most) else max(0, int(most) - self._n_sessions)
+        return most if math.isinf(most) else max(0, int(most) - self._pools[replica].n_sessions)
 
     def _why_full(self, stage: str, forecast: PoolForecast) -> str:
         if forecast.share >= self._config.full_share:
             return f"the {stage}'s KV pool is {100 * forecast.share:.0f} % full"
-        in_s = forecast.saturates_in_s(self._n_sessions + 1)
+        in_s = forecast.saturates_in_s(forecast.n_sessions + 1)
         return f"the {stage}'s KV pool would be full in {in_s:.0f} s"
 
     def _update(self) -> None:
         now_s = self._clock.now_s()
         if now_s - self._sampled_s >= self._config.sample_s:
             self._sampled_s = now_s
-            for stage, share in self._read_pools().items():
-                forecast = self._forecasts.setdefault(stage, PoolForecast())
-                forecast.observe(now_s, share, self._n_sessions)
+            self._pools, self._n_sampled = dict(self._read_pools()), self._n_sessions
+            known = self._forecasts
+            self._forecasts = {name: known.get(name, PoolForecast()) for name in self._pools}
+            for name, forecast in self._forecasts.items():
+                forecast.observe(now_s, self._pools[name].share, self._pools[name].n_sessions)
         if (verdict := self._deadlines.verdict(now_s)) is not None:
             self._share = self._share if verdict.share is None else verdict.share
             n_new = sum(now_s - admitted_s <= _FIRST_TURN_S for admitted_s in self._new.values())
-            self._aimd.window(verdict, self._n_most, n_new)
-            self._n_most = self._n_sessions
+            self._count_idle(now_s)
+            self._aimd.window(verdict, self._n_most, n_new, idle_s=self._idle_s)
+            self._n_most, self._idle_s = self._n_sessions, 0.0
+
+    def _count_idle(self, now_s: float) -> None:
+        if not self._n_sessions:
+            self._idle_s += now_s - self._idle_since_s
+            self._idle_since_s = now_s

@@ -24,28 +24,29 @@ class PoolForecast:
     Attributes:
         share: share of the pool that is in use.
         rate: growth of the share per session and second; 0 while no growth is certain.
+        n_sessions: at the latest sample.
     """
 
     def __init__(self, history_s: float = HISTORY_S):
         self._history_s = history_s
         self._samples: deque[tuple[float, float, float]] = deque()  # time, session-seconds, share
-        self._n_sessions = 0
+        self.n_sessions = 0
         self.share = self.rate = 0.0
 
     def observe(self, now_s: float, share: float, n_sessions: int) -> None:
         session_s = 0.0
         if self._samples:
             last_s, session_s, _ = self._samples[-1]
-            session_s += max(1, self._n_sessions) * (now_s - last_s)
+            session_s += max(1, self.n_sessions) * (now_s - last_s)
         self._samples.append((now_s, session_s, share))
         while now_s - self._samples[0][0] > self._history_s:
             self._samples.popleft()
-        self.share, self._n_sessions = share, n_sessions
+        self.share, self.n_sessions = share, n_sessions
         self.rate = self._slope()
 
     def saturates_in_s(self, n_sessions: int | None = None) -> float:
         """Returns the seconds until it is full, by default with all sessions; inf: never."""
-        n_sessions = max(1, self._n_sessions if n_sessions is None else n_sessions)
+        n_sessions = max(1, self.n_sessions if n_sessions is None else n_sessions)
         if self.share >= 1:
             return 0.0
         return (1 - self.share) / (n_sessions * self.rate) if self.rate > 0 else math.inf

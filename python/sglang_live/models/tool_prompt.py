@@ -84,6 +84,11 @@ class ResponseParts:
         if CALL_BEGIN not in text:
             self.n_spoken, self.spoken = len(ids), text
 
+    @property
+    def has_call(self) -> bool:
+        """Whether a call has begun."""
+        return bool(self._calls)
+
     def calls(self) -> list[str]:
         """The text between the tags of each call; the last one may lack its end."""
         found = []

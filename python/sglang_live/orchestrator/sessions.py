@@ -1,22 +1,23 @@
-"""Sessions of the orchestrator. Each stays with one replica of every stage."""
+"""Sessions of the orchestrator. Each stays with one replica of every stage while that is up."""
 
 import logging
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 
-from sglang_live.capacity.best_effort import BestEffort
-from sglang_live.capacity.control import Capacity, CapacityControl
+from sglang_live.capacity.best_effort import BestEffort, used_share
+from sglang_live.capacity.control import Capacity, CapacityControl, Pool
 from sglang_live.clock import Clock
 from sglang_live.core import (
     AudioDelta,
     PromptContent,
     PromptSize,
+    TranscriptDelta,
     TurnDone,
     TurnEvent,
     TurnRequest,
 )
-from sglang_live.errors import BadInputError, LiveError
+from sglang_live.errors import BadInputError, LiveError, StageUnavailableError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import PROMPT_TOKENS_MOST
 from sglang_live.orchestrator.metronome import Metronome
@@ -72,15 +73,20 @@ class LiveSession:
         self._busy = self._busy or not turn.stateless
         turn = self._numbered(turn)
         set_log_ids(session=self.session_id, turn=turn.turn_id)
+        self._place()
         links = self._owner.links(self._replicas, "") if turn.stateless else self._links
         trace = TurnTrace(self._owner.clock)
         on_stream_event = None if turn.stateless else self._on_stream_event
+        deadline = TurnDeadline(self._owner.capacity, self.session_id, turn)
         control = TurnControl(
-            self._owner.policies, self._owner.clock, self._interrupts, on_stream_event
+            self._owner.policies,
+            self._owner.clock,
+            self._interrupts,
+            on_stream_event,
+            deadline.call_came,
         )
         if not turn.stateless:
             self._control = control
-        deadline = TurnDeadline(self._owner.capacity, self.session_id, turn)
         work = TurnWork(turn) if turn.stateless else self.speculation.begin(turn)
         if not turn.stateless:
             self._deadline = deadline
@@ -124,9 +130,13 @@ class LiveSession:
             async for event in events:
                 if isinstance(event, AudioDelta):
                     deadline.audio_came()
+                elif isinstance(event, TranscriptDelta) and event.text.strip():
+                    deadline.text_came()
                 if isinstance(event, TurnDone):
                     if turn.frame_s is not None:
                         deadline.frame_done()
+                    else:
+                        deadline.done()
                     if not turn.stateless:
                         event = self._turn_prefill.with_usage(event, turn)
                         if not self.speculation.is_open:
@@ -135,6 +145,25 @@ class LiveSession:
                         self._log_done(turn.turn_id, event, trace)
                     self._end_control(control)
                 yield event
+
+    def _place(self) -> None:
+        """Find another replica in the place of each that is down, if there is one.
+
+        It builds the session anew from the history; a turn that runs stays where it is.
+        """
+        for stage, replica in self._replicas.items():
+            if not replica.is_up and (other := self._owner.other_than(replica)) is not None:
+                self._replicas[stage] = other
+                replica.sessions.discard(self.session_id)
+                replica.n_left += 1
+                other.sessions.add(self.session_id)
+                log.warning(
+                    "session_placed session=%s from=%s to=%s",
+                    self.session_id,
+                    replica.name,
+                    other.name,
+                )
+        self._links.to_replicas(self._replicas)
 
     def _numbered(self, turn: TurnRequest) -> TurnRequest:
         if turn.turn_id:
@@ -180,6 +209,7 @@ class LiveSession:
     def prefill_turn(self, turn: TurnRequest) -> bool:
         if self._closed or self._busy:
             return False
+        self._place()
         if turn.preheat and not self._replicas["thinker"].is_up:
             return False  # its KV is lost; it may be up again while the user still speaks
         try:
@@ -292,6 +322,25 @@ class LiveOrchestrator:
             most=measured.most_tokens,
         )
 
+    def other_than(self, replica: Replica) -> Replica | None:
+        """A replica of the same stage that is up; None: none is."""
+        try:
+            return self._least_loaded(replica.spec.stage)
+        except StageUnavailableError:
+            return None
+
+    def pools(self) -> dict[str, Pool]:
+        """The KV pools of all engines that are up, by replica."""
+        pools = {}
+        for replica in self._supervisor.replicas:
+            share = used_share(replica.ready.load) if replica.ready else None
+            if share is not None:
+                sessions = (self._sessions.get(session_id) for session_id in replica.sessions)
+                n_sessions = sum(one is not None and one.admitted for one in sessions)
+                stage = replica.spec.stage
+                pools[replica.name] = Pool(stage=stage, share=share, n_sessions=n_sessions)
+        return pools
+
     def capacity_now(self) -> Capacity:
         return self.capacity.report()
 
@@ -306,4 +355,5 @@ class LiveOrchestrator:
             replica.sessions.discard(session.session_id)
 
     def _least_loaded(self, stage: str) -> Replica:
-        return least_loaded(stage, (r for r in self._supervisor.replicas if r.spec.stage == stage))
+        replicas = (r for r in self._supervisor.replicas if r.spec.stage == stage)
+        return least_loaded(stage, replicas, self.capacity.has_room_in)

@@ -12,6 +12,7 @@ from sglang_live.errors import StageFailedError
 from sglang_live.message_parts import WireAudio, WireItem, WireSegment, WireText
 from sglang_live.messages import (
     CodecFrames,
+    FunctionCallProgress,
     Interrupt,
     Progress,
     ScriptRequest,
@@ -79,6 +80,7 @@ class ThinkerJob:
         self._known, self._segments = known, segments
         self._interrupted = False
         self.on_stream_event: OnStreamEvent = ignore_event
+        self.on_call: Callable[[], None] = lambda: None
         self.item_key = turn.item_key
         self.done: ThinkerDone | None = None
 
@@ -114,6 +116,8 @@ class ThinkerJob:
                     self._segments[message.key] = Segment(message.token_ids, states)
                 case TextTokens():
                     yield message
+                case FunctionCallProgress():
+                    self.on_call()
                 case StreamEvent():
                     self.on_stream_event("thinker", message.what, message.buffered_s)
                 case ThinkerDone():

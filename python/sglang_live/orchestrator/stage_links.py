@@ -1,6 +1,9 @@
-"""A session's links to its replica of every stage, and the items that each replica has."""
+"""A session's links to its replica of every stage, and the items that each replica has.
 
-from collections.abc import AsyncIterator
+A link whose replica is replaced knows of no items: the new one is sent the whole history.
+"""
+
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -204,6 +207,12 @@ class StageLinks:
             TalkerLink(speaks, session_id, segments, talker_reads_text) if speaks else TextLink(),
             VocoderLink(replicas["vocoder"], session_id, startup_delays),
         )
+
+    def to_replicas(self, replicas: Mapping[str, Replica]) -> None:
+        """Later jobs run in these replicas, by stage."""
+        for link in (self.thinker, self.talker, self.vocoder):
+            if isinstance(link, _Link):
+                link.replica = replicas[link.replica.spec.stage]
 
     def forget_deleted(self, turn: TurnRequest) -> None:
         """Drop the segments of messages that are no longer in the conversation."""

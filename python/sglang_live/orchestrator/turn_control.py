@@ -4,6 +4,8 @@ In: interruptions and playback, from the session; codec frames, from the turn it
 to the turn's jobs. Never waits. Owner: one TurnControl per turn.
 """
 
+from collections.abc import Callable
+
 from sglang_live.clock import Clock
 from sglang_live.core import FRAME_S
 from sglang_live.orchestrator.script_job import ScriptJob
@@ -27,6 +29,7 @@ class TurnControl:
         policies: of the server. Without any, nothing is reported to the stages.
         interrupts: the share of responses that this user interrupts, 0 to 1.
         on_stream_event: called with what the stages' policies do with the turn's requests.
+        on_call: called when the response goes on with a function call, at least once.
     """
 
     def __init__(
@@ -35,8 +38,9 @@ class TurnControl:
         clock: Clock,
         interrupts: float = FIRST_INTERRUPTS,
         on_stream_event: OnStreamEvent | None = None,
+        on_call: Callable[[], None] | None = None,
     ):
-        self._on_stream_event = on_stream_event
+        self._on_stream_event, self._on_call = on_stream_event, on_call
         self._policies, self._clock, self._interrupts = policies, clock, interrupts
         self._jobs: tuple[ThinkerJob | ScriptJob, TalkerJob | TextJob, VocoderJob] | None = None
         # Seconds of speech that were reported to the thinker last, and when.
@@ -48,6 +52,8 @@ class TurnControl:
         self, thinker: ThinkerJob | ScriptJob, talker: TalkerJob | TextJob, vocoder: VocoderJob
     ) -> None:
         self._jobs = thinker, talker, vocoder
+        if self._on_call is not None and isinstance(thinker, ThinkerJob):
+            thinker.on_call = self._on_call
         if self._on_stream_event is not None:
             thinker.on_stream_event = talker.on_stream_event = self._on_stream_event
 

@@ -50,6 +50,7 @@ class Replica:
     ready: its latest answer to a ping. None while it is down.
     process: None while none runs, and for a stage on another host.
     sessions: ids of the sessions that stay with it.
+    n_left: sessions that were placed elsewhere because it was down.
     status: exit status of its last process; negative: the signal. None: none has ended.
     oom_kills: of the whole machine at its last answer (endings.oom_kills). None: not known.
     """
@@ -60,12 +61,18 @@ class Replica:
     process: asyncio.subprocess.Process | Forked | None = None
     sessions: set[str] = field(default_factory=set)
     n_starts: int = 0
+    n_left: int = 0
     status: int | None = None
     oom_kills: int | None = None
 
     @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
     def is_up(self) -> bool:
-        return self.ready is not None and self.client is not None
+        client = self.client
+        return self.ready is not None and client is not None and not client.is_down
 
     @property
     def state(self) -> str:

@@ -17,6 +17,11 @@ def took(share: float, n_late_sessions: int = 5) -> Verdict:
     return Verdict(share, n_late_sessions)
 
 
+def judged(**settings) -> Aimd:
+    """One of which each late window counts."""
+    return Aimd(AimdConfig(few_s=0.0, **settings))
+
+
 def test_it_rises_by_half_of_the_slack_that_is_left():
     aimd = Aimd(AimdConfig(first=40))
     aimd.window(took(0.5), n_sessions=40)
@@ -59,7 +64,7 @@ def test_where_nothing_was_due_it_rises_one_by_one():
 
 
 def test_it_falls_below_the_sessions_that_were_too_many():
-    aimd = Aimd(AimdConfig(first=40))
+    aimd = judged(first=40)
     aimd.window(took(1.1), n_sessions=30)
     assert aimd.limit == 27
     aimd.window(took(3.0), n_sessions=29)  # they have not closed
@@ -75,7 +80,8 @@ def test_one_late_session_does_not_lower_the_limit():
 
 
 def test_a_short_disturbance_does_not_lower_the_limit():
-    aimd = Aimd(AimdConfig(first=40, passing=3))
+    aimd = Aimd(AimdConfig(first=8, passing=3))
+    aimd.limit = 40
     aimd.window(took(0.5), n_sessions=38)
     for _ in range(2):
         aimd.window(took(9.0), n_sessions=10)
@@ -90,7 +96,7 @@ def test_a_short_disturbance_does_not_lower_the_limit():
 
 def test_on_a_server_that_is_late_with_few_sessions_the_target_is_higher():
     """On a slow machine, or where all prompts are long."""
-    aimd = Aimd(AimdConfig(first=4, slack=1.5))
+    aimd = judged(first=4, slack=1.5)
     aimd.window(took(2.0, n_late_sessions=1), n_sessions=1)
     for n_sessions in range(2, 5):
         aimd.window(took(2.9), n_sessions)
@@ -100,14 +106,14 @@ def test_on_a_server_that_is_late_with_few_sessions_the_target_is_higher():
 
 
 def test_failed_turns_of_one_session_do_not_raise_the_target():
-    aimd = Aimd(AimdConfig(first=8))
+    aimd = judged(first=8)
     aimd.window(took(math.inf, n_late_sessions=1), n_sessions=1)
     aimd.window(took(1.1), n_sessions=8)
     assert aimd.limit == 7
 
 
 def test_a_server_that_was_quiet_can_be_late_later():
-    aimd = Aimd(AimdConfig(first=8))
+    aimd = judged(first=8)
     for share in (0.0, 0.9):
         aimd.window(took(share), n_sessions=4)
     aimd.window(took(1.2), n_sessions=8)
@@ -115,7 +121,7 @@ def test_a_server_that_was_quiet_can_be_late_later():
 
 
 def test_the_limit_never_falls_below_the_least():
-    aimd = Aimd(AimdConfig(first=3, least=2))
+    aimd = judged(first=3, least=2)
     aimd.window(took(0.5), n_sessions=1)
     for _ in range(10):
         aimd.window(took(9.0), n_sessions=aimd.limit)
@@ -123,7 +129,7 @@ def test_the_limit_never_falls_below_the_least():
 
 
 def test_once_slack_has_run_out_it_rises_by_one_and_later_in_large_steps_again():
-    aimd = Aimd(AimdConfig(first=40, forgets=10))
+    aimd = judged(first=40, forgets=10)
     aimd.window(took(0.1), n_sessions=20)
     aimd.window(took(1.1), n_sessions=40)
     limits = []
@@ -135,7 +141,7 @@ def test_once_slack_has_run_out_it_rises_by_one_and_later_in_large_steps_again()
 
 
 def test_with_few_sessions_the_limit_rises_rarely():
-    aimd = Aimd(AimdConfig(first=4, probe=20))
+    aimd = judged(first=4, probe=20)
     aimd.window(took(1.1), n_sessions=4)
     limits = []
     for _ in range(12):
@@ -193,7 +199,7 @@ def test_settings_that_cannot_be_are_refused(bad):
 
 
 def test_a_window_that_takes_all_of_its_budget_is_in_time():
-    aimd = Aimd(AimdConfig(first=8))
+    aimd = judged(first=8)
     aimd.window(took(1.0), n_sessions=8)
     assert aimd.limit == 9
     aimd.window(took(0.8), n_sessions=8)
@@ -202,20 +208,20 @@ def test_a_window_that_takes_all_of_its_budget_is_in_time():
 
 
 def test_two_late_sessions_are_enough():
-    aimd = Aimd(AimdConfig(first=8))
+    aimd = judged(first=8)
     aimd.window(took(1.1, n_late_sessions=2), n_sessions=8)
     assert aimd.limit == 7
 
 
 def test_more_sessions_than_the_limit_say_nothing_and_as_many_do():
     for n_sessions, limit in ((11, 10), (10, 9)):
-        aimd = Aimd(AimdConfig(first=10))
+        aimd = judged(first=10)
         aimd.window(took(1.1), n_sessions)
         assert aimd.limit == limit
 
 
 def test_the_fewest_sessions_are_never_too_many():
-    aimd = Aimd(AimdConfig(first=8, least=4))
+    aimd = judged(first=8, least=4)
     aimd.window(took(1.1), n_sessions=4)
     assert aimd.limit == 8
     aimd.window(took(1.1), n_sessions=5)
@@ -224,14 +230,16 @@ def test_the_fewest_sessions_are_never_too_many():
 
 @pytest.mark.parametrize(("n_sessions", "limit"), [(4, 2), (3, 10)])
 def test_a_fall_at_once_needs_nearly_as_many_sessions_as_were_in_time(n_sessions, limit):
-    aimd = Aimd(AimdConfig(first=10, decrease=0.5))
+    aimd = Aimd(AimdConfig(first=2, decrease=0.5))
+    aimd.limit = 10
     aimd.window(took(0.1), n_sessions=8)
     aimd.window(took(1.1), n_sessions=n_sessions)
     assert aimd.limit == limit
 
 
 def test_what_was_in_time_before_a_fall_is_not_proven_after_it():
-    aimd = Aimd(AimdConfig(first=40))
+    aimd = Aimd(AimdConfig(first=30))
+    aimd.limit = 40
     aimd.window(took(0.1), n_sessions=39)
     aimd.window(took(1.1), n_sessions=40)
     assert aimd.limit == 36
@@ -240,7 +248,7 @@ def test_what_was_in_time_before_a_fall_is_not_proven_after_it():
 
 
 def test_the_quietest_window_sets_the_target_for_all():
-    aimd = Aimd(AimdConfig(first=8))
+    aimd = judged(first=8)
     for share in (2.0, 4.0):
         aimd.window(Verdict(share, 1), n_sessions=1)
     assert aimd.limit == 8
@@ -270,7 +278,7 @@ def test_settings_beyond_their_bounds_are_refused(bad):
 
 
 def test_after_a_fall_it_rises_when_the_windows_sessions_reach_the_probe():
-    aimd = Aimd(AimdConfig(first=10, probe=18))
+    aimd = judged(first=10, probe=18)
     aimd.window(took(2.0), n_sessions=10)
     assert aimd.limit == 9
     aimd.window(took(0.5), n_sessions=9)

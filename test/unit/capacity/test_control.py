@@ -1,22 +1,31 @@
 """Which sessions are admitted, which are refused, and what the report says."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from sglang_live.capacity.aimd import AimdConfig
-from sglang_live.capacity.control import CapacityConfig, CapacityControl
+from sglang_live.capacity.control import CapacityConfig, CapacityControl, Pool
 from sglang_live.clock import SimClock
 from sglang_live.errors import CapacityError
 
 
 class Server:
     def __init__(self, **config):
-        settings = {"max_sessions": 8, "first_packet_s": 0.5, "aimd": AimdConfig(first=4), **config}
-        self.clock, self.pools, self.n_admitted = SimClock(), {}, 0
-        self.control = CapacityControl(
-            CapacityConfig(**settings), self.clock, lambda: dict(self.pools)
-        )
+        aimd = AimdConfig(first=4, few_s=0.0)
+        settings = {"max_sessions": 8, "first_packet_s": 0.5, "aimd": aimd, **config}
+        self.clock, self.n_admitted = SimClock(), 0
+        self.pools: dict[str, float] = {}  # share by replica
+        self.control = CapacityControl(CapacityConfig(**settings), self.clock, self._read_pools)
+
+    def _read_pools(self) -> dict[str, Pool]:
+        """All sessions are on each replica."""
+        n_sessions = self.control.report().n_sessions
+        return {
+            name: Pool(stage=name.split("/")[0], share=share, n_sessions=n_sessions)
+            for name, share in self.pools.items()
+        }
 
     def admit(self, n: int = 1) -> None:
         """Sessions s0, s1 and so on."""
@@ -109,9 +118,10 @@ def test_sessions_closed_within_the_window_count_in_it(server):
     server.clock.advance(0.6)
     for deadline in due:
         server.control.came(deadline)
+    server.clock.advance(4.0)
     for n in range(4):
         server.control.release(f"s{n}")
-    server.clock.advance(5.0)
+    server.clock.advance(1.0)
     assert server.control.report().limit == 3
 
 
@@ -187,6 +197,44 @@ def test_a_pool_that_fills_bounds_the_sessions_that_are_admitted(server):
         server.admit()
 
 
+def test_one_full_replica_of_several_refuses_no_session(server):
+    server.pools.update({"talker/0": 0.97, "talker/1": 0.2, "talker/2": 0.2, "thinker/0": 0.3})
+    server.clock.advance(2.0)
+    now = server.control.report()
+    assert (now.n_more, now.why) == (4, "")
+    assert {stage: share for stage, (share, _) in now.pools.items()} == {
+        "talker": 0.2,
+        "thinker": 0.3,
+    }
+    assert not server.control.has_room_in(SimpleNamespace(name="talker/0"))
+    assert server.control.has_room_in(SimpleNamespace(name="talker/1"))
+    server.pools.update({"talker/1": 0.96, "talker/2": 0.98})
+    server.clock.advance(2.0)
+    with pytest.raises(CapacityError, match="talker's KV pool is 96 % full"):
+        server.admit()
+
+
+def test_replicas_with_room_for_some_sessions_have_room_for_their_sum(server):
+    server.admit(1)
+    for n in range(10):
+        server.pools.update({"talker/0": 0.005 * n, "talker/1": 0.005 * n, "talker/2": 0.97})
+        server.clock.advance(2.0)
+        now = server.control.report()
+    # Each fills in half a minute with 12.7 sessions; one is on each of them here.
+    assert now.n_more == 3, "of the limit: the pools have room for 22"
+    assert server.control._room_of("talker") == 22
+
+
+def test_the_pool_of_a_replica_that_is_down_says_nothing(server):
+    server.pools.update({"talker/0": 0.97})
+    server.clock.advance(2.0)
+    assert server.control.report().n_more == 0
+    del server.pools["talker/0"]
+    server.clock.advance(2.0)
+    now = server.control.report()
+    assert (now.n_more, now.pools) == (4, {})
+
+
 def test_the_report_contains_the_pools(server):
     server.pools["thinker"] = 0.25
     assert server.control.report().pools == {}  # the first sample comes after 2 s
@@ -232,9 +280,11 @@ def test_a_frame_may_take_half_of_the_time_until_the_next(server):
 
 def test_a_response_without_sound_is_not_late(server):
     server.admit(4)
-    for n in range(10):
-        server.control.first_packet_due(f"s{n}", must_come=False)
+    due = [server.control.first_packet_due(f"s{n}") for n in range(10)]
     server.clock.advance(5.0)
+    for deadline in due:
+        server.control.gone(deadline)
+    server.clock.advance(0.1)
     assert server.control.report().limit == 5
 
 

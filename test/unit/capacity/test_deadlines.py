@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from sglang_live.capacity.deadlines import DeadlineConfig, Deadlines, Verdict
+from sglang_live.capacity.deadlines import DeadlineConfig, Deadlines, Kind, Verdict
 
 CONFIG = DeadlineConfig(quantile=0.9, window_s=5.0, least=4, patience_s=20.0)
 
@@ -40,17 +40,17 @@ def test_the_verdict_counts_the_sessions_that_were_that_slow(deadlines):
 def test_flows_in_time_do_not_hide_first_packets_that_are_late(deadlines):
     for n in range(10):
         deadlines.count(f"s{n}", 2.0 if n < 2 else 0.5)
-        deadlines.count(f"s{n}", 0.0, is_flow=True)
+        deadlines.count(f"s{n}", 0.0, Kind.FLOW)
     assert deadlines.verdict(5.0) == Verdict(2.0, 2)
 
 
 def test_first_packets_in_time_do_not_hide_flows_that_are_late(deadlines):
     for n in range(10):
         deadlines.count(f"s{n}", 0.5)
-        deadlines.count(f"s{n}", 3.0 if n < 2 else 0.0, is_flow=True)
+        deadlines.count(f"s{n}", 3.0 if n < 2 else 0.0, Kind.FLOW)
     assert deadlines.verdict(5.0) == Verdict(3.0, 2)
     for n in range(10):
-        deadlines.count(f"s{n}", 0.0, is_flow=True)
+        deadlines.count(f"s{n}", 0.0, Kind.FLOW)
     assert deadlines.verdict(10.0) == Verdict(0.0, 10)
 
 
@@ -78,13 +78,26 @@ def test_an_overdue_deadline_counts_by_its_age(deadlines):
     assert deadlines.verdict(10.0) == Verdict(18.0, 4)
 
 
-def test_a_deadline_that_need_not_come_counts_if_it_comes(deadlines):
-    """A response may turn out to be a function call."""
-    numbers = [deadlines.begin("a", 1.0, budget_s=0.5, must_come=False) for _ in range(4)]
-    assert deadlines.verdict(5.0) == Verdict(None)
+def test_an_overdue_deadline_counts_although_its_turn_was_given_up(deadlines):
+    for n in range(4):
+        deadlines.abandoned(deadlines.begin(f"s{n}", 1.0, budget_s=0.5), 2.0)
+        deadlines.abandoned(deadlines.begin(f"s{n}", 1.0, budget_s=0.5), 1.5)
+    assert deadlines.verdict(5.0) == Verdict(2.0, 4)
+
+
+def test_text_in_time_says_nothing_and_overdue_text_is_late(deadlines):
+    numbers = [deadlines.begin(f"s{n}", 1.0, 2.0, Kind.TEXT) for n in range(4)]
     for number in numbers:
-        deadlines.came(number, 6.0)
-    assert deadlines.verdict(10.0) == Verdict(10.0, 1)
+        deadlines.came(number, 1.5)
+    assert deadlines.verdict(5.0) == Verdict(None)
+    for n in range(4):
+        deadlines.begin(f"s{n}", 6.0, 2.0, Kind.TEXT)
+        deadlines.count(f"s{n}", 0.5)
+    assert deadlines.verdict(10.0) == Verdict(2.0, 4)
+
+
+def test_a_verdict_has_the_duration_of_its_window(deadlines):
+    assert deadlines.verdict(7.0).lasted_s == 7.0
 
 
 def test_a_deadline_that_is_not_due_does_not_count(deadlines):

@@ -17,6 +17,7 @@ from sglang_live.errors import CapacityError
 from sglang_live.message_parts import WireAudio, WireSegment
 from sglang_live.messages import (
     CodecFrames,
+    FunctionCallProgress,
     Interrupt,
     MeasurePrompt,
     NativeRetained,
@@ -111,10 +112,13 @@ class FakeStage:
 
 
 class FakeThinker(FakeStage):
-    """busy: a turn prefill lasts until it is interrupted."""
+    """
+    busy: a turn prefill lasts until it is interrupted.
+    calls: its reply begins with a function call.
+    """
 
     name = "thinker"
-    busy = False
+    busy = calls = False
 
     def __init__(self, reply: list[int]):
         super().__init__()
@@ -172,6 +176,8 @@ class FakeThinker(FakeStage):
         ended, said = asyncio.Event(), []
 
         async def say() -> None:
+            if self.calls:
+                await job.send(FunctionCallProgress(job.job_id))
             for n, token in enumerate(self.reply):
                 await self.step(n)
                 said.append(token)
@@ -381,6 +387,7 @@ class FakeWorld:
             capacity=CapacityControl(
                 CapacityConfig(max_sessions=max_sessions, adapts=policies.admission),
                 self.clock,
+                lambda: self.orchestrator.pools(),
             ),
             policies=policies,
             clock=self.clock,

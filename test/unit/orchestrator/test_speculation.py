@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sglang_live.capacity.deadlines import Kind
 from sglang_live.core import OUTPUT_RATE_HZ, AudioDelta, AudioPart, HistoryItem, TurnDone
 from sglang_live.errors import LiveError
 from sglang_live.orchestrator.speculation import TurnWork
@@ -102,9 +103,9 @@ class Admission:
         deadlines = orchestrator.capacity._deadlines
         count = deadlines.count
 
-        def counted(session_id: str, share: float, *, is_flow: bool = False) -> None:
+        def counted(session_id: str, share: float, *kind: Kind) -> None:
             self.shares.append(share)
-            count(session_id, share, is_flow=is_flow)
+            count(session_id, share, *kind)
 
         deadlines.count = counted
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from sglang_live.capacity.control import CapacityConfig, CapacityControl
+from sglang_live.capacity.control import CapacityConfig, CapacityControl, Pool
 from sglang_live.interaction.user_stats import UserPrior, UserStats
 from sglang_live.orchestrator.replica_choice import least_loaded
 from sglang_live.policy.policies import Policies
@@ -51,19 +51,19 @@ class Server:
                 first_packet_s=spec.first_audio_s,
             ),
             events,
-            self._pool_shares,
+            self._pools,
         )
         self.turns: dict[str, Turn] = {}  # by session, until its thinker's request has ended
         self._next: dict[str, Callable[[], None]] = {}
         self._n_turns = self.n_frames = 0
 
-    def _pool_shares(self) -> dict[str, float]:
-        """Of each stage the fullest pool, as the server's process reads them."""
-        shares: dict[str, float] = {}
+    def _pools(self) -> dict[str, Pool]:
+        """As the server's process reads them."""
+        pools = {}
         for replica in (*self.replicas.thinkers, *self.replicas.talkers):
-            pool = replica.engine.pool
-            shares[pool.name] = max(shares.get(pool.name, 0.0), pool.used / pool.total)
-        return shares
+            own, n = replica.engine.pool, len(replica.sessions)
+            pools[replica.name] = Pool(stage=own.name, share=own.used / own.total, n_sessions=n)
+        return pools
 
     @property
     def is_up(self) -> bool:
@@ -74,9 +74,10 @@ class Server:
 
     def open(self, session_id: str, history: History = NEW) -> Session:
         """Raises LiveError if the server has no room, or no replica of a stage is up."""
+        has_room = self.capacity.has_room_in
         places = Places(
-            thinker=least_loaded("thinker", self.replicas.thinkers),
-            talker=least_loaded("talker", self.replicas.talkers),
+            thinker=least_loaded("thinker", self.replicas.thinkers, has_room),
+            talker=least_loaded("talker", self.replicas.talkers, has_room),
             vocoder=least_loaded("vocoder", self.replicas.vocoders),
         )
         self.capacity.admit(session_id)
@@ -314,7 +315,7 @@ class Server:
             self._keep_heard(turn)
             return
         if turn.deadline is not None:
-            self.capacity.gone(turn.deadline)
+            self.capacity.abandoned(turn.deadline)
         if self._startup is not None:
             self._startup.dropped(turn)
         if turn.control.can_interrupt:

@@ -8,7 +8,8 @@ from sglang_live.policy.view import FIRST_INTERRUPTS, FRAME_S
 from sglang_live.stages.thinker.turn import Generated
 from sglang_live.stages.transport.server import ServedJob
 
-# Unspoken tokens per FunctionCallProgress: the orchestrator takes a silent thinker for stuck.
+# Unspoken tokens per FunctionCallProgress, but for the first, which says that a call has begun: the
+# orchestrator takes a silent thinker for stuck.
 _PROGRESS_EVERY = 16
 
 
@@ -35,6 +36,7 @@ class ResponseOutput:
         self.parts = ResponseParts(call_begin_id)
         self.finish, self.n_audio = "", 0
         self._n_sent, self._sent, self._n_unreported = 0, "", 0
+        self._told_of_call = False
         self._consumed = Progress(job.job_id, 0.0, False, FIRST_INTERRUPTS)
 
     async def take(self, event: Generated) -> None:
@@ -67,8 +69,9 @@ class ResponseOutput:
     async def _note_unspoken(self, n_new: int) -> None:
         self.consumed(self._consumed)
         self._n_unreported += n_new
-        if self._n_unreported >= _PROGRESS_EVERY:
-            self._n_unreported = 0
+        begins = self.parts.has_call and not self._told_of_call
+        if begins or self._n_unreported >= _PROGRESS_EVERY:
+            self._told_of_call, self._n_unreported = self.parts.has_call, 0
             await self._job.send(FunctionCallProgress(self._job.job_id))
 
 

@@ -61,6 +61,7 @@ async def test_tokens_of_a_function_call_count_as_consumed_at_once(written):
 
 async def test_a_long_function_call_sends_progress_and_no_text(written):
     await written.write(CALL, CALL_BEGIN)
+    assert len(written.job.sent) == 1, "a call has begun"
     for _ in range(100):
         await written.write(3, "x")
     await written.write(4, CALL_END)
