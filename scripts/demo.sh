@@ -179,12 +179,14 @@ done
 show_ready_stages
 echo "server ready after $((SECONDS - from)) s"
 
-echo "asking aloud: What is the capital of France?"
-echo "asking in writing: $typed"
+echo "asking a recorded question and a typed one"
 "$python" -m sglang_live.client \
     --url "ws://127.0.0.1:$port/v1/realtime" --model "$(basename "$model")" \
     --wav python/sglang_live/assets/question.flac --text "$typed" --out "$out" --json \
-    >"$work/client.out" || fail "the conversation did not succeed"
+    >"$work/client.out" 2>"$work/client.err" || {
+    cat "$work/client.err" >&2
+    fail "the conversation did not succeed"
+}
 
 "$python" - "$work/client.out" "$out" "What is the capital of France?" "$typed" <<'PYTHON'
 import json
@@ -197,7 +199,7 @@ result = json.loads(Path(sys.argv[1]).read_text().splitlines()[-1])
 level = clip.measure_level(clip.load_pcm(Path(sys.argv[2])))
 for question, turn in zip(sys.argv[3:], result["turns"], strict=True):
     print(f"question: {question}")
-    print(f"answer:   {turn['transcript']}")
+    print(f"answer:   {turn['transcript'].strip()}")
     print(f"          first audio {turn['ttfp_ms']:.0f} ms after the question's end", end="")
     detected_ms = turn["end_of_turn_ms"]
     print(f", of which {detected_ms:.0f} ms to detect it" if detected_ms else "")

@@ -13,6 +13,13 @@ pytestmark = [pytest.mark.e2e]
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
 # WCAG 2.2, success criterion 2.5.8, requires 24; 44 is comfortable for thumbs.
 _LEAST_TARGET_PX = 44
+# Left, top, right and bottom of the visible elements of a selector.
+_PLACES = """selector => [...document.querySelectorAll(selector)]
+  .filter((one) => one.checkVisibility())
+  .map((one) => one.getBoundingClientRect())
+  .map((box) => [box.left, box.top, box.right, box.bottom])"""
+_WRITE = """texts => Object.entries(texts)
+  .forEach(([id, text]) => (document.getElementById(id).textContent = text))"""
 
 
 async def test_a_session_of_three_turns_with_an_interruption(server, tmp_path):
@@ -40,7 +47,7 @@ async def test_a_session_of_three_turns_with_an_interruption(server, tmp_path):
     cut = [line for line in model if "interrupted, heard" in line]
     assert cut and 0.2 <= float(re.search(r"heard ([\d.]+) s", cut[0])[1]) < 60
     assert (clients, server_lines) == ("1", [])
-    assert "U0" in urgency or urgency == "none"
+    assert re.fullmatch(r"\d+ %|none", urgency)
     assert client.complaints == []
     own = (server.http, server.ws, "data:")
     assert [address for address in client.asked if not address.startswith(own)] == []
@@ -61,6 +68,43 @@ async def test_without_a_microphone_the_recorded_question_is_sent(server):
 
         await client.until(stopped, "Escape ends the response")
         assert client.complaints == []
+
+
+async def test_no_control_touches_another_and_numbers_move_nothing():
+    app = app_of(FakeOrchestrator([]), about="Ours.", suggestions=("Why?", "Where?"))
+    moved, told = ".gauges div, .legend li, section, #mute", {"talk": "Hang up", "ttfp": "12345 ms"}
+    told |= {"buffer": "123.4 s", "sessions": "1024", "urgency": "100 %", "heard": "123.4 s"}
+    told |= {"kv": "123456789 tokens, 123456789 on the host, 123456789 on disk"}
+    async with listening(app) as address, visit(f"http://{address}/") as client:
+        page = client.page
+        await page.wait_for_selector("#suggestions button")
+        begun = {item: await client.text(f"#{item}") for item in told}
+        for width in (360, 820, 1280):
+            await page.set_viewport_size({"width": width, "height": 900})
+            places = await page.evaluate(_PLACES, "button, input")
+            for n, (left, top, right, bottom) in enumerate(places):
+                for x0, y0, x1, y1 in places[n + 1 :]:
+                    assert max(x0 - right, left - x1, y0 - bottom, top - y1) >= 7.5
+            before = await page.evaluate(_PLACES, moved)
+            await page.evaluate(_WRITE, told)
+            assert await page.evaluate(_PLACES, moved) == before
+            await page.evaluate(_WRITE, begun)
+
+
+async def test_the_page_says_what_the_user_can_do_now():
+    async with (
+        listening(app_of(FakeOrchestrator([spoken("Yes.", 3000)]))) as address,
+        visit(f"http://{address}/") as client,
+    ):
+        page = client.page
+        assert "Press Talk" in await client.text("#hint") and await page.is_disabled("#stop")
+        await page.fill("#text", "Is anyone there?")
+        await page.press("#text", "Enter")
+        await client.until(client.is_heard, "there is a response")
+        assert "Press Stop" in await client.text("#hint")
+        await page.click("#stop")
+        await page.wait_for_selector("#hint:text('Ask the recorded question, or type one.')")
+        assert await page.is_disabled("#stop")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -91,7 +135,7 @@ async def test_all_controls_are_reachable_by_keyboard_and_have_names():
             await page.keyboard.press("Tab")
             reached.append(await page.evaluate("document.activeElement.id"))
         assert [name for name in reached if name][:4] == ["talk", "clip", "text", "transcript"]
-        for name in ("Talk", "Mute", "Ask a recorded question", "Stop the response", "Send"):
+        for name in ("Talk", "Mute", "Ask a recorded question", "Stop the answer", "Send"):
             assert await page.get_by_role("button", name=name, exact=True).count() == 1
         assert await page.get_by_label("Or type").count() == 1
         assert await page.get_by_role("log").count() == 1

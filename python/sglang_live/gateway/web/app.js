@@ -7,6 +7,8 @@ import { Wave } from "./replies.js";
 import { Transcript } from "./transcript.js";
 
 const CLIP = "/page/question.flac";
+// Of the parts of an answer, as index.html has them.
+const WORDS = { heard: "heard", buffered: "to come", discarded: "cut off" };
 
 // Without https, browsers offer neither a microphone nor audio worklets.
 const hasSound = window.isSecureContext;
@@ -20,7 +22,6 @@ function showCall() {
   $("talk").classList.toggle("primary", !call);
   $("talk").disabled = !call && !hasSound;
   $("clip").disabled = !hasSound;
-  if (!call) $("stop").disabled = true;
   $("mute").disabled = !call?.isOpen || !hasSound;
   if (!call) $("mute").setAttribute("aria-pressed", "false");
 }
@@ -151,17 +152,32 @@ async function introduce() {
     $("suggestions").append(item);
     press(button, "click", () => inCall((open) => open.type(question)));
   }
-  $("suggestions").hidden = !suggestions.length;
+  $("try").hidden = !suggestions.length;
+}
+
+// What the user can do now.
+function hint(isAnswering) {
+  const session = call?.session;
+  if (!call) return hasSound ? "Press Talk, allow the microphone, and speak." : "Type a question.";
+  if (!session?.isUp) return "One moment.";
+  if (session.speakingSinceMs !== null) return "Go on. The answer comes when you pause.";
+  if (isAnswering) return call.audio?.stream ? "To interrupt, speak." : "Press Stop to end the answer.";
+  if (!call.audio?.stream) return "Ask the recorded question, or type one.";
+  return call.audio.muted ? "You are muted." : "Speak. The answer comes when you pause.";
 }
 
 function frame() {
   wave.draw();
   const reply = wave.reply;
+  const session = call?.session;
+  const isAnswering = Boolean(session?.isUp && (session.isBusy || reply?.bufferedS > 0));
+  $("stop").disabled = !isAnswering;
+  show("hint", hint(isAnswering));
   if (reply) {
     const parts = { heard: reply.heardS, buffered: reply.bufferedS, discarded: reply.discardedS };
     for (const [name, seconds] of Object.entries(parts)) show(name, `${seconds.toFixed(1)} s`);
     show("buffer", `${reply.bufferedS.toFixed(1)} s`);
-    const told = Object.entries(parts).map(([name, s]) => `${name} ${Math.round(s)} s`).join(", ");
+    const told = Object.entries(parts).map(([name, s]) => `${WORDS[name]} ${Math.round(s)} s`).join(", ");
     if ($("wave").getAttribute("aria-label") !== told) $("wave").setAttribute("aria-label", told);
   }
   requestAnimationFrame(frame);

@@ -41,7 +41,7 @@ export class Gauges {
     const now = parse(text);
     this.show("sessions", String(now.sessions));
     this.show("urgency", urgencyOf(this.before, now));
-    this.show("kv", `${now.kv.join(", ")} tokens`);
+    this.show("kv", memoryOf(now));
     this.before = now;
   }
 }
@@ -64,12 +64,18 @@ export function parse(text) {
   return found;
 }
 
+// Share of the requests' time in which they had no sound in reserve (U0, U1).
 function urgencyOf(before, now) {
   if (!before) return "–";
   const spent = CLASSES.map((name) => now.seconds[name] - before.seconds[name]);
   const all = spent.reduce((sum, seconds) => sum + seconds, 0);
-  if (all <= 0) return "none";
-  const share = (i) => Math.round((100 * spent[i]) / all);
-  // With no-break spaces.
-  return CLASSES.map((name, i) => `${name.toUpperCase()}\u00a0${share(i)}\u00a0%`).join(", ");
+  return all > 0 ? `${Math.round((100 * (all - spent[2])) / all)} %` : "none";
+}
+
+// Tokens whose KV is held, and where copies of some are.
+function memoryOf({ kv: [onDevice, onHost, onDisk] }) {
+  const text = [`${onDevice} tokens`];
+  if (onHost) text.push(`${onHost} on the host`);
+  if (onDisk) text.push(`${onDisk} on disk`);
+  return text.join(", ");
 }

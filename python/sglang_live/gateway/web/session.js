@@ -1,7 +1,7 @@
 // One connection to /v1/realtime: the user's input, and the handlers of the server's events.
 
 import { RATE_HZ, fromBase64, toBase64 } from "./audio.js";
-import { $, show } from "./dom.js";
+import { show } from "./dom.js";
 import { Playback } from "./playback.js";
 
 const ACK_EVERY_MS = 500;
@@ -90,10 +90,15 @@ export class Session {
     this.isExpecting = true;
   }
 
+  // Whether a response is running or about to.
+  get isBusy() {
+    return Boolean(this.answering || this.isExpecting);
+  }
+
   // Cancels the response and drops its buffered audio.
   stop() {
     if (!this.isUp) return;
-    if (this.answering || this.isExpecting) {
+    if (this.isBusy) {
       this.send("response.cancel");
       this.cancelling += 1;
       this.isExpecting = false;
@@ -190,7 +195,6 @@ const HANDLERS = {
   "response.created"({ response }) {
     this.answering = response.id;
     this.isExpecting = false;
-    $("stop").disabled = false;
     this.showState();
   },
 
