@@ -30,6 +30,8 @@ BATCH_PREFIX = "batch-"
 TEXT_PREFIX = "text-"
 # Job ids of frame mode end so, and request ids hold it.
 FRAME_MARK = "-frame"
+# Those of a warm-up hold it.
+WARM_UP = "warm-up"
 
 
 def is_best_effort(rid: str) -> bool:
@@ -38,9 +40,9 @@ def is_best_effort(rid: str) -> bool:
 
 
 def is_logged(rid: str) -> bool:
-    """Whether a request has lines of its own in the log: one of a turn, not of a single frame."""
+    """Whether a request has lines of its own in the log: one of a user's turn, not of a frame."""
     ours = (*SPEECH_PREFIXES, THINK_PREFIX, TURN_PREFILL_PREFIX, TEXT_PREFIX)
-    return rid.startswith(ours) and FRAME_MARK not in rid
+    return rid.startswith(ours) and FRAME_MARK not in rid and WARM_UP not in rid
 
 
 class TalkerPrompt(msgspec.Struct, frozen=True, tag="prompt"):

@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 import setproctitle
 
+from sglang_live.telemetry.expected_lines import forgo_expected_lines
 from sglang_live.telemetry.log_writing import LogDrops, protect_own_output
 
 # Together they import what every process of an engine needs.
@@ -195,6 +196,7 @@ def main() -> None:
     _die_with_parent()
     # A parent that is interrupted at the keyboard ends this process itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    forgo_expected_lines()
     for name in IMPORTS:
         __import__(name)
     gc.collect()

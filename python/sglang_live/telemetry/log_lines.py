@@ -8,6 +8,7 @@ import unicodedata
 from multiprocessing import parent_process
 from typing import Any
 
+from sglang_live.telemetry.expected_lines import forgo_expected_lines
 from sglang_live.telemetry.log_context import log_ids
 from sglang_live.telemetry.log_json import JsonFormatter
 
@@ -84,6 +85,7 @@ def log_in_lines(process: str | None = None, *, as_json: bool = False) -> None:
         as_json: JSON objects instead of text.
     """
     logging.setLogRecordFactory(LineRecord)
+    forgo_expected_lines()
     if process is None:
         return
     handler = logging.StreamHandler()

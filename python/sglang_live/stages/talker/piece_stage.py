@@ -22,6 +22,7 @@ from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV, STEPS_ENV, s
 from sglang_live.engine_channel.messages import (
     FLEX_PREFIX,
     SPEAK_PREFIX,
+    WARM_UP,
     PolicyReport,
     StreamEvents,
 )
@@ -86,7 +87,7 @@ class PieceStage:
         self._reader = vital(self._read_reports(), "read reports")
         prompt = self.model.prompt(self.model.voices[0], "Hello.")
         sampling = {**self.model.sampling, "max_new_tokens": 2 * self.model.steps_per_frame}
-        rid = ids.new_rid(SPEAK_PREFIX, "warm-up")
+        rid = ids.new_rid(SPEAK_PREFIX, WARM_UP)
         await self.host.run(rid, input_ids=prompt, sampling_params=sampling)
         await self.host.freeze()
         self.host.watch_over()

@@ -15,6 +15,7 @@ from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV, STEPS_ENV, s
 from sglang_live.engine_channel.messages import (
     FLEX_PREFIX,
     SPEAK_PREFIX,
+    WARM_UP,
     Frames,
     PolicyReport,
     StreamEvents,
@@ -108,7 +109,7 @@ class TalkerStage:
         self._totals, self._n_frames, self._n_dropped = PolicyTotals(), 0, 0
         self._n_left_out = self._n_begun_anew = self._n_unspeakable = 0
         self._stream_events = StreamEventRoutes()
-        self._warm_up_rid = ids.new_rid(SPEAK_PREFIX, "warm-up")
+        self._warm_up_rid = ids.new_rid(SPEAK_PREFIX, WARM_UP)
 
     async def start(self) -> None:
         self._reader = vital(self._read_reports(), "read reports")

@@ -15,6 +15,7 @@ from sglang_live.clock import MonotonicClock
 from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem, TextPart
 from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV, RADIX_BACKEND
 from sglang_live.engine_channel.messages import (
+    WARM_UP,
     HiddenRows,
     PolicyReport,
     Retained,
@@ -67,7 +68,7 @@ from sglang_live.stages.transport.server import ServedJob
 
 # On a CPU, for any language model: KV of a small one takes 46 kB a token in float32.
 _CPU_POOL_TOKENS = 16_384
-_CPU_ARGS = {"mm_attention_backend": "sdpa", "disable_fast_image_processor": True}
+_CPU_ARGS = {"mm_attention_backend": "sdpa", "image_processor_backend": "pil"}
 
 
 class ThinkerStage:
@@ -133,7 +134,7 @@ class ThinkerStage:
         if self._hearing is not None:
             heard = await self._hearing.as_text(item)
             item = replace(heard, parts=(*heard.parts, TextPart("Hello.")))
-        session = ThinkerSession(self.host, self.prompt, "warm-up")
+        session = ThinkerSession(self.host, self.prompt, WARM_UP)
         turn = session.think(
             instructions="",
             history=[item],
