@@ -17,7 +17,7 @@ from sglang_live.flags import server_parser
 from sglang_live.folders import cache_directory
 from sglang_live.gateway.batch.flags import batch_config
 from sglang_live.gateway.flex.flags import flex_config
-from sglang_live.kv.retention import RetentionConfig
+from sglang_live.kv.retention import RetentionFlags
 from sglang_live.model_source import ModelSource
 from sglang_live.policy.policies import Policies
 from sglang_live.stages.spec import STAGES
@@ -168,7 +168,7 @@ def parse_storage(
     return SessionStorage(directory=Path(own.session_storage), n_bytes=n_bytes)
 
 
-def _retention(own: argparse.Namespace) -> RetentionConfig | None:
+def _retention(own: argparse.Namespace) -> RetentionFlags | None:
     """Raises BadInputError, also for values that a window of 0 makes meaningless."""
     for name, least in (("window", 0), ("sink", 1), ("slack", 1)):
         value = getattr(own, f"retention_{name}")
@@ -176,7 +176,7 @@ def _retention(own: argparse.Namespace) -> RetentionConfig | None:
             raise BadInputError(f"retention-{name} must be at least {least}, got {value}")
     if own.retention_window == 0:
         return None
-    return RetentionConfig(
+    return RetentionFlags(
         sink_tokens=own.retention_sink,
         window_tokens=own.retention_window,
         slack_tokens=own.retention_slack,

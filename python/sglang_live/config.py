@@ -14,8 +14,9 @@ from sglang_live.folders import cache_directory
 from sglang_live.gateway.batch.config import BatchConfig
 from sglang_live.gateway.flex.gate import FlexConfig
 from sglang_live.kv.lending import LeaseConfig
-from sglang_live.kv.retention import RetentionConfig
+from sglang_live.kv.retention import RetentionConfig, RetentionFlags
 from sglang_live.model_source import ModelSource
+from sglang_live.models.family import ModelFacts
 from sglang_live.policy.policies import OFF, Policies
 from sglang_live.stages.spec import STUCK_AFTER_S
 
@@ -83,6 +84,7 @@ class ServerConfig:
     speaker_model: that tells users' voices from others; None: none does.
     policies: the policies that are on; OFF: SGLang's own scheduling.
     retention: bounds of what sessions keep of long conversations; None: sessions keep everything.
+        `kept_by` has those that apply.
     leases: which stages lend or borrow KV memory.
     session_storage: disk space of each thinker; None: KV stays in host memory.
     elastic_kv: whether the KV pools of thinker and talker exchange memory.
@@ -119,7 +121,7 @@ class ServerConfig:
     port: int = 30000
     speaker_model: str | None = None
     policies: Policies = OFF
-    retention: RetentionConfig | None = None
+    retention: RetentionFlags | None = None
     session_storage: SessionStorage | None = None
     elastic_kv: bool = False
     leases: LeaseConfig = field(default_factory=LeaseConfig)
@@ -185,6 +187,16 @@ class ServerConfig:
         if self.max_responses_per_minute is not None or not self.api_keys:
             return self.max_responses_per_minute
         return _RESPONSES_PER_MINUTE_OF_A_SESSION * (self.sessions_per_key or self.max_sessions)
+
+    def kept_by(self, model: ModelFacts) -> RetentionConfig | None:
+        """What sessions of this model keep; None: everything."""
+        if self.retention is None:
+            return None
+        args = self.stages["thinker"].args if "thinker" in self.stages else {}
+        limits = [args.get("context_length"), args.get("max_total_tokens")]
+        limits.append(model.good_tokens or model.context_tokens)
+        known = [limit for limit in limits if type(limit) is int and limit > 0]
+        return self.retention.suited_to(min(known, default=None))
 
     def speculation_ms(self, *, recognises: bool) -> int | None:
         """Silence after which a speculative turn may start; None: there are none.

@@ -85,7 +85,7 @@ def check_devices(replicas: Iterable[UsedDevices]) -> None:
     on_cuda = [used for used in replicas if used.ranks[0] != "cpu"]
     if all(not used.named and used.ranks == (DEFAULT_DEVICE,) for used in on_cuda):
         return
-    n_devices = _n_cuda_devices()
+    n_devices = n_cuda_devices()
     for flag, ranks, named in on_cuda:
         if not n_devices and named:
             raise BadInputError(
@@ -100,7 +100,7 @@ def check_devices(replicas: Iterable[UsedDevices]) -> None:
             )
 
 
-def _n_cuda_devices() -> int:
+def n_cuda_devices() -> int:
     """CUDA devices that the engines' PyTorch sees, also by CUDA_VISIBLE_DEVICES."""
     asked = subprocess.run([sys.executable, "-c", _COUNT], capture_output=True, encoding="utf-8")
     if asked.returncode:

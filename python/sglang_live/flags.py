@@ -226,10 +226,9 @@ def _add_memory_arguments(flags: argparse._ActionsContainer) -> None:
     add(
         "--retention-window",
         type=int,
-        default=_RETENTION.window_tokens,
         metavar="TOKENS",
-        help="latest part of a conversation that a session keeps; 0: everything "
-        "(default: %(default)d)",
+        help="latest part of a conversation that a session keeps; 0: everything (default: "
+        f"{_RETENTION.window_tokens}, at most half of what the model is good for)",
     )
     add(
         "--retention-sink",
@@ -240,9 +239,9 @@ def _add_memory_arguments(flags: argparse._ActionsContainer) -> None:
     add(
         "--retention-slack",
         type=int,
-        default=_RETENTION.slack_tokens,
         metavar="TOKENS",
-        help="growth beyond both before the session is compacted (default: %(default)d)",
+        help="growth beyond both before the session is compacted (default: "
+        f"{_RETENTION.slack_tokens}, at most a sixteenth of what the model is good for)",
     )
     add_storage_arguments(flags)
     add("--elastic-kv", action="store_true", help="thinker and talker exchange memory of their KV")

@@ -33,6 +33,7 @@ from sglang_live.gateway.http.health import SERVING, Health
 from sglang_live.gateway.listen_socket import ListenSocket
 from sglang_live.gateway.native.limits import NativeLimits, template_takes_images
 from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path
+from sglang_live.model_flags import check_flags, check_sizes
 from sglang_live.models.composition import fetched
 from sglang_live.models.family import ModelFacts, family_at
 from sglang_live.models.packages.pins import RESEMBLYZER
@@ -95,33 +96,12 @@ def _main(argv: list[str], drops: LogDrops) -> int:
     if config.device_model is not None and "talker" not in model.stages:
         raise BadInputError("--device-model has the costs of a talker, and this model has none")
     check_flags(config, model)
+    check_sizes(config, model)
     if model.recordings is not None:
         check_recordings(model.recordings)
-    for name, stage in config.stages.items():
-        if name in model.stages and not stage.connect:
-            n_ranks = stage.args.get("tp_size", 1)
-            family_at(model.family).check_ranks(model.path, name, f"--{name}.tp-size", n_ranks)
     _speaker_model(config)  # a download that fails does so before the stages start
     prepare_children(config.cache_dir)
     return uvloop.run(_serve(config, model, drops))
-
-
-def check_flags(config: ServerConfig, model: ModelFacts) -> None:
-    """Raises BadInputError for flags of stages that the model does not have."""
-    for name, stage in config.stages.items():
-        if name not in model.stages and stage.flags:
-            raise BadInputError(f"{stage.flags[0]}: this model has no {name}")
-    if config.elastic_kv and not {"thinker", "talker"} <= set(model.stages):
-        raise BadInputError("--elastic-kv: this model has no other engine to exchange memory with")
-    of_thinker = {
-        "--cpu-weights": config.cpu_weights,
-        "--session-storage": config.session_storage,
-        "--speculate-ms": config.speculate_ms,
-        "--speaker-model": config.speaker_model,
-    }
-    for flag, value in of_thinker.items():
-        if value and not model.has_thinker:
-            raise BadInputError(f"{flag}: this model only speaks, it has no thinker")
 
 
 def _used_devices(config: ServerConfig) -> list[UsedDevices]:
@@ -301,7 +281,7 @@ def _gateway_config(
         timeline_dir=config.timeline_dir,
         native_api_key=native.native_key if native else None,
         native_socket=native.native_socket if native else None,
-        retention=config.retention,
+        retention=config.kept_by(model),
         speculate_ms=(config.speculation_ms(recognises=recognises) if model.has_thinker else None),
         # A chunk of a fixed length ends within a word, which a recogniser needs as a whole.
         turn_prefill_s=config.turn_prefill_s if turn_prefill and not recognises else 0.0,

@@ -125,8 +125,7 @@ class ThinkerRequest(Message, frozen=True, tag=True):
     max_tokens: of the response; 0: prefill only. None: the stage's limit.
     temperature: None: the model's own default.
     window_tokens: of the session's KV, kept behind its sink (kv/retention.py). None: all of it.
-    sink_tokens: kept at the beginning. None: the instructions and the markup around them.
-    slack_tokens: one compaction drops at least this many.
+    sink_tokens, slack_tokens, within_tokens: as RetentionConfig has them.
     functions, must_call: see Tools in core.py.
     prefill_only: the user still speaks: prefill the utterance so far, behind other requests; after
         an Interrupt before them, as a turn waits. preheat: instructions and history
@@ -149,6 +148,7 @@ class ThinkerRequest(Message, frozen=True, tag=True):
     window_tokens: int | None = None
     sink_tokens: int | None = None
     slack_tokens: int = 1
+    within_tokens: int | None = None
     functions: list[str] = []
     must_call: str | None = None
     prefill_only: bool = False

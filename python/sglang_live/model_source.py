@@ -13,7 +13,13 @@ from pathlib import Path
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.folders import CACHE_ENV, UTF8, add_cache_argument, cache_directory
 from sglang_live.models.checkpoint_files import check_checkpoint, find_checkpoint
-from sglang_live.models.composition import CASCADE, compose, demo_weights, is_cascade
+from sglang_live.models.composition import (
+    CASCADE,
+    compose,
+    demo_weights,
+    find_parts,
+    is_cascade,
+)
 from sglang_live.models.demo.location import (
     DEMO,
     DEMO_RANDOM,
@@ -147,8 +153,9 @@ class ModelSource:
                     "with --recogniser and --voice-model"
                 )
             return directory
-        llm = _demo_llm(cache_dir) if self.path == CASCADE else self._llm()
         recogniser, voice = self.recogniser or _DEFAULT_RECOGNISER, self.voice or _DEFAULT_VOICE
+        find_parts(recogniser, voice, self.language, self.families)  # before a download
+        llm = _demo_llm(cache_dir) if self.path == CASCADE else self._llm()
         return compose(
             llm,
             recogniser,

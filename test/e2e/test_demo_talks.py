@@ -69,3 +69,14 @@ async def test_a_name_is_remembered_over_turns(talking):
         assert said(await socket.ask("My name is Emma.")) == "Emma, what a lovely name."
         await socket.ask("Good morning!")
         assert said(await socket.ask("What is my name?")) == "Emma is your name."
+
+
+async def test_the_fortieth_typed_question_is_answered_like_the_first(talking):
+    """Far beyond the length of its training, by the window that suits it."""
+    async with connected(talking.ws) as socket:
+        await socket.session(instructions="You are a helpful assistant. Be brief.", **NO_VAD)
+        texts = []
+        for _ in range(40):
+            done = await socket.ask("What is the capital of France?", output_modalities=["text"])
+            texts.append(done["response"]["output"][0]["content"][0]["text"].strip())
+        assert set(texts) == {"Paris is the capital of France."}

@@ -11,7 +11,9 @@ from sglang_live.config import ServerConfig, StageConfig
 from sglang_live.errors import BadInputError
 from sglang_live.flags import server_parser
 from sglang_live.kv.lending import LeaseConfig
-from sglang_live.kv.retention import RetentionConfig
+from sglang_live.kv.retention import RetentionFlags
+from sglang_live.model_source import ModelSource
+from sglang_live.models.family import ModelFacts
 from sglang_live.policy.policies import POLICIES, Policies
 
 DEMO = ["--model-path", "demo"]
@@ -263,12 +265,36 @@ def test_session_storage_has_a_directory_and_a_size(tmp_path):
 
 
 def test_by_default_a_session_keeps_its_instructions_and_a_window():
-    assert parsed().retention == RetentionConfig()
+    assert parsed().retention == RetentionFlags()
     flags = ["--retention-window", "4096", "--retention-sink", "100", "--retention-slack", "1"]
-    assert parsed(*flags).retention == RetentionConfig(
+    assert parsed(*flags).retention == RetentionFlags(
         sink_tokens=100, window_tokens=4096, slack_tokens=1
     )
     assert parsed("--retention-sink", "1").retention.sink_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "context", "good", "window"),
+    [
+        ([], 65_536, 0, 2048),
+        ([], 2048, 0, 1024),
+        ([], 32_768, 600, 300),
+        (["--context-length", "1000"], 32_768, 0, 500),
+        (["--thinker.max-total-tokens", "500"], 32_768, 600, 250),
+        (["--retention-window", "2000"], 32_768, 600, 2000),
+        ([], 0, 0, 2048),
+    ],
+)
+def test_the_window_is_half_of_what_the_model_is_good_for(argv, context, good, window):
+    model = ModelFacts(
+        path=Path("m"),
+        weights=Path("m"),
+        family="f",
+        voices=(),
+        context_tokens=context,
+        good_tokens=good,
+    )
+    assert parsed(*argv).kept_by(model).window_tokens == window
 
 
 @pytest.mark.parametrize(
@@ -281,6 +307,7 @@ def test_by_default_a_session_keeps_its_instructions_and_a_window():
 )
 def test_without_a_window_or_the_policy_a_session_keeps_everything(argv):
     assert parsed(*argv).retention is None
+    assert parsed(*argv).kept_by(ModelSource(path="demo").load(Path("unused"))) is None
 
 
 # --- invalid values ---

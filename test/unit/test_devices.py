@@ -15,7 +15,7 @@ def machine(monkeypatch):
     """A function that sets the number of CUDA devices."""
 
     def has(n_devices: int) -> None:
-        monkeypatch.setattr(devices, "_n_cuda_devices", lambda: n_devices)
+        monkeypatch.setattr(devices, "n_cuda_devices", lambda: n_devices)
 
     return has
 
@@ -82,10 +82,10 @@ def test_devices_that_exist_and_the_default_without_cuda_are_accepted(machine, n
 
 
 def test_the_default_device_costs_no_look_at_the_machine(monkeypatch):
-    monkeypatch.setattr(devices, "_n_cuda_devices", lambda: pytest.fail("counted"))
+    monkeypatch.setattr(devices, "n_cuda_devices", lambda: pytest.fail("counted"))
     check()
 
 
 def test_devices_are_counted_without_a_context_by_the_engines_own_pytorch(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert devices._n_cuda_devices() == 0
+    assert devices.n_cuda_devices() == 0

@@ -39,6 +39,7 @@ ORDER = (
     "flags",
     "arguments",
     "preflight",
+    "model_flags",
     "shutdown",
     "stage_specs",
     "launch_server",

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sglang_live import devices, launch_server
+from sglang_live import devices, launch_server, model_flags, model_source
 from sglang_live.arguments import parse
 from sglang_live.capacity.control import CapacityControl
 from sglang_live.clock import SimClock
@@ -19,6 +19,7 @@ from sglang_live.errors import StageUnavailableError
 from sglang_live.gateway.config import MAX_FRAME_BYTES
 from sglang_live.gateway.draining import Drain
 from sglang_live.model_source import ModelSource
+from sglang_live.models.demo.location import TRAINED
 from sglang_live.models.family import CPU_WEIGHTS_ENV, INT8, ModelFacts
 from sglang_live.orchestrator.sessions import LiveOrchestrator
 from sglang_live.policy.policies import Policies
@@ -167,6 +168,43 @@ def test_flags_of_a_stage_that_the_model_lacks_are_refused_by_name(
     assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--context-length", "1001"], "--thinker.context-length 1001: the model's context has"),
+        (["--max-total-tokens", "999999999999"], "--thinker.max-total-tokens 999999999999: it"),
+        (["--thinker.max-total-tokens", "500"], "--thinker.max-total-tokens 500: it takes 2 GiB"),
+        (
+            ["--thinker.enable-hierarchical-cache", "--thinker.hicache-size", "3"],
+            "--thinker.hicache-size 3: it takes 3 GiB, and this machine has 1 GiB of memory",
+        ),
+        (["--thinker.max-total-tokens", "0"], "thinker: --max-total-tokens must be positive"),
+        (["--thinker.mem-fraction-static", "7"], "thinker: --mem-fraction-static is a share"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_by_name(model, monkeypatch, capsys, argv, message):
+    large = replace(model, path=TRAINED, kv_values=1 << 20)
+    monkeypatch.setattr(ModelSource, "load", lambda _source, _cache: large)
+    monkeypatch.setattr(model_flags, "n_cuda_devices", lambda: 0)
+    monkeypatch.setattr(model_flags, "memory_bytes", lambda: 1 << 30)
+    assert launch_server.main(["--model-path", "/models/m", *argv]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_sizes_of_a_gpu_are_left_to_its_engine(model, monkeypatch):
+    monkeypatch.setattr(model_flags, "n_cuda_devices", lambda: 1)
+    monkeypatch.setattr(model_flags, "memory_bytes", lambda: 1 << 30)
+    config = parse(["--model-path", "/models/m", "--max-total-tokens", "10000"])
+    model_flags.check_sizes(config, replace(model, path=TRAINED, kv_values=1 << 20))
+
+
+def test_a_part_of_a_cascade_is_looked_for_before_a_download(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(model_source, "_demo_llm", lambda _cache: pytest.fail("downloaded"))
+    argv = ["--model-path", "cascade", "--recogniser", "nosuch", "--voice-model", "hibari"]
+    assert launch_server.main([*argv, "--cache-dir", str(tmp_path)]) == 2
+    assert "there is no recogniser 'nosuch'" in capsys.readouterr().err
+
+
 def specs(model, *argv: str) -> dict:
     config = parse(["--model-path", "/models/m", *argv])
     listed = stage_specs(config, model, Path("/tmp/run"), native_key="key")
@@ -251,7 +289,7 @@ def test_a_spec_reaches_its_process_unchanged(model, monkeypatch):
     ],
 )
 def test_a_replica_knows_whether_another_stage_uses_its_device(model, monkeypatch, argv, shared):
-    monkeypatch.setattr(devices, "_n_cuda_devices", lambda: 8)
+    monkeypatch.setattr(devices, "n_cuda_devices", lambda: 8)
     found = specs(model, *argv)
     assert [name for name, spec in found.items() if spec.shares_device] == shared
 

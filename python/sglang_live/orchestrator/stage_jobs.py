@@ -147,6 +147,7 @@ class ThinkerJob:
                 window_tokens=kept.window_tokens if kept else None,
                 sink_tokens=kept.sink_tokens if kept else None,
                 slack_tokens=kept.slack_tokens if kept else 1,
+                within_tokens=kept.within_tokens if kept else None,
                 functions=list(turn.tools.functions),
                 must_call=turn.tools.must_call,
                 prefill_only=turn.prefill_only,
@@ -290,8 +291,7 @@ class TalkerJob:
                 temperature=turn.temperature,
                 seed=seed_of(turn),
                 timeout_s=timeout_s(turn),
-                # Codec frames, and the thinker's audio tokens, both come at 12.5 per second.
-                window_frames=kept.window_tokens if kept else None,
+                window_frames=(kept.window_frames or kept.window_tokens) if kept else None,
                 slack_frames=kept.slack_tokens if kept else 1,
                 flex=turn.flex,
             ),

@@ -20,6 +20,17 @@ from sglang_live.stages.vocoder.config import VocoderConfig
 STAGE_SETTINGS = ("replicas", "connect", "device")
 _VOCODER_FIELDS = tuple(field.name for field in fields(VocoderConfig))
 _VOCODER_SWITCHES = tuple(f.name for f in fields(VocoderConfig) if isinstance(f.default, bool))
+# Numbers that SGLang would use as they are, minutes later.
+_POSITIVE = (
+    "context_length",
+    "max_total_tokens",
+    "max_running_requests",
+    "max_prefill_tokens",
+    "page_size",
+    "mem_fraction_static",
+    "hicache_ratio",
+    "tp_size",
+)
 # With a scale per block, into which a rotated key does not fit.
 _KV_IN_BLOCKS = ("nvfp4", "fp4_mx_block16", "mxfp8")
 
@@ -49,7 +60,9 @@ def split_arguments(
             at += 1
         stage, dot, argument = typed[2:].partition(".")
         if dot and stage not in STAGES:
-            raise BadInputError(f"{typed}: no stage is called {stage!r}; there are {STAGES}")
+            raise BadInputError(
+                f"{typed}: no stage is called {stage!r}; there are {', '.join(STAGES)}"
+            )
         name = (argument if dot else stage).replace("-", "_")
         if not name:
             raise BadInputError(f"{word!r} names no argument")
@@ -82,7 +95,13 @@ def check_engine(stage: str, args: dict[str, Any], policies: Policies) -> None:
             VocoderConfig(**args)
         except ValueError as error:
             raise BadInputError(f"vocoder: {error}") from None
-    elif args.get("speculative_algorithm") and (stage == "talker" or policies):
+        return
+    for name in _POSITIVE:
+        if args.get(name) is not None and args[name] <= 0:
+            raise BadInputError(f"{stage}: {_flag(name)} must be positive, got {args[name]}")
+    if args.get("mem_fraction_static", 0) >= 1:
+        raise BadInputError(f"{stage}: --mem-fraction-static is a share of the memory, below 1")
+    if args.get("speculative_algorithm") and (stage == "talker" or policies):
         raise BadInputError(
             f"{stage}: live streams need SGLang without speculation: no --speculative-algorithm"
         )
@@ -92,6 +111,10 @@ def check_engine(stage: str, args: dict[str, Any], policies: Policies) -> None:
             "does not allow: --thinker.kv-cache-dtype fp8_e4m3, or --live-policies without "
             "retention"
         )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _setting(typed: str, name: str, text: str | None) -> Any:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from sglang_live.kv.retention import (
     Compaction,
     RetentionConfig,
+    RetentionFlags,
     compaction_of,
     media_after,
     rebase_due,
@@ -180,3 +181,33 @@ def test_an_offset_of_one_can_be_rebased():
 @pytest.mark.parametrize("edge", [{"sink_tokens": 0}, {"window_tokens": 1}, {"slack_tokens": 1}])
 def test_configs_at_their_bounds_are_accepted(edge):
     assert RetentionConfig(**edge)
+
+
+# --- bounds that suit a model ---
+
+
+@given(st.integers(1, 200_000), st.integers(0, 200_000))
+def test_sink_and_window_leave_a_quarter_to_the_turn_and_its_response(good_tokens, header):
+    config = RetentionFlags().suited_to(good_tokens)
+    kept = config.behind(header)
+    assert kept.sink_tokens == header
+    assert kept.window_tokens <= min(2048, max(1, good_tokens // 2))
+    assert kept.window_tokens >= config.window_tokens // 4
+    if header <= good_tokens // 2:  # otherwise a quarter of the window stays
+        assert header + kept.window_tokens + kept.slack_tokens <= max(3, good_tokens * 3 // 4)
+
+
+def test_a_model_of_any_context_from_4096_on_has_the_usual_window():
+    for good_tokens in (4096, 1_000_000, None):
+        kept = RetentionFlags().suited_to(good_tokens).behind(200)
+        assert (kept.window_tokens, kept.slack_tokens) == (2048, 256)
+
+
+def test_a_window_that_is_given_holds_for_any_model_and_header():
+    kept = RetentionFlags(window_tokens=2000, slack_tokens=9).suited_to(600).behind(500)
+    assert (kept.window_tokens, kept.slack_tokens, kept.sink_tokens) == (2000, 9, 500)
+    assert (kept.within_tokens, kept.window_frames) == (None, None)
+
+
+def test_a_short_training_shortens_no_speech():
+    assert RetentionFlags().suited_to(600).window_frames == RetentionConfig().window_tokens

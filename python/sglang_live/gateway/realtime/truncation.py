@@ -3,7 +3,7 @@
 In: a word or RetentionRatioForm, the server's own retention. Out: Truncation.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang_live.gateway.errors import ClientEventError
@@ -50,8 +50,9 @@ def choose_truncation(
         )
     wire: dict[str, Any] = {"type": "retention_ratio", "retention_ratio": form.retention_ratio}
     limit_tokens = form.token_limits.post_instructions if form.token_limits else None
+    kept = RetentionConfig()
     if limit_tokens is None:
-        limit_tokens = server.window_tokens + server.slack_tokens
+        limit_tokens, kept = server.window_tokens + server.slack_tokens, server
     else:
         wire["token_limits"] = {"post_instructions": limit_tokens}
     # Beyond the limit, tokens are dropped until the ratio of it is left: that is the window, and
@@ -60,5 +61,7 @@ def choose_truncation(
     slack_tokens = max(1, limit_tokens - window_tokens)
     return Truncation(
         wire=wire,
-        retention=RetentionConfig(window_tokens=window_tokens, slack_tokens=slack_tokens),
+        retention=replace(
+            kept, sink_tokens=None, window_tokens=window_tokens, slack_tokens=slack_tokens
+        ),
     )

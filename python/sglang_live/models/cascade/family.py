@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang_live.errors import BadInputError
 from sglang_live.models.divided import check_divided, check_number
-from sglang_live.models.family import ModelFacts, read_json
+from sglang_live.models.family import ModelFacts, kv_values, read_json
 
 ARCHITECTURE = "Cascade"
 SPOKEN = "sglang_live.models.cascade.spoken"
@@ -39,6 +39,7 @@ class Cascade:
             clones_voices=is_spoken and cascade["talker"].get("clones_voices", False),
             vocab_size=config["vocab_size"],
             context_tokens=config["max_position_embeddings"],
+            kv_values=kv_values(config),
             cpu_weights=cascade.get("cpu_weights", ""),
         )
 

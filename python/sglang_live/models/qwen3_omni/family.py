@@ -27,6 +27,8 @@ class Qwen3Omni:
             voices=spec.voices,
             vocab_size=spec.thinker_vocab,
             context_tokens=spec.thinker_context,
+            good_tokens=spec.good_tokens,
+            kv_values=spec.kv_values,
         )
 
     def check_ranks(self, path: Path, stage: str, flag: str, n_ranks: int) -> None:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sglang_live.errors import BadInputError
-from sglang_live.models.family import read_json
+from sglang_live.models.family import kv_values, read_json
 
 ARCHITECTURE = "Qwen3OmniMoeForConditionalGeneration"
 FRAME_RATE_HZ = 12.5
@@ -19,12 +19,17 @@ class Qwen3OmniSpec:
     Ids of text tokens are in the thinker's vocabulary, codec ids in the talker's.
 
     Attributes:
+        good_tokens: length of a conversation that it is good for, by the demo model's own key of
+            config.json; 0: not told.
+        kv_values: see ModelFacts.
         sampling: the thinker's defaults (generation_config.json), by SGLang's names.
     """
 
     path: Path
     thinker_vocab: int
     thinker_context: int
+    good_tokens: int
+    kv_values: int
     thinker_hidden: int
     accept_hidden_layer: int
     codec_vocab: int
@@ -78,6 +83,8 @@ class Qwen3OmniSpec:
             path=path,
             thinker_vocab=thinker["text_config"]["vocab_size"],
             thinker_context=thinker["text_config"]["max_position_embeddings"],
+            good_tokens=config.get("good_tokens", 0),
+            kv_values=kv_values(thinker["text_config"]),
             thinker_hidden=thinker["text_config"]["hidden_size"],
             accept_hidden_layer=talker["accept_hidden_layer"],
             codec_vocab=talker["text_config"]["vocab_size"],

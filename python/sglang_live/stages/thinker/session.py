@@ -238,7 +238,8 @@ class ThinkerSession:
             return fitting
         if retention is not None and drops_oldest and not self.ledger.items:
             # A replayed conversation: what would be dropped after the turn is not prefilled.
-            return newest_that_are_kept(self.prompt, history, retention)
+            kept = retention.behind(self.ledger.n_header)
+            return newest_that_are_kept(self.prompt, history, kept)
         return history
 
     def _fits(self, new: list[HistoryItem], limit: int) -> bool:
@@ -251,12 +252,10 @@ class ThinkerSession:
         assert self.engine_session is not None
         order = None
         if retention is not None:
-            sink_tokens = retention.sink_tokens
+            kept = retention.behind(self.ledger.n_header)
+            assert kept.sink_tokens is not None
             order = RetainSession(
-                self.engine_session,
-                self.ledger.n_header if sink_tokens is None else sink_tokens,
-                retention.window_tokens,
-                retention.slack_tokens,
+                self.engine_session, kept.sink_tokens, kept.window_tokens, kept.slack_tokens
             )
         if order == self.bound or self.feed is None:
             return

@@ -34,4 +34,5 @@ def retention_of(request: ThinkerRequest) -> RetentionConfig | None:
         sink_tokens=request.sink_tokens,
         window_tokens=request.window_tokens,
         slack_tokens=request.slack_tokens,
+        within_tokens=request.within_tokens,
     )

@@ -406,6 +406,18 @@ async def test_the_engine_is_told_of_a_bound_once_and_when_it_changes(call):
     assert await call.session.drop_old() == []
 
 
+async def test_long_instructions_leave_less_of_the_conversation(call):
+    suited = RetentionConfig(window_tokens=60, slack_tokens=2, within_tokens=100)
+    windows = []
+    for n_sentences in (1, 200):
+        instructions = " ".join(["Be brief."] * n_sentences)
+        await call.turn(user("u", "hello"), key="r", instructions=instructions, retention=suited)
+        bound = call.engine.bounds[-1]
+        assert bound.sink_tokens == call.session.ledger.n_header
+        windows.append(bound.window_tokens)
+    assert windows == [60, 15]
+
+
 async def test_dropped_items_are_named_and_the_session_continues(call):
     history = await long_call(call, 4)
     whole = list(call.engine.tokens)
