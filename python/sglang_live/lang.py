@@ -196,8 +196,8 @@ class LiveEndpoint(BaseBackend):
     def _spoken(
         self, request: dict[str, Any], voice: str, sounds: Sounds
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        # OpenAI's types require a voice; an unknown one means the model's first.
-        audio = {"format": "pcm16", "voice": voice or "default"}
+        # OpenAI's types require a voice; one of theirs means the model's first.
+        audio = {"format": "pcm16", "voice": voice or "alloy"}
         request |= {"modalities": ["text", "audio"], "audio": audio}
         sound, info = bytearray(), {}
         for choice in self._choices(request):

@@ -31,7 +31,7 @@ from sglang_live.gateway.connection_guard import ConnectionGuard, ConnectionLimi
 from sglang_live.gateway.draining import Drain
 from sglang_live.gateway.http.health import SERVING, Health
 from sglang_live.gateway.listen_socket import ListenSocket
-from sglang_live.gateway.native.limits import NativeLimits, template_takes_images
+from sglang_live.gateway.native.limits import NativeLimits, found_in_templates
 from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path
 from sglang_live.model_flags import check_flags, check_sizes
 from sglang_live.models.composition import fetched
@@ -252,7 +252,7 @@ def _application(
         native_limits=NativeLimits(
             vocab_size=model.vocab_size,
             context_tokens=_context(config, model),
-            takes_images=template_takes_images(model.weights),
+            **found_in_templates(model.weights),
             takes_priority=_takes_priority(config.stages["thinker"].args),
         ),
         batches=batches,

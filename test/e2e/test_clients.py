@@ -26,6 +26,7 @@ from test.protocol.ga_events import events
 from test.unit.gateway.fakes import FakeOrchestrator, app_of, done, spoken
 from test.unit.gateway.http.test_unknown_parameters import try_out_types, try_out_unknown_keys
 from test.unit.gateway.live_server import listening
+from test.unit.gateway.test_every_setting import check_fields
 
 pytestmark = [pytest.mark.e2e]
 
@@ -254,5 +255,7 @@ async def test_all_events_of_the_newest_types_are_accepted():
     printed = await run(PYTHON, "-m", "test.protocol.ga_events", cwd=ROOT, within_s=60)
     newest = [json.loads(line) for line in printed.splitlines()]
     assert len(newest) > len(list(events()))
-    assert await try_out_types(newest) > 200
+    assert await try_out_types(newest) > 170
     assert await try_out_unknown_keys(newest) > 600
+    assert await check_fields("session.update", newest) > 80
+    assert await check_fields("response.create", newest) > 80

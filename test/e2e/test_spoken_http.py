@@ -84,7 +84,7 @@ def test_a_file_of_floats_has_the_transcript_of_its_integers_and_silence_has_non
 
 async def test_the_users_speech_is_transcribed(server):
     async with connected(server.ws) as socket:
-        wish = {"model": "any", "language": "en"}
+        wish = {"model": "whisper-1", "language": "en"}
         await socket.session(audio={"input": {"transcription": wish}})
         voice, silence = clip_24k(SPEECH.name), np.zeros(24_000, "<i2")
         await socket.append(np.concatenate([voice, silence]), step=480)

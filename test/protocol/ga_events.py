@@ -14,7 +14,8 @@ from typing_extensions import get_type_hints, is_typeddict
 
 CALL_ID = "call_of_ga_events"
 _SILENCE = "AAAA" * 2400  # 150 ms of PCM
-# Values of text fields by key; other text fields may have any value.
+# Values by key. They are no defaults, so that they have an effect if their field has one. Other
+# text fields may have any value.
 _TEXTS = {
     "audio": _SILENCE,
     "call_id": CALL_ID,
@@ -25,13 +26,14 @@ _TEXTS = {
 }
 _NUMBERS = {
     "idle_timeout_ms": 5000,
+    "prefix_padding_ms": 200,
     "post_instructions": 1000,
     "max_output_tokens": 100,
     "seconds": 600,
     "audio_end_ms": 0,
     "content_index": 0,
 }
-_FRACTIONS = {"speed": 1.0, "retention_ratio": 0.5, "threshold": 0.5, "strength": 0.5}
+_FRACTIONS = {"speed": 1.2, "retention_ratio": 0.5, "threshold": 0.6, "strength": 0.5}
 # The protocol requires these; the types do not.
 _NEEDED = {
     "input_text": ("text",),

@@ -55,10 +55,11 @@ _MODELS = {
 def check(event: dict[str, Any]) -> None:
     """Raise an error if the client's strict parser refuses this event or has no type for it."""
     assert event["event_id"]
-    _MODELS[event["type"]].model_validate(_without_frame_mode(event))
+    _MODELS[event["type"]].model_validate(_as_typed(event))
 
 
-def _without_frame_mode(event: dict[str, Any]) -> dict[str, Any]:
+def _as_typed(event: dict[str, Any]) -> dict[str, Any]:
+    """The event without what no types have, or only newer ones."""
     if event["type"] not in ("session.created", "session.updated"):
         return event
     event = copy.deepcopy(event)
@@ -66,4 +67,7 @@ def _without_frame_mode(event: dict[str, Any]) -> dict[str, Any]:
     if heard["turn_detection"] and heard["turn_detection"]["type"] == "frames":
         assert heard["turn_detection"].keys() == {"type", "frame_ms", "max_tokens"}
         heard["turn_detection"] = None
+    if (heard["transcription"] or {}).get("model"):
+        # A name that a client has sent, of any version of the types.
+        heard["transcription"]["model"] = "whisper-1"
     return event

@@ -273,7 +273,7 @@ def _add_models(app: FastAPI, keys: Keys, orchestrator: Orchestrator) -> None:
 
     async def one_model(request: Request) -> Response:
         try:
-            check_model(orchestrator, request.path_params["model"])
+            check_model(name, request.path_params["model"])
         except ModelNotFoundError as error:
             return error_response(error)
         return JSONResponse(model)

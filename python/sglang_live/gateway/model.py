@@ -1,5 +1,6 @@
 """The served model: its name, its voices, and sessions of a single turn."""
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 
@@ -14,37 +15,52 @@ _OPENAI_VOICES = (
     *("onyx", "sage", "shimmer", "verse"),
 )
 _MOST_LISTED = 20
+# What SGLang's clients call the one model of a server.
+_UNNAMED = "default"
+# Clients of OpenAI's servers send such a name in their settings, also if they are told a model.
+_OF_OPENAI = re.compile(r"(gpt|whisper)-[\w.:-]+")
 
 
-def check_model(orchestrator: Orchestrator, name: str | None) -> None:
-    """name: None for the served model.
-
+def check_model(served: str, name: str | None, at: str = "model", *, stock: bool = False) -> None:
+    """
+    Args:
+        name: None for the served model.
+        at: path of the name.
+        stock: OpenAI's names are names of the served model.
     Raises:
         ModelNotFoundError: another model is named.
     """
-    served = orchestrator.model_name
-    if name not in (None, served):
-        raise ModelNotFoundError(f"The model '{name}' does not exist. Available models: {served}.")
+    if name in (None, served, _UNNAMED) or (stock and is_of_openai(name)):
+        return
+    error = ModelNotFoundError(
+        f"The model {cut(str(name))!r} does not exist. Available models: {served}."
+    )
+    error.param = at
+    raise error
 
 
-def voice_of(voices: tuple[str, ...], name: str | None) -> str:
-    """The voice that speaks: the default one for voices of other servers, which clients name."""
-    return name if name in voices else (voices[0] if voices else name or "")
+def is_of_openai(name: str | None) -> bool:
+    return name is not None and _OF_OPENAI.fullmatch(name) is not None
 
 
-def known_voice(voices: tuple[str, ...], name: str | None) -> str:
-    """As voice_of, but only for voices of OpenAI's servers, and in any case of letters.
+def known_voice(voices: tuple[str, ...], name: str | None, at: str = "voice") -> str:
+    """The voice that speaks: the default one for None, and for voices of OpenAI's servers.
 
+    Args:
+        voices: of the model, in any case of letters.
+        at: path of the name.
     Raises:
         ClientEventError: there is no such voice.
     """
-    same = [voice for voice in voices if name is not None and voice.lower() == name.lower()]
-    if voices and name is not None and not same and name not in _OPENAI_VOICES:
+    if not voices or name is None:
+        return voices[0] if voices else name or ""
+    same = [voice for voice in voices if voice.lower() == name.lower()]
+    if not same and name not in _OPENAI_VOICES:
         listed = ", ".join(voices[:_MOST_LISTED]) + (", …" if voices[_MOST_LISTED:] else "")
         raise ClientEventError(
-            f"There is no voice {cut(name)!r}. The voices are: {listed}.", param="voice"
+            f"There is no voice {cut(name)!r}. The voices are: {listed}.", param=at
         )
-    return same[0] if same else voice_of(voices, name)
+    return next((voice for voice in same if voice == name), same[0]) if same else voices[0]
 
 
 @asynccontextmanager

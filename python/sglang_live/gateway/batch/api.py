@@ -71,7 +71,7 @@ class BatchApi:
             store,
             lines,
             keys=tuple(names) or (ANONYMOUS,),
-            check_model=lambda name: check_model(orchestrator, name),
+            check_model=lambda name: check_model(orchestrator.model_name, name),
             load=load,
             drain=drain,
             metrics=metrics,

@@ -42,7 +42,7 @@ from sglang_live.gateway.http.body import (
 from sglang_live.gateway.http.chat_history import history_of
 from sglang_live.gateway.http.chat_schema import ChatForm, read_chat
 from sglang_live.gateway.ids import new_id
-from sglang_live.gateway.model import brief_session, check_model, voice_of
+from sglang_live.gateway.model import brief_session, check_model, known_voice
 from sglang_live.gateway.owner import owner_salt
 from sglang_live.gateway.realtime.context_limit import ContextLimit
 from sglang_live.gateway.realtime.conversation.item_schema import check_text
@@ -104,14 +104,14 @@ class ChatRoute:
             return error_response(error)
 
     def _turn(self, form: ChatForm, salt: str, tier: Tier) -> TurnRequest:
-        check_model(self._orchestrator, form.model)
+        check_model(self._orchestrator.model_name, form.model)
         instructions, history = history_of(
             form.messages, self._answers, max_audio_s=self._config.max_input_audio_s
         )
         return TurnRequest(
             instructions=instructions or self._config.default_instructions,
             history=history,
-            voice=voice_of(self._orchestrator.voices, form.voice),
+            voice=known_voice(self._orchestrator.voices, form.voice, "audio.voice"),
             wants_audio=form.wants_audio,
             max_output_tokens=form.limit,
             temperature=form.temperature,

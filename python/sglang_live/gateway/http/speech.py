@@ -42,7 +42,7 @@ from sglang_live.gateway.http.body import (
 )
 from sglang_live.gateway.http.speech_pieces import longest_s, pieces_of
 from sglang_live.gateway.ids import new_id
-from sglang_live.gateway.json_forms import ServiceTier, Strict
+from sglang_live.gateway.json_forms import ServiceTier, Strict, check_neutral
 from sglang_live.gateway.model import brief_session, check_model, known_voice
 from sglang_live.gateway.realtime.events import Name, VoiceRef, voice_name
 from sglang_live.orchestrator.session import Orchestrator, VoiceSession
@@ -51,6 +51,9 @@ from sglang_live.telemetry.metrics import GatewayMetrics
 log = logging.getLogger(__name__)
 
 _MAX_CHARACTERS = 4096
+_DEFAULT_FORMAT = "mp3"
+# The talker has no input for these. The values change nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {"instructions": ("",), "speed": (1,)}
 _MAX_BODY_BYTES = 1 << 16
 
 
@@ -62,19 +65,22 @@ class SpeechTruncatedError(LiveError):
 
 class SpeechForm(Strict):
     """
-    speed: only 1 is supported.
     service_tier: "flex": speech that is heard while it is made goes before this one.
-    instructions: accepted, no effect: the talker has no input for them.
+    instructions, speed: see _NEUTRAL.
     """
 
     input: Annotated[str, Meta(min_length=1, max_length=_MAX_CHARACTERS)]
     voice: Name | VoiceRef | None = None
     model: str | None = None
-    response_format: str = "mp3"
-    stream_format: Literal["audio", "sse"] = "audio"
-    speed: float = 1.0
+    response_format: str | None = None
+    stream_format: Literal["audio", "sse"] | None = "audio"
+    speed: float | None = None
     instructions: str | None = None
     service_tier: ServiceTier | None = None
+
+    @property
+    def format(self) -> str:
+        return _DEFAULT_FORMAT if self.response_format is None else self.response_format
 
 
 class SpeechRoute:
@@ -91,7 +97,7 @@ class SpeechRoute:
             refuse_query(request)
             form = self._read(await read_body(request, _MAX_BODY_BYTES))
             tier = self._tiers.of(request.headers, form.service_tier)
-            media_type, encoder = FORMATS[form.response_format]
+            media_type, encoder = FORMATS[form.format]
             cost = _Cost()
             audio = self._speak(form, cost, tier)
             # A failure before the first audio has an HTTP status, not an incomplete file.
@@ -109,14 +115,14 @@ class SpeechRoute:
         form = read_json(body, SpeechForm)
         if not form.input.strip():
             raise ClientEventError("There is no text to speak in 'input'.", param="input")
-        if form.response_format not in FORMATS:
+        if form.format not in FORMATS:
             raise ClientEventError(
-                f"Unknown response_format {cut(form.response_format)!r}: {', '.join(FORMATS)}.",
+                f"Unknown response_format {cut(form.format)!r}: {', '.join(FORMATS)}.",
                 param="response_format",
             )
-        if form.speed != 1.0:
-            raise ClientEventError("Only speed 1 is supported.", param="speed")
-        check_model(self._orchestrator, form.model)
+        for name, values in _NEUTRAL.items():
+            check_neutral(getattr(form, name), values, name)
+        check_model(self._orchestrator.model_name, form.model)
         known_voice(self._orchestrator.voices, voice_name(form.voice))
         return form
 

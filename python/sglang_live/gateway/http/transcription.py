@@ -113,8 +113,10 @@ class TranscriptionRoute:
             raise ClientEventError(
                 "The form needs a 'file'.", code="missing_required_parameter", param="file"
             )
-        check_model(self._orchestrator, text_of(form, "model"))
-        response_format = text_of(form, "response_format") or "json"
+        check_model(self._orchestrator.model_name, text_of(form, "model"))
+        response_format = text_of(form, "response_format")
+        if response_format is None:
+            response_format = "json"
         if response_format not in FORMATS:
             raise ClientEventError(
                 f"Unknown response_format {cut(response_format)!r}: {', '.join(FORMATS)}.",
@@ -124,8 +126,8 @@ class TranscriptionRoute:
         data = await file.read()
         return _Order(
             audio=await asyncio.to_thread(read_audio, data, max_s=self._config.max_input_audio_s),
-            language=text_of(form, "language"),
-            hint=text_of(form, "prompt"),
+            language=text_of(form, "language") or None,
+            hint=text_of(form, "prompt") or None,
             temperature=temperature(form),
             plain=response_format == "text",
             streamed=flag(form, "stream"),

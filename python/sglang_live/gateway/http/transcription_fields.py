@@ -53,13 +53,13 @@ def check_fields(form: FormData) -> None:
 
 
 def text_of(form: FormData, name: str) -> str | None:
-    """Returns None if the field is absent or empty.
+    """Returns None if the field is absent.
 
     Raises:
         ClientEventError: the field is a file or too long.
     """
     value = form.get(name)
-    if value is None or value == "":
+    if value is None:
         return None
     if not isinstance(value, str):
         raise ClientEventError(f"'{name}' must be text.", param=name)
@@ -70,7 +70,9 @@ def text_of(form: FormData, name: str) -> str | None:
 
 
 def flag(form: FormData, name: str) -> bool:
-    text = text_of(form, name) or "false"
+    text = text_of(form, name)
+    if text is None:
+        return False
     if text.lower() not in _FLAGS:
         raise ClientEventError(f"{name} must be true or false, got {cut(text)!r}.", param=name)
     return _FLAGS[text.lower()]
@@ -86,13 +88,13 @@ def service_tier(form: FormData) -> str | None:
 
 
 def temperature(form: FormData) -> float:
-    text = text_of(form, "temperature") or "0"
+    text = text_of(form, "temperature")
     try:
-        value = float(text)
+        value = 0.0 if text is None else float(text)
     except ValueError:
         value = -1.0
     if not 0 <= value <= 2:
         raise ClientEventError(
-            f"temperature must be 0 to 2, got {cut(text)!r}.", param="temperature"
+            f"temperature must be 0 to 2, got {cut(str(text))!r}.", param="temperature"
         )
     return value

@@ -25,6 +25,7 @@ from sglang_live.gateway.native.checks import (
     list_of,
     one_of,
     text,
+    without_effect,
 )
 from sglang_live.gateway.native.limits import NativeLimits
 
@@ -34,15 +35,20 @@ _NAME = text(512)
 
 
 def chat_fields(limits: NativeLimits, answers: SpokenAnswers) -> dict[str, Check]:
+    def of_template(name: str, check: Check, neutral: Any) -> Check:
+        return check if name in limits.template_reads else without_effect(neutral)
+
     return {
         "model": _NAME,
         "messages": _messages(limits, answers),
         "tools": list_of(_tool, most=_MAX_TOOLS),
         "tool_choice": _tool_choice,
-        "reasoning_effort": one_of(*_EFFORTS),
+        "reasoning_effort": of_template("reasoning_effort", one_of(*_EFFORTS), "none"),
         "continue_final_message": boolean,
         # `chat_template` is left out: SGLang would run the client's template.
-        "chat_template_kwargs": fields({"enable_thinking": boolean, "thinking": boolean}),
+        "chat_template_kwargs": fields(
+            {name: of_template(name, boolean, False) for name in ("enable_thinking", "thinking")}
+        ),
     }
 
 

@@ -70,6 +70,14 @@ def one_of(*values: Any) -> Check:
     return check
 
 
+def without_effect(*neutral: Any) -> Check:
+    def check(value: Any, at: str) -> Any:
+        check_neutral(value, neutral, at)
+        return value
+
+    return check
+
+
 def list_of(item: Check, *, most: int, least: int = 0) -> Callable[[Any, str], list[Any]]:
     def check(value: Any, at: str) -> list[Any]:
         if not isinstance(value, list) or not least <= len(value) <= most:

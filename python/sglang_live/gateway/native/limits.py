@@ -1,8 +1,13 @@
 """What a served model supports, and the most that one request may contain."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+# Settings of a chat that only a chat template can give an effect.
+TEMPLATE_SETTINGS = ("reasoning_effort", "enable_thinking", "thinking")
+_IMAGE_MARKS = ("image_url", "'image'", '"image"', '\\"image\\"')
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 
 
@@ -12,6 +17,7 @@ class NativeLimits:
 
     vocab_size: ids from 0 below it have a row in the embedding.
     context_tokens: tokens of a prompt and its completion together.
+    template_reads: which of TEMPLATE_SETTINGS the model's chat template reads.
     takes_images: whether the model's chat template has a place for images and videos.
     takes_priority: whether a priority does not change SGLang's order, nor is refused by it.
     max_completions: prompts of one request times n.
@@ -22,6 +28,7 @@ class NativeLimits:
 
     vocab_size: int = 2048
     context_tokens: int = 32_768
+    template_reads: frozenset[str] = frozenset(TEMPLATE_SETTINGS)
     takes_images: bool = False
     takes_priority: bool = True
     max_completions: int = 64
@@ -29,9 +36,12 @@ class NativeLimits:
     max_text_chars: int = 1_048_576
 
 
-def template_takes_images(checkpoint: Path) -> bool:
-    """Returns True if any chat template of the checkpoint has a place for images."""
+def found_in_templates(checkpoint: Path) -> dict[str, Any]:
+    """Fields of NativeLimits: what the chat templates of a checkpoint have a place for."""
     files = [checkpoint / name for name in _TEMPLATES if (checkpoint / name).is_file()]
-    marks = ("image_url", "'image'", '"image"', '\\"image\\"')
     texts = [file.read_text("utf-8", errors="replace") for file in files]
-    return any(mark in text for text in texts for mark in marks)
+    words = {word for text in texts for word in re.findall(r"\w+", text)}
+    return {
+        "takes_images": any(mark in text for text in texts for mark in _IMAGE_MARKS),
+        "template_reads": words & frozenset(TEMPLATE_SETTINGS),
+    }

@@ -46,7 +46,6 @@ from sglang_live.gateway.same_machine import ForeignPageError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.session import Orchestrator
 
-_UNNAMED_MODEL = "default"  # SGLang's name for the one model that it serves
 # In the scope of a request: Unix time until which its response is of use. Lines of batches have it.
 OF_USE_UNTIL = "sglang_live.of_use_until"
 _FLEX_PRIORITY = -1
@@ -190,5 +189,5 @@ class RequestCheck:
 
     def _check_model(self, body: object) -> None:
         model = body.get("model") if isinstance(body, dict) else None
-        if model != _UNNAMED_MODEL:
-            check_model(self._orchestrator, model)
+        if isinstance(model, str):  # the form refuses all else
+            check_model(self._orchestrator.model_name, model)

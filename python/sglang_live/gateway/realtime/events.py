@@ -3,7 +3,8 @@
 In: a text frame. Out: one of the protocol's eleven events or the extension playback.ack, or
 ClientEventError.
 UNSET is a key that the client did not send, None an explicit null. A key that neither the protocol
-nor this server has is an error. Keys of type Ignored are in the protocol and have no effect here.
+nor this server has is an error. Keys of type Ignored change nothing; those in
+session_config.WITHOUT_EFFECT would, and are refused.
 """
 
 from typing import Annotated, Any, Literal
@@ -56,9 +57,9 @@ class TurnDetectionForm(Strict):
 
 
 class TranscriptionForm(Strict):
-    """delay, keywords, languages: no effect; they are for other transcribers."""
+    """delay, keywords, languages: for other transcribers (WITHOUT_EFFECT)."""
 
-    model: NullableStr = None
+    model: Name | None = None
     language: Name | None = None
     prompt: Annotated[str, Meta(max_length=MAX_HINT)] | None = None
     delay: Ignored = None
@@ -86,13 +87,10 @@ class AudioInputForm(Strict):
     noise_reduction: NoiseReductionForm | None = None
 
 
-class ResponseOutputForm(Strict):
+class AudioOutputForm(Strict):
     format: FormatForm | UnsetType | None = UNSET
     voice: Name | VoiceRef | UnsetType | None = UNSET
-
-
-class AudioOutputForm(ResponseOutputForm):
-    speed: Annotated[float, Meta(ge=0.25, le=1.5)] | UnsetType | None = UNSET
+    speed: float | None = None
 
 
 class AudioForm(Strict):
@@ -101,7 +99,7 @@ class AudioForm(Strict):
 
 
 class ResponseAudioForm(Strict):
-    output: ResponseOutputForm | UnsetType | None = UNSET
+    output: AudioOutputForm | UnsetType | None = UNSET
 
 
 # 64 tokens are five seconds of audio: with less, a session drops the user's last question. A
@@ -155,7 +153,7 @@ class SessionForm(_Settings, kw_only=True):
     type: str
     audio: AudioForm | UnsetType | None = UNSET
     truncation: str | RetentionRatioForm | UnsetType | None = UNSET
-    model: NullableStr = None
+    model: Name | None = None
     include: list[str] | None = None
     tracing: Literal["auto"] | TracingForm | None = None
     object: Ignored = None

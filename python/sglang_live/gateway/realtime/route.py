@@ -11,7 +11,7 @@ import orjson
 from starlette.responses import JSONResponse
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from sglang_live.errors import LiveError, ModelNotFoundError
+from sglang_live.errors import LiveError
 from sglang_live.gateway.auth import Keys, choose_subprotocol, offered_keys
 from sglang_live.gateway.errors import ClientEventError, NoLanguageModelError, cut, error_body
 from sglang_live.gateway.flex.tier import Tiers
@@ -101,9 +101,7 @@ class RealtimeRoute:
             self._tiers.check_heard(holders[0])
             self._check_room(*holders)
             _check_shape(socket)
-            check_model(self._services.orchestrator, socket.query_params.get("model"))
-        except ModelNotFoundError as error:
-            return {**error_body(error), "param": "model"}
+            check_model(self._services.orchestrator.model_name, socket.query_params.get("model"))
         except LiveError as error:
             return error_body(error)
         return None

@@ -9,16 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
 from sglang_live.gateway.audio.codec import FORMATS, PCM, WireFormat
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.errors import ClientEventError
+from sglang_live.gateway.json_forms import check_neutral
+from sglang_live.gateway.model import check_model, is_of_openai, known_voice
 from sglang_live.gateway.realtime.conversation.item_schema import check_text
 from sglang_live.gateway.realtime.events import (
     AudioInputForm,
+    AudioOutputForm,
     FormatForm,
-    ResponseOutputForm,
     SessionForm,
     TranscriptionForm,
     voice_name,
@@ -34,19 +37,26 @@ from sglang_live.gateway.tools import check_choice, has_chosen, read_choice, rea
 from sglang_live.orchestrator.session import Orchestrator
 
 MAX_OUTPUT_TOKENS = 4096
-_TRANSCRIBERS = (
-    "whisper-1",
-    "gpt-4o-mini-transcribe",
-    "gpt-4o-transcribe",
-    "gpt-4o-transcribe-diarize",
-)
+# Settings without an effect here, with the values that ask for nothing else than what is done.
+WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "prompt": (),
+    "reasoning": ({},),
+    "include": ([],),
+    "tracing": ("auto", {}),
+    "audio.input.noise_reduction": ({},),
+    "audio.input.transcription.delay": (),
+    "audio.input.transcription.keywords": ([],),
+    "audio.input.transcription.languages": ([],),
+    "audio.output.speed": (1,),
+}
 _MODALITIES = (("audio",), ("text",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionConfig:
     """
-    voice: name that the client used, also if it is unknown.
+    voice: name that the client used, which may be one of OpenAI's.
+    voices: those of the model, the default one first.
     parallel_tool_calls: a response may call several functions. Strict clients refuse its echo.
     max_output_tokens: None is "inf".
     transcription: settings of input transcription; None: no input is transcribed.
@@ -56,6 +66,7 @@ class SessionConfig:
 
     model: str
     voice: str
+    voices: tuple[str, ...] = ()
     instructions: str = ""
     output_modalities: tuple[str, ...] = ("audio",)
     tools: tuple[dict[str, Any], ...] = ()
@@ -112,16 +123,20 @@ def first_config(
         ClientEventError: with the path of the first faulty value.
     """
     default_voice = orchestrator.voices[0] if orchestrator.voices else "default"
-    config = initial_config(orchestrator.model_name, default_voice, gateway)
+    voices = orchestrator.voices
+    config = initial_config(orchestrator.model_name, default_voice, gateway, voices)
     if preset is None:
         return config
     return update_config(config, preset, defaults=config, voice_locked=False)
 
 
-def initial_config(model: str, default_voice: str, gateway: GatewayConfig) -> SessionConfig:
+def initial_config(
+    model: str, default_voice: str, gateway: GatewayConfig, voices: tuple[str, ...] = ()
+) -> SessionConfig:
     return SessionConfig(
         model=model,
         voice=default_voice,
+        voices=voices,
         instructions=gateway.default_instructions,
         truncation=Truncation(retention=gateway.retention),
         turn_detection=TurnDetection(vad=gateway.vad, ignore_other_voices=gateway.knows_voices),
@@ -141,6 +156,7 @@ def update_config(
         voice_locked: the session has spoken, so its voice must stay.
     Raises:
         ClientEventError: with the path of the first faulty value.
+        ModelNotFoundError: another model is named.
     """
     if form.type != "realtime":
         raise ClientEventError(
@@ -148,6 +164,7 @@ def update_config(
             code="unsupported_session_type",
             param="session.type",
         )
+    check_model(defaults.model, form.model, "session.model", stock=True)
     changes = common_changes(form, defaults, path="session")
     if form.truncation is not UNSET:
         server = defaults.truncation.retention
@@ -198,6 +215,8 @@ def common_changes(form: Any, defaults: SessionConfig, *, path: str) -> dict[str
         "max_output_tokens": _max_output_tokens,
         "temperature": _as_is,
     }
+    for setting, neutral in WITHOUT_EFFECT.items():
+        check_neutral(_asked(form, setting), neutral, f"{path}.{setting}")
     changes: dict[str, Any] = {}
     for name, check in checks.items():
         value = getattr(form, name)
@@ -208,15 +227,14 @@ def common_changes(form: Any, defaults: SessionConfig, *, path: str) -> dict[str
     return changes
 
 
-def output_changes(
-    form: ResponseOutputForm, defaults: SessionConfig, *, path: str
-) -> dict[str, Any]:
-    # `speed` has no effect; it is accepted because some clients always send it.
+def output_changes(form: AudioOutputForm, defaults: SessionConfig, *, path: str) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     if form.format is not UNSET:
         changes["output_format"] = _format(form.format, f"{path}.format")
     if form.voice is not UNSET:
-        changes["voice"] = voice_name(form.voice) or defaults.voice
+        name = voice_name(form.voice)
+        known_voice(defaults.voices, name, f"{path}.voice")
+        changes["voice"] = defaults.voice if name is None else name
     return changes
 
 
@@ -227,7 +245,7 @@ def _input_changes(
     if form.format is not UNSET:
         changes["input_format"] = _format(form.format, "session.audio.input.format")
     if form.transcription is not UNSET:
-        changes["transcription"] = _transcription(form.transcription)
+        changes["transcription"] = _transcription(form.transcription, defaults.model)
     if form.turn_detection is not UNSET:
         assert defaults.turn_detection is not None
         if form.turn_detection is not None:
@@ -243,14 +261,25 @@ def _input_changes(
     return changes
 
 
-def _transcription(form: TranscriptionForm | None) -> dict[str, str | None] | None:
+def _transcription(form: TranscriptionForm | None, served: str) -> dict[str, str | None] | None:
     if form is None:
         return None
-    # Some clients fail on null, on any other key, and on any model that the protocol does not
-    # name. The thinker transcribes, whichever model is named.
-    model = form.model if form.model in _TRANSCRIBERS else None
+    # The thinker transcribes.
+    check_model(served, form.model, "session.audio.input.transcription.model", stock=True)
+    # Some clients fail on null, and on any model that the protocol does not name.
+    model = form.model if is_of_openai(form.model) else None
     values = {"model": model, "language": form.language, "prompt": form.prompt}
-    return {name: value for name, value in values.items() if value is not None}
+    return {name: value for name, value in values.items() if value}
+
+
+def _asked(form: Any, path: str) -> Any:
+    """The value at a path of a form, without its nulls; None if it is not there."""
+    value = form
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    if not isinstance(value, msgspec.Struct):
+        return None if value is UNSET else value
+    return {k: v for k, v in msgspec.structs.asdict(value).items() if v is not None}
 
 
 def _format(form: FormatForm | None, path: str) -> WireFormat:

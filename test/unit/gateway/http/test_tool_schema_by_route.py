@@ -4,7 +4,9 @@ HONOURED has an effect. REFUSED is a 400 that names it. ACCEPTED has no effect o
 by the protocol itself (`user`) or because the value is neutral (`n: 1`).
 """
 
+import dataclasses
 import json
+import re
 from typing import Any
 
 import httpx
@@ -15,9 +17,12 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsNon
 from typing_extensions import get_type_hints
 
 from test.unit.gateway.fakes import MODEL, FakeOrchestrator, app_of
+from test.unit.gateway.native.test_proxy import proxied
 
 from .test_transcription import file_of, writes
 
+# Ids, times, and what depends on them.
+_CHANGING = re.compile(r"(chatcmpl|audio|call|key)_\w+|'key': '\w+'|\"(created|expires_at)\":\d+")
 CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
 TRANSCRIPTION = "/v1/audio/transcriptions"
 HI = {"role": "user", "content": "Hi."}
@@ -26,18 +31,22 @@ SPOKEN = {"messages": [HI], "modalities": ["text", "audio"]}
 HONOURED, ACCEPTED, REFUSED = "honoured", "accepted", "refused"
 
 CHAT_TABLE: dict[str, dict[str, list[Any]]] = {
-    "messages": {HONOURED: [[HI]], REFUSED: [[], "Hi."]},
-    "model": {HONOURED: [MODEL]},
-    "audio": {HONOURED: [{"format": "mp3", "voice": "bob"}], REFUSED: [{"format": "aac"}]},
-    "modalities": {HONOURED: [["audio"]], REFUSED: [["audio", "video"]]},
+    "messages": {HONOURED: [[{"role": "user", "content": "Yo."}]], REFUSED: [[], "Hi."]},
+    "model": {ACCEPTED: [MODEL, "default", None], REFUSED: ["gpt-5", "", 5]},
+    "audio": {
+        HONOURED: [{"format": "mp3"}, {"voice": "bob"}, {"voice": {"id": "BOB"}}],
+        ACCEPTED: [None, {"voice": "alloy"}, {"voice": None}],
+        REFUSED: [{"format": "aac"}, {"voice": "nora"}, {"voice": ""}, {"voice": {"id": "v_1"}}],
+    },
+    "modalities": {ACCEPTED: [["audio"]], REFUSED: [["audio", "video"]]},
     "max_tokens": {HONOURED: [5], REFUSED: [0, 5000]},
     "max_completion_tokens": {HONOURED: [5], REFUSED: [0, 5000]},
     "temperature": {HONOURED: [0, 2], REFUSED: [-1, 2.1]},
     "seed": {HONOURED: [7, -7], REFUSED: [1 << 63, 1 << 70]},
     "tools": {HONOURED: [[TOOL]], REFUSED: [[TOOL, TOOL], [{"type": "custom", "custom": {}}]]},
-    "tool_choice": {HONOURED: ["auto", "none"], REFUSED: ["required", {"type": "allowed_tools"}]},
-    "parallel_tool_calls": {HONOURED: [False], ACCEPTED: [True]},
-    "stream": {HONOURED: [False], REFUSED: ["yes"]},
+    "tool_choice": {ACCEPTED: ["auto", "none"], REFUSED: ["required", {"type": "allowed_tools"}]},
+    "parallel_tool_calls": {ACCEPTED: [True, False]},
+    "stream": {HONOURED: [True], ACCEPTED: [False], REFUSED: ["yes"]},
     "stream_options": {REFUSED: [{"include_usage": True}, {"no_such_key": 1}]},
     "n": {ACCEPTED: [1], REFUSED: [2]},
     "frequency_penalty": {ACCEPTED: [0], REFUSED: [0.5]},
@@ -62,30 +71,34 @@ CHAT_TABLE: dict[str, dict[str, list[Any]]] = {
     "prompt_cache_key": {ACCEPTED: ["k"]},
     "prompt_cache_options": {ACCEPTED: [{"mode": "implicit"}]},
     "prompt_cache_retention": {ACCEPTED: ["24h"]},
-    "service_tier": {HONOURED: ["flex"], ACCEPTED: ["auto"], REFUSED: ["fast", 1]},
+    "service_tier": {HONOURED: ["flex", "auto"], REFUSED: ["fast", 1]},
     "no_such_key": {REFUSED: [None, 1]},
     "top_k": {REFUSED: [5]},
 }
 SPEECH_TABLE: dict[str, dict[str, list[Any]]] = {
-    "input": {HONOURED: ["Hi."], REFUSED: ["", " ", 5]},
-    "model": {HONOURED: [MODEL]},
-    "voice": {HONOURED: ["bob"], ACCEPTED: ["alloy", {"id": "nova"}], REFUSED: ["nora"]},
-    "response_format": {HONOURED: ["wav"], REFUSED: ["aac"]},
-    "stream_format": {HONOURED: ["sse"], REFUSED: ["words"]},
-    "speed": {ACCEPTED: [1.0], REFUSED: [1.5, "fast"]},
+    "input": {HONOURED: ["Yo."], REFUSED: ["", " ", 5]},
+    "model": {ACCEPTED: [MODEL, "default", None], REFUSED: ["gpt-5", "", 5]},
+    "voice": {
+        HONOURED: ["bob", {"id": "BOB"}],
+        ACCEPTED: ["alloy", {"id": "nova"}, None],
+        REFUSED: ["nora", "", {"id": ""}, {"id": "voice_1"}, 5],
+    },
+    "response_format": {HONOURED: ["wav"], ACCEPTED: [None], REFUSED: ["aac", "", 1]},
+    "stream_format": {HONOURED: ["sse"], ACCEPTED: [None], REFUSED: ["words", ""]},
+    "speed": {ACCEPTED: [1.0, None], REFUSED: [1.5, 0, "fast"]},
     "service_tier": {HONOURED: ["flex"], ACCEPTED: ["auto"], REFUSED: ["fast", 1]},
-    "instructions": {ACCEPTED: ["Whisper."]},  # no effect, as with some models of OpenAI
+    "instructions": {ACCEPTED: ["", None], REFUSED: ["Whisper."]},
     "no_such_key": {REFUSED: [1]},
     "language": {REFUSED: ["de"]},
 }
 TRANSCRIPTION_TABLE: dict[str, dict[str, list[Any]]] = {
     "file": {},
-    "model": {HONOURED: [MODEL]},
-    "language": {HONOURED: ["de"], REFUSED: ["d" * 513]},
-    "prompt": {HONOURED: ["Regen"], REFUSED: ["x" * 16_385]},
-    "response_format": {HONOURED: ["text"], REFUSED: ["srt", "verbose_json"]},
-    "temperature": {HONOURED: ["0.5"], REFUSED: ["3", "warm"]},
-    "stream": {HONOURED: ["true", "True", "1"], ACCEPTED: ["false", "0"], REFUSED: ["yes"]},
+    "model": {ACCEPTED: [MODEL, "default"], REFUSED: ["whisper-1", ""]},
+    "language": {HONOURED: ["de"], ACCEPTED: [""], REFUSED: ["d" * 513]},
+    "prompt": {HONOURED: ["Regen"], ACCEPTED: [""], REFUSED: ["x" * 16_385]},
+    "response_format": {HONOURED: ["text"], REFUSED: ["srt", "verbose_json", ""]},
+    "temperature": {HONOURED: ["0.5"], REFUSED: ["3", "warm", ""]},
+    "stream": {HONOURED: ["true", "True", "1"], ACCEPTED: ["false", "0"], REFUSED: ["yes", ""]},
     "chunking_strategy": {ACCEPTED: ["auto"], REFUSED: ["server_vad"]},
     "chunking_strategy[type]": {REFUSED: ["server_vad"]},
     "include": {REFUSED: ["logprobs"]},
@@ -113,10 +126,28 @@ def check(response: httpx.Response, name: str, outcome: str, value: Any) -> None
     if outcome != REFUSED:
         assert response.status_code == 200, (name, value, response.text)
         return
-    assert response.status_code == 400, (name, value)
+    assert response.status_code == (404 if name == "model" and value != 5 else 400), (name, value)
     error = response.json()["error"]
     assert error["type"] == "invalid_request_error"
     assert error["param"].split(".")[0].split("[")[0] == name.split("[")[0], (value, error)
+
+
+def effect(orchestrator: FakeOrchestrator, response: httpx.Response) -> str:
+    """All that a client and the stages see, without ids and times."""
+    turns = [dataclasses.asdict(turn) for turn in orchestrator.turns]
+    text = f"{response.headers.get('content-type')} {response.text} {turns}"
+    return _CHANGING.sub("", text)
+
+
+async def check_effect(
+    path: str, base: dict[str, Any], name: str, outcome: str, value: Any
+) -> None:
+    """An honoured value changes something; one that is accepted has the effect of no value."""
+    told = []
+    for body in (base, base | {name: value}):
+        orchestrator = FakeOrchestrator()
+        told.append(effect(orchestrator, await post(path, orchestrator, json=body)))
+    assert (told[0] != told[1]) == (outcome == HONOURED), (name, value)
 
 
 async def post(path: str, orchestrator: FakeOrchestrator, **request: Any) -> httpx.Response:
@@ -140,12 +171,47 @@ def test_no_parameter_of_openais_types_is_missing_in_the_table(table, kind):
 @pytest.mark.parametrize(("name", "outcome", "value"), cases(CHAT_TABLE))
 async def test_spoken_chat(name, outcome, value):
     check(await post(CHAT, FakeOrchestrator(), json=SPOKEN | {name: value}), name, outcome, value)
+    if outcome != REFUSED:
+        more = {"audio": {"format": "pcm16"}} if name == "stream" else {}
+        await check_effect(CHAT, SPOKEN | more, name, outcome, value)
+
+
+async def test_written_chat():
+    """What SGLang gets differs, or the parameter is refused, or it changes nothing by protocol."""
+    base = {"messages": [HI]}
+    async with proxied() as (http, sglang):
+
+        async def sent(**more: Any) -> tuple[httpx.Response, str]:
+            response = await http.post(CHAT, json=base | more)
+            if response.status_code != 207:
+                return response, ""
+            body = json.loads(sglang.requests[-1][2])
+            del body["rid"]
+            return response, json.dumps(body)
+
+        _, nothing = await sent()
+        for name, outcome, value in cases(CHAT_TABLE):
+            if name == "modalities":  # it chooses the variant
+                continue
+            response, body = await sent(**{name: value})
+            if response.status_code == 207:
+                is_tier = "x-service-tier" in response.headers
+                assert body != nothing or is_tier or outcome == ACCEPTED, (name, value)
+                assert name != "no_such_key"
+            else:
+                error = response.json()["error"]
+                assert error["param"].split(".")[0].split("[")[0] == name, (value, error)
+                assert outcome != ACCEPTED or value is not None, (name, value, error)
+                if name in get_type_hints(CompletionCreateParamsNonStreaming):
+                    assert error["code"] != "unknown_parameter" or "." in error["param"], error
 
 
 @pytest.mark.parametrize(("name", "outcome", "value"), cases(SPEECH_TABLE))
 async def test_speech(name, outcome, value):
     body = {"input": "Hi.", name: value}
     check(await post(SPEECH, FakeOrchestrator(), json=body), name, outcome, value)
+    if outcome != REFUSED:
+        await check_effect(SPEECH, {"input": "Hi."}, name, outcome, value)
 
 
 @pytest.mark.parametrize(("name", "outcome", "value"), cases(TRANSCRIPTION_TABLE))

@@ -130,8 +130,8 @@ async def test_settings_that_clients_always_send_are_accepted_and_echoed_in_the_
             parallel_tool_calls=True,
             audio={
                 "input": {
-                    "noise_reduction": {"type": "near_field"},
-                    "transcription": {"model": "whisper-1", "delay": 3, "keywords": ["a"]},
+                    "noise_reduction": None,
+                    "transcription": {"model": "whisper-1", "delay": None, "keywords": []},
                     "turn_detection": {"type": "semantic_vad", "eagerness": "medium"},
                 },
                 "output": {"voice": "marin", "speed": 1.0},
@@ -144,13 +144,13 @@ async def test_settings_that_clients_always_send_are_accepted_and_echoed_in_the_
 
 async def test_a_transcriber_outside_the_protocol_is_not_echoed():
     async with connected(FakeOrchestrator()) as client:
-        wish = {"model": "our-own", "language": "de"}
+        wish = {"model": "default", "language": "de"}
         client.update(audio={"input": {"transcription": wish}})
         session = (await client.expect("session.updated"))["session"]
         assert session["audio"]["input"]["transcription"] == {"language": "de"}
 
 
-async def test_an_unknown_voice_selects_the_models_default_voice():
+async def test_a_voice_of_openai_selects_the_models_default_voice():
     orchestrator = FakeOrchestrator()
     async with connected(orchestrator) as client:
         for voice in ("marin", "bob"):

@@ -25,7 +25,7 @@ from sglang_live.core import (
 from sglang_live.errors import DeadlineError, LiveError, StageFailedError
 from sglang_live.gateway.errors import internal_error
 from sglang_live.gateway.ids import new_id
-from sglang_live.gateway.model import voice_of
+from sglang_live.gateway.model import known_voice
 from sglang_live.gateway.realtime.conversation.events import ConversationEvents
 from sglang_live.gateway.realtime.conversation.items import Item, MessageItem
 from sglang_live.gateway.realtime.responses.active import ActiveResponse
@@ -313,7 +313,7 @@ class TurnRunner:
         return TurnRequest(
             instructions=config.instructions,
             history=history,
-            voice=voice_of(self.voices, config.voice),
+            voice=known_voice(self.voices, config.voice),
             wants_audio=config.output_modalities == ("audio",),
             max_output_tokens=config.max_output_tokens,
             temperature=config.temperature,
