@@ -17,6 +17,11 @@ EXPECTED = [
         "No module named 'cutlass'",
     ),
     (
+        "sglang.srt.models.registry",
+        "Ignore import error when loading sglang.srt.models.falcon_mamba: cannot import name "
+        "'causal_conv1d_fn' from 'sglang.srt.layers.attention.mamba.mamba' (/x/mamba.py)",
+    ),
+    (
         "transformers.modeling_rope_utils",
         "Unrecognized keys in `rope_parameters` for 'rope_type'='default': "
         "{'mrope_section', 'mrope_interleaved'}",

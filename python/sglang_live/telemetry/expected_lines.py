@@ -9,7 +9,12 @@ import os
 import re
 import warnings
 
-_OTHERS = r"sglang\.srt\.multimodal\.processors\.(inkling|midashenglm)"
+# Models that need a GPU, or a package that no other does.
+_NO_IMPORT = (
+    r"Ignore import error when loading sglang\.srt\.(models|multimodal\.processors)\."
+    "(falcon_mamba|inkling|mamba|midashenglm): "
+    "(No module named .*|cannot import name 'causal_conv1d_fn' .*)"
+)
 # By logger: messages, each with why it means nothing.
 _LINES = {
     # The server raises the limit itself, and warns if that is too low (open_files.py).
@@ -28,10 +33,8 @@ _LINES = {
     ),
     # A talker writes no text.
     "sglang.srt.parser.template_manager": ("No HuggingFace chat template found",),
-    # Of models that are not served here.
-    "sglang.srt.managers.multimodal_processor": (
-        rf"Ignore import error when loading {_OTHERS}: No module named .*",
-    ),
+    "sglang.srt.managers.multimodal_processor": (_NO_IMPORT,),
+    "sglang.srt.models.registry": (_NO_IMPORT,),
     "sglang.utils": (
         "torchcodec is unavailable; video audio-track detection and .*",
         "torchaudio is not installed; audio inputs will fail at request time",
@@ -51,6 +54,8 @@ _WARNINGS = (
     "Only CUDA, HIP and XPU support AWQ currently",
     "Only CUDA, MUSA and NPU support GGUF quantization currently",
     "Triton is not supported on current platform, roll back to CPU",
+    # By weights in 8 bits, with the pinned PyTorch.
+    "torch.quantize_per_tensor, torch.quantize_per_channel and other quantized tensor creation",
 )
 
 
