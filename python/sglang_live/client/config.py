@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--out", type=Path, metavar="FILE", help="write the audio of all responses as one wav file")
     add("--json", action="store_true", help="print one JSON object as the last line of stdout")
-    add("--model", default="demo", help="default: %(default)s")
+    add("--model", help="default: the one that the server has")
     add("--voice", help="default: the model's first voice")
     add("--instructions", help="system prompt of the session")
     add("--push-to-talk", action="store_true", help="commit each recording, without server VAD")

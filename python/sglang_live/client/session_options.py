@@ -14,6 +14,7 @@ class SessionOptions:
     """Options of one session.
 
     Attributes:
+        model: None: the one that the server has.
         voice: None: the model's first voice.
         instructions: system prompt; None: the server's default.
         push_to_talk: no turn detection; the client commits each clip.
@@ -27,7 +28,7 @@ class SessionOptions:
     """
 
     url: str
-    model: str = "demo"
+    model: str | None = None
     voice: str | None = None
     instructions: str | None = None
     push_to_talk: bool = False
@@ -48,7 +49,7 @@ class SessionOptions:
 
     def full_url(self) -> str:
         parts = urlsplit(self.url)
-        query = {"model": self.model, **dict(parse_qsl(parts.query))}
+        query = ({"model": self.model} if self.model else {}) | dict(parse_qsl(parts.query))
         return urlunsplit(parts._replace(query=urlencode(query)))
 
     def session_update(self) -> dict[str, Any]:
@@ -63,7 +64,7 @@ class SessionOptions:
             },
         }
         if self.transcribes:
-            session["audio"]["input"]["transcription"] = {"model": self.model}
+            session["audio"]["input"]["transcription"] = {"model": "whisper-1"}
         if self.voice is not None:
             session["audio"]["output"]["voice"] = self.voice
         if self.instructions is not None:

@@ -21,7 +21,9 @@ async def test_a_spoken_turn_gets_a_response_and_is_measured(fake_server, stream
     # The frame that ends the speech may be sent late; later frames then come early.
     assert record.end_of_turn_ms >= 400, "the scripted VAD waits for 500 ms of silence"
     assert record.ttfp_ms >= record.end_of_turn_ms
-    assert server.paths == ["/v1/realtime?model=demo"]
+    assert server.paths == ["/v1/realtime"], "the server's own model"
+    named = SessionOptions(url=f"{server.url}?a=1", model="cascade").full_url()
+    assert named.endswith("/v1/realtime?model=cascade&a=1")
 
 
 async def test_the_clip_arrives_bit_equal_followed_by_silence(fake_server, fast_clock, speech):
