@@ -3,6 +3,8 @@
 Tests run on uvloop, like the server and SGLang.
 """
 
+import atexit
+import gc
 import shutil
 import subprocess
 
@@ -21,6 +23,18 @@ def _has_gpu() -> bool:
         return False
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
     return "GPU" in listed.stdout
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    # Imported modules and collected tests stay: looking for garbage among them takes seconds.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        atexit.register(gc.unfreeze)  # nanobind reports what is left at the exit
 
 
 def pytest_asyncio_loop_factories(config, item):

@@ -1,5 +1,6 @@
 """Fixtures for tests of several rooms."""
 
+import os
 import signal
 
 import pytest
@@ -7,6 +8,10 @@ import pytest
 from sglang_live.stages.run_dir import RunDir
 
 HANG_S = 20
+
+# One test process per core: further threads of torch would spin for cores that others use. It is
+# read when torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture
