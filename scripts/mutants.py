@@ -30,6 +30,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from importlib.metadata import entry_points
 from itertools import pairwise
 from pathlib import Path
 
@@ -43,6 +44,8 @@ N_WORKERS = 2
 NICE = 5
 MOST_CPU_S = 600.0
 # Workers inherit the modules that are imported here: importing them takes longer than most tests.
+for _plugin in entry_points(group="pytest11"):
+    _plugin.load()
 _FORK = multiprocessing.get_context("fork")
 _trial: "Trial"
 

@@ -1,6 +1,6 @@
+import multiprocessing
 import os
-import subprocess
-import sys
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
@@ -38,21 +38,25 @@ def test_several_ranks_may_share_a_numa_node(monkeypatch, n_ranks, bound):
     assert os.environ.get("SGLANG_CPU_OMP_THREADS_BIND") == bound
 
 
+def states_of_a_runner():
+    """How many denormals are left, and the priority, before a runner is initialized and in it."""
+    tiny = torch.full((4,), 1e-40)
+    states = []
+
+    def look(_=None) -> None:
+        states.append(((tiny * 1).count_nonzero().item(), os.nice(0)))
+
+    look()
+    cpu.begin_computing_and(look, "a runner")
+    return states
+
+
 def test_threads_that_compute_flush_denormals_and_have_lower_priority():
     """In a process of its own: the rest of the tests is an elsewhere."""
-    program = """
-import os, torch, sglang.srt.model_executor.model_runner
-from sglang_live.bridge.platform.cpu import begin_computing_and
-tiny = torch.full((4,), 1e-40)
-def state(): return (tiny * 1).count_nonzero().item(), os.nice(0)
-print(*state())
-begin_computing_and(lambda runner: print(runner, *state()), "a runner")
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    elsewhere, here = done.stdout.splitlines()[-2:]
-    n_tiny, nice = map(int, elsewhere.split())
-    assert n_tiny == 4, done.stderr
-    assert here == f"a runner 0 {min(nice + 5, 19)}"
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as process:
+        (n_tiny, nice), here = process.submit(states_of_a_runner).result()
+    assert n_tiny == 4
+    assert here == (0, min(nice + 5, 19))
 
 
 def test_an_engine_on_a_cpu_can_be_profiled():
