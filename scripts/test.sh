@@ -55,9 +55,21 @@ if [[ $extent == all ]]; then
     export SGLANG_LIVE_NIGHTLY=1 # more examples of the engine tests
 fi
 
+# mypy has one core's work: it runs beside what follows, and is heard after the unit tests.
+types=$(mktemp)
+"$python" -m mypy </dev/null >"$types" 2>&1 &
+mypy=$!
+trap '[[ -z $mypy ]] || kill "$mypy" 2>/dev/null || true; rm -f "$types"' EXIT
+types_checked() {
+    local status=0
+    wait "$mypy" || status=$?
+    mypy=
+    cat "$types"
+    return "$status"
+}
+
 check "ruff check" "$python" -m ruff check .
 check "ruff format" "$python" -m ruff format --check .
-check "mypy" "$python" -m mypy
 if [[ $extent != fast ]]; then
     # Metadata from the package index: a set-up for other machines than this one still has a solution.
     check "installation" "$python" scripts/check_install.py
@@ -66,6 +78,7 @@ fi
 # process, because they share fixtures; so do the engines of one file.
 files=(--dist loadfile "$@")
 check "unit tests" "$python" -m pytest test/unit --numprocesses auto "${marks[@]}" "${files[@]}"
+check "mypy" types_checked
 if [[ $extent != fast ]]; then
     # Two processes at most: one computes while the other waits, for sound that is played or for an
     # engine's start. More engines at once would slow each other.
