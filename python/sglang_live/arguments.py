@@ -23,7 +23,7 @@ from sglang_live.policy.policies import Policies
 from sglang_live.stages.spec import STAGES
 from sglang_live.stages.stage_flags import check_engine, split_arguments
 from sglang_live.stages.transport.lease_flags import leases_of
-from sglang_live.stages.transport.stage_key import check_exposed
+from sglang_live.stages.transport.stage_key import check_exposed, host_and_port
 
 _GIB = 1 << 30
 
@@ -88,6 +88,8 @@ def _stages(
     for stage in STAGES:
         args = (shared if stage != "vocoder" else {}) | stage_args[stage]
         connect = tuple(a for a in args.pop("connect", "").split(",") if a)
+        for address in connect:
+            host_and_port(f"--{stage}.connect", address)
         replicas = args.pop("replicas", len(connect) or None)
         named = args.pop("device", None)
         if connect and "device" in stage_args[stage]:

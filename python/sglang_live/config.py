@@ -51,10 +51,6 @@ class StageConfig:
     args: dict[str, Any] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        if any(not address.startswith("tcp://") for address in self.connect):
-            raise BadInputError(f"connect takes tcp:// addresses, got {self.connect}")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionStorage:

@@ -9,6 +9,7 @@ as they do with launch_server.
 """
 
 import argparse
+import ipaddress
 import os
 import sys
 from pathlib import Path
@@ -36,6 +37,7 @@ from sglang_live.folders import (
     cache_directory,
     prepare_children,
 )
+from sglang_live.gateway.listen_socket import ListenSocket
 from sglang_live.launch_server import check_machine, end_in_one_line
 from sglang_live.model_source import ModelSource, add_model_arguments
 from sglang_live.models.family import family_at
@@ -45,7 +47,11 @@ from sglang_live.stage_specs import talker_voices, weights_environment
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import SPEC_ENV, STAGES, StageSpec
 from sglang_live.stages.stage_flags import STAGE_SETTINGS, check_engine, split_arguments
-from sglang_live.stages.transport.stage_key import add_key_arguments, check_exposed
+from sglang_live.stages.transport.stage_key import (
+    add_key_arguments,
+    check_exposed,
+    host_and_port,
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -109,6 +115,7 @@ def _spec(
     storage = parse_storage(own, policies, engine_args)
     check_machine(storage)
     device = _device(own.device, engine_args)
+    _check_free(own.bind)
     check_exposed((own.bind,), own.stage_key_file, own.allow_keyless_stages)
     cache_dir = cache_directory(own.cache_dir)
     check_cache_folder(cache_dir)
@@ -139,6 +146,17 @@ def _spec(
         stuck_after_s=check_stuck(own.stuck_after_s),
         environment=weights_environment(own.stage, own.cpu_weights, model),
     )
+
+
+def _check_free(address: str) -> None:
+    """Raises BadInputError if another process listens there: the stage would load for nothing."""
+    host, port = host_and_port("--bind", address)
+    host = "0.0.0.0" if host == "*" else host
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:  # the name of a host or of a network interface
+        return
+    ListenSocket(host, port).close()
 
 
 def _device(typed: str | None, engine_args: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """launch_stage: the spec of its process, and refused arguments."""
 
 import json
+import socket
 from types import SimpleNamespace
 
 import msgspec
@@ -107,6 +108,21 @@ def test_invalid_arguments_are_refused_in_one_line(launched, argv, complaint, ca
     assert launched(*TALKER, *argv) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and complaint in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "*"])
+def test_an_address_that_is_taken_is_refused_before_the_stage_starts(launched, host, capsys):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host.strip("[]*"), 0), family=family) as taken:
+        bind = f"tcp://{host}:{taken.getsockname()[1]}"
+        assert launched(*TALKER[:-1], bind, "--allow-keyless-stages") == 2
+    assert "Address already in use" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bind", ["tcp://127.0.0.1", "tcp://::1:7101", "127.0.0.1:7101"])
+def test_an_address_of_another_form_is_refused(launched, bind, capsys):
+    assert launched(*TALKER[:-1], bind) == 2
+    assert "error: --bind takes tcp://HOST:PORT" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("argv", [["--stage", "speaker", *TALKER[2:]], TALKER[:4]])

@@ -7,6 +7,7 @@ connection is encrypted.
 
 import argparse
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from zmq.utils import z85
 from sglang_live.errors import BadInputError
 
 MIN_BYTES = 32
+_ADDRESS = re.compile(r"tcp://(\[(?P<six>[\w.:%]+)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>\d{1,5})")
 
 
 def read_key(path: str | Path) -> bytes:
@@ -51,6 +53,16 @@ def unlock(socket: zmq.Socket[Any], path: str) -> None:
     socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
     socket.setsockopt(zmq.CURVE_SERVERKEY, zmq.curve_public(read_key(path)))
+
+
+def host_and_port(flag: str, address: str) -> tuple[str, int]:
+    """Of a stage's address; IPv6 without its brackets. Raises BadInputError for another form."""
+    found = _ADDRESS.fullmatch(address)
+    if found is None or not 0 < int(found["port"]) < 65_536:
+        raise BadInputError(
+            f"{flag} takes tcp://HOST:PORT, with an IPv6 address in brackets, got {address!r}"
+        )
+    return found["six"] or found["host"], int(found["port"])
 
 
 def check_exposed(addresses: tuple[str, ...], key_file: str, allowed: bool) -> None:
