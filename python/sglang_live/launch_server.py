@@ -288,6 +288,7 @@ def _gateway_config(
         about=config.model.introduction.about,
         suggestions=config.model.introduction.suggestions,
         recognises=recognises,
+        hears=model.hears,
         knows_voices=config.speaker_model is not None,
         prefills_at_pauses=turn_prefill and recognises,
         preheat=config.policies.preheat,

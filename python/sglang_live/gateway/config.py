@@ -41,7 +41,8 @@ class GatewayConfig:
     max_body_bytes: body of one HTTP request to SGLang's own API.
     default_instructions: system prompt of a session without instructions.
     about: what the page says of the model. suggestions: questions that it offers.
-    recognises: the model has a recogniser of its own.
+    recognises: the model has a recogniser of its own. hears: the one language of it; "": it detects
+        the language of each utterance.
     knows_voices: there is a speaker model, so that sessions ignore other voices by default.
     prefills_at_pauses: turn prefill of what a recogniser heard up to each pause of the user.
     turn_prefill_s: seconds of speech in each piece of a turn prefill; 0: no turn prefill.
@@ -85,6 +86,7 @@ class GatewayConfig:
     about: str = ""
     suggestions: tuple[str, ...] = ()
     recognises: bool = False
+    hears: str = ""
     knows_voices: bool = False
     prefills_at_pauses: bool = False
     turn_prefill_s: float = 0.0

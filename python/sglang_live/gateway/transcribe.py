@@ -17,7 +17,9 @@ from sglang_live.core import (
     Usage,
 )
 from sglang_live.errors import StageFailedError
+from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.json_forms import check_neutral
 from sglang_live.interaction.presence import speech_only
 from sglang_live.interaction.silero import SpeechModel
 from sglang_live.orchestrator.session import VoiceSession
@@ -27,6 +29,26 @@ _INSTRUCTION = "Transcribe the audio into text."
 # A minute of fast speech has about 250 words.
 _TOKENS_PER_S = 10
 _MIN_TOKENS = 64
+
+
+def check_recognised(
+    config: GatewayConfig,
+    at: str,
+    *,
+    language: str | None,
+    hint: str | None,
+    temperature: float = 0.0,
+) -> None:
+    """Raises ClientEventError if a recogniser would transcribe without heeding a setting.
+
+    at: path of the settings, with a dot at its end.
+    """
+    if not config.recognises:
+        return
+    same = (language or "").lower().split("-")[0] == config.hears
+    check_neutral(None if same else language, ("", config.hears), f"{at}language")
+    check_neutral(hint, ("",), f"{at}prompt")
+    check_neutral(temperature, (0,), f"{at}temperature")
 
 
 async def transcribe(

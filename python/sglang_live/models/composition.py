@@ -57,10 +57,11 @@ def compose(
     hears, talker, speaks = find_parts(recogniser, voice, language, families)
     # A recogniser of one language takes no setting.
     spoken = {"language": language} if len(hears.offers) > 1 else {}
+    heard = {"settings": spoken, "hears": hears.offers[0] if len(hears.offers) == 1 else language}
     config: dict[str, Any] = {
         "architectures": [ARCHITECTURE],
         "llm": str(llm.resolve()),
-        "recogniser": _entry(hears, cache, report) | {"settings": spoken},
+        "recogniser": _entry(hears, cache, report) | heard,
         "cpu_weights": cpu_weights,
     }
     if talker is not None:

@@ -40,6 +40,7 @@ class ModelFacts:
         voices: by which a response may be spoken; the first is the default.
         clones_voices: whether its talker takes on voices of recordings.
         recordings: directory of those that it takes on (voice_files.py).
+        hears: the one language of its recogniser; "": it detects the language, or there is none.
         vocab_size, context_tokens: of the thinker; 0: the family has none.
         kv_values: numbers in the thinker's KV of one token; 0: not known.
         good_tokens: length of a conversation that the thinker is good for, if its training was
@@ -56,6 +57,7 @@ class ModelFacts:
     voices: tuple[str, ...]
     clones_voices: bool = False
     recordings: Path | None = None
+    hears: str = ""
     vocab_size: int = 0
     context_tokens: int = 0
     good_tokens: int = 0

@@ -38,7 +38,7 @@ from sglang_live.gateway.http.transcription_fields import (
 from sglang_live.gateway.http.uploads import read_audio
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import brief_session, check_model
-from sglang_live.gateway.transcribe import transcribe
+from sglang_live.gateway.transcribe import check_recognised, transcribe
 from sglang_live.interaction.silero import SpeechModel
 from sglang_live.orchestrator.session import Orchestrator
 
@@ -123,12 +123,15 @@ class TranscriptionRoute:
                 param="response_format",
             )
         tier = self._tiers.of(headers, service_tier(form))
+        language, hint = text_of(form, "language") or None, text_of(form, "prompt") or None
+        warmth = temperature(form)
+        check_recognised(self._config, "", language=language, hint=hint, temperature=warmth)
         data = await file.read()
         return _Order(
             audio=await asyncio.to_thread(read_audio, data, max_s=self._config.max_input_audio_s),
-            language=text_of(form, "language") or None,
-            hint=text_of(form, "prompt") or None,
-            temperature=temperature(form),
+            language=language,
+            hint=hint,
+            temperature=warmth,
             plain=response_format == "text",
             streamed=flag(form, "stream"),
             tier=tier,

@@ -237,6 +237,7 @@ class RealtimeSession:
             self._config,
             event.session,
             defaults=self._defaults,
+            gateway=self._services.config,
             voice_locked=self._responses.has_spoken,
         )
         limit = self._services.context_limit

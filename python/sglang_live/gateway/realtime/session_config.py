@@ -34,6 +34,7 @@ from sglang_live.gateway.realtime.turn_detection import (
     merge_turn_detection,
 )
 from sglang_live.gateway.tools import check_choice, has_chosen, read_choice, read_tools
+from sglang_live.gateway.transcribe import check_recognised
 from sglang_live.orchestrator.session import Orchestrator
 
 MAX_OUTPUT_TOKENS = 4096
@@ -127,7 +128,7 @@ def first_config(
     config = initial_config(orchestrator.model_name, default_voice, gateway, voices)
     if preset is None:
         return config
-    return update_config(config, preset, defaults=config, voice_locked=False)
+    return update_config(config, preset, defaults=config, gateway=gateway, voice_locked=False)
 
 
 def initial_config(
@@ -148,6 +149,7 @@ def update_config(
     form: SessionForm,
     *,
     defaults: SessionConfig,
+    gateway: GatewayConfig,
     voice_locked: bool,
 ) -> SessionConfig:
     """Apply a session.update: absent keys keep their value, null ones return to the default.
@@ -172,6 +174,10 @@ def update_config(
     if form.audio:
         if form.audio.input:
             changes |= _input_changes(form.audio.input, current, defaults)
+            if heard := changes.get("transcription"):
+                at = "session.audio.input.transcription."
+                language, hint = heard.get("language"), heard.get("prompt")
+                check_recognised(gateway, at, language=language, hint=hint)
         if form.audio.output:
             changes |= output_changes(form.audio.output, defaults, path="session.audio.output")
     check_voice(changes, current, locked=voice_locked, path="session.audio.output")

@@ -37,6 +37,7 @@ class Cascade:
             talker_reads_text=is_spoken,
             voices=tuple(cascade["voices"]),
             clones_voices=is_spoken and cascade["talker"].get("clones_voices", False),
+            hears=cascade["recogniser"].get("hears", ""),
             vocab_size=config["vocab_size"],
             context_tokens=config["max_position_embeddings"],
             kv_values=kv_values(config),

@@ -219,3 +219,22 @@ async def test_a_file_is_refused_while_the_disk_is_full(monkeypatch):
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "server_overloaded"
     assert int(response.headers["retry-after"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"language": "de"}, "language"),
+        ({"prompt": "Regen"}, "prompt"),
+        ({"temperature": "0.5"}, "temperature"),
+        ({"language": "en", "prompt": "", "temperature": "0"}, None),
+        ({"language": "EN-us"}, None),
+    ],
+)
+async def test_a_recogniser_takes_no_setting_that_it_does_not_heed(fields, param):
+    files = {"file": ("said.wav", file_of())}
+    transport = httpx.ASGITransport(app_of(writes("Rain."), recognises=True, hears="en"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        response = await http.post(PATH, data=fields, files=files)
+    assert response.status_code == (400 if param else 200), response.text
+    assert param is None or response.json()["error"]["param"] == param

@@ -260,3 +260,13 @@ def test_idle_timeout_ms_has_an_effect_with_server_vad_only():
     )
     assert merged.idle_timeout_ms is None
     assert "idle_timeout_ms" not in merged.to_json()
+
+
+async def test_a_recogniser_refuses_transcription_settings_that_it_does_not_heed():
+    async with connected(FakeOrchestrator(), recognises=True) as client:
+        for name, value in (("language", "de"), ("prompt", "Regen")):
+            client.update(audio={"input": {"transcription": {name: value}}})
+            error = (await client.expect("error"))["error"]
+            assert error["code"] == "unsupported_parameter"
+            assert error["param"] == f"session.audio.input.transcription.{name}"
+        await updated(client, audio={"input": {"transcription": {"model": "whisper-1"}}})
