@@ -1,11 +1,11 @@
-"""Starts one stage for a server on another host: `python -m sglang_live.launch_stage`.
+"""Starts one stage for a server on another host.
 
-    python -m sglang_live.launch_stage --stage talker --model-path DIR --bind tcp://0.0.0.0:7101 \\
-        --stage-key-file stage.key
+  launch_stage --stage talker --model-path DIR \\
+      --bind tcp://0.0.0.0:7101 --stage-key-file stage.key
 
-The server then starts with `--talker.connect tcp://THIS_HOST:7101 --stage-key-file stage.key`. The
-key authenticates both ends and encrypts the connection. Further arguments go to the stage's engine,
-as they do with launch_server.
+The server then starts with --talker.connect tcp://THIS_HOST:7101 and the same
+key file, which authenticates both ends and encrypts the connection. Further
+flags go to the stage's engine, as with launch_server, but without a prefix.
 """
 
 import argparse
@@ -72,21 +72,31 @@ def _main(argv: list[str] | None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "sglang_live.launch_stage",
-        usage="%(prog)s --stage NAME --model-path PATH --bind tcp://HOST:PORT [FLAGS]",
+        usage="%(prog)s --stage NAME --model-path PATH --bind URL ...",
         description=__doc__,
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--stage", required=True, choices=STAGES)
+    parser.add_argument("--stage", required=True, choices=STAGES, help="which")
     add_model_arguments(parser)
-    parser.add_argument("--bind", required=True, help="tcp:// address to listen on")
+    parser.add_argument(
+        "--bind",
+        required=True,
+        metavar="URL",
+        help="tcp://HOST:PORT to listen on; an IPv6 address has brackets",
+    )
     parser.add_argument(
         "--served-model-name", metavar="NAME", help="as for the server (default: as there)"
     )
     add_cache_argument(parser)
-    parser.add_argument("--device", help=f"of this replica (default: {DEFAULT_DEVICE})")
     parser.add_argument(
-        "--live-policies", default="all", help=f"{POLICIES_HELP}; the same as the server's"
+        "--device", metavar="NAME", help=f"of this replica (default: {DEFAULT_DEVICE})"
+    )
+    parser.add_argument(
+        "--live-policies",
+        default="all",
+        metavar="NAMES",
+        help=f"{POLICIES_HELP}; the same as the server's (default: %(default)s)",
     )
     add_log_argument(parser)
     add_storage_arguments(parser)

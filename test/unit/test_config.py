@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_live import launch_stage
 from sglang_live.arguments import parse
 from sglang_live.config import ServerConfig, StageConfig
 from sglang_live.errors import BadInputError
@@ -318,6 +319,7 @@ def test_without_a_window_or_the_policy_a_session_keeps_everything(argv):
     [
         (["--admission-first-audio-ms", "0"], "must be positive"),
         (["--admission-first-audio-ms", "nan"], "must be positive"),
+        (["--thinker", "2"], "--thinker: name an argument of that stage, as --thinker.device"),
         (["--speaker.tp-size", "2"], r"no stage is called 'speaker'.*thinker.*talker.*vocoder"),
         (["--Thinker.tp", "2"], "no stage is called 'Thinker'"),
         (["--.tp", "2"], "no stage is called ''"),
@@ -444,13 +446,17 @@ def test_unknown_syntax_ends_with_usage(argv, capsys):
     assert "usage:" in capsys.readouterr().err
 
 
-def test_help_fits_80_columns_in_groups_and_tells_defaults(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    parser = server_parser()
-    text = parser.format_help()
-    assert max(map(len, text.splitlines())) < 80
+def test_help_has_flags_by_subject():
+    text = server_parser().format_help()
     for group in ("what to serve", "network and keys", "limits", "policies", "stages"):
         assert f"\n{group}:\n" in text
+
+
+@pytest.mark.parametrize("parser", [server_parser(), launch_stage._parser()])
+def test_help_fits_80_columns_and_tells_defaults(monkeypatch, parser):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = parser.format_help()
+    assert max(map(len, text.splitlines())) < 80
     for action in parser._actions:
         flag = action.option_strings[-1]
         assert action.help, flag

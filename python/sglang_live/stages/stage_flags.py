@@ -63,6 +63,8 @@ def split_arguments(
             raise BadInputError(
                 f"{typed}: no stage is called {stage!r}; there are {', '.join(STAGES)}"
             )
+        if stage in STAGES and not dot:
+            raise BadInputError(f"{typed}: name an argument of that stage, as {typed}.device")
         name = (argument if dot else stage).replace("-", "_")
         if not name:
             raise BadInputError(f"{word!r} names no argument")
