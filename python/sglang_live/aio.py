@@ -1,11 +1,12 @@
-"""Asynchronous tasks: vital ones, results that wait with helper tasks, merged sources."""
+"""Asynchronous tasks: vital ones, results that wait with helper tasks, merged sources, channels."""
 
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 log = logging.getLogger(__name__)
 
@@ -14,7 +15,8 @@ T = TypeVar("T")
 # EX_SOFTWARE of sysexits.h.
 EXIT_BROKEN = 70
 
-_END = object()
+# Items that a merged source may be ahead of the consumer.
+_AHEAD = 2
 
 
 def vital(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -54,33 +56,101 @@ async def result_with(main: Coroutine[Any, Any, T], *helpers: asyncio.Task[Any])
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def merge(*sources: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+async def close_all(*closes: Callable[[], object]) -> None:
+    """Call all in this order, and wait for those that are asynchronous, whatever the ones before
+    raise. The last error is raised at the end, with those before it as its context."""
+    if closes:
+        close, *others = closes
+        try:
+            if isinstance(closing := close(), Awaitable):
+                await closing
+        finally:
+            await close_all(*others)
+
+
+class CancelledSourceError(RuntimeError):
+    """A source ended by a cancellation that was not its consumer's."""
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    error: Exception | None
+
+
+class Channel(Generic[T]):
+    """Items on their way from producers to one consumer, which iterates over them.
+
+    Args:
+        size: items that were not taken; `put` waits for the consumer when there are as many.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._items: asyncio.Queue[T | _End] = asyncio.Queue()  # the semaphore bounds it
+        self._room = asyncio.Semaphore(size)
+        self._is_closed = False
+
+    async def put(self, item: T) -> None:
+        await self._room.acquire()
+        if self._is_closed:
+            self._room.release()  # for the next producer that waits
+        else:
+            self._items.put_nowait(item)
+
+    def end(self, error: Exception | None = None) -> None:
+        """End the iteration behind all items that were put; with the error, if there is one."""
+        self._items.put_nowait(_End(error))
+
+    def close(self) -> None:
+        """The consumer has gone: later items are dropped, and nobody waits for room."""
+        self._is_closed = True
+        self._room.release()
+
+    def __aiter__(self) -> "Channel[T]":
+        return self
+
+    async def __anext__(self) -> T:
+        item = await self._items.get()
+        if not isinstance(item, _End):
+            self._room.release()
+            return item
+        if item.error is not None:
+            raise item.error
+        raise StopAsyncIteration
+
+
+async def merge(*sources: AsyncGenerator[T, None], ahead: int = _AHEAD) -> AsyncGenerator[T, None]:
     """Yield the items of all sources as they come, until all sources have ended.
 
-    The first error of a source is raised here. When the iterator closes, every source is closed.
+    The first error of a source is raised here; CancelledSourceError where it is a cancellation.
+    When the iterator closes, every source is closed.
+
+    Args:
+        ahead: items that were not yielded; with as many, the sources wait.
     """
-    queue: asyncio.Queue[Any] = asyncio.Queue()
+    channel: Channel[T] = Channel(ahead)
+    n_running = len(sources)
 
     async def pump(source: AsyncGenerator[T, None]) -> None:
+        nonlocal n_running
         try:
             async with aclosing(source):
                 async for item in source:
-                    queue.put_nowait(item)
-            queue.put_nowait(_END)
+                    await channel.put(item)
+        except asyncio.CancelledError:
+            channel.end(CancelledSourceError("a source was cancelled"))
+            raise
         except Exception as error:
-            queue.put_nowait(error)
+            channel.end(error)
+        n_running -= 1
+        if not n_running:
+            channel.end()
 
+    if not sources:
+        return
     pumps = [asyncio.create_task(pump(source)) for source in sources]
     try:
-        running = len(pumps)
-        while running:
-            item = await queue.get()
-            if item is _END:
-                running -= 1
-            elif isinstance(item, Exception):
-                raise item
-            else:
-                yield item
+        async for item in channel:
+            yield item
     finally:
         for task in pumps:
             task.cancel()

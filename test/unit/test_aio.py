@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_live.aio import EXIT_BROKEN, merge, result_with
+from sglang_live.aio import (
+    EXIT_BROKEN,
+    CancelledSourceError,
+    Channel,
+    close_all,
+    merge,
+    result_with,
+)
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
@@ -163,8 +170,111 @@ async def test_cancelling_the_consumer_closes_every_source():
     assert all(source.is_closed for source in sources)
 
 
+async def test_a_consumer_that_takes_one_item_lets_the_sources_give_a_few():
+    given: list[int] = []
+
+    async def endless():
+        while True:
+            given.append(1)
+            yield "item"
+
+    merged = merge(endless(), endless())
+    await anext(merged)
+    await after(50, None)
+    assert len(given) <= 5
+    for _ in range(20):
+        await anext(merged)
+    await after(50, None)
+    assert len(given) <= 25
+    await merged.aclose()
+
+
+async def test_a_source_that_is_cancelled_from_within_is_an_error_and_no_endless_wait():
+    async def cancelled():
+        yield "item"
+        other = helper(1_000_000, None)
+        other.cancel()
+        await other
+
+    waiting, items = Source(), []
+    with pytest.raises(CancelledSourceError):
+        async for item in merge(cancelled(), waiting()):
+            items.append(item)
+    assert items == ["item"] and waiting.is_closed
+
+
 async def test_merging_no_sources_yields_nothing():
     assert [item async for item in merge()] == []
+
+
+# --- channels ---
+
+
+async def test_a_producer_waits_for_the_consumer_and_the_end_for_nobody():
+    channel: Channel[int] = Channel(2)
+    putting = asyncio.create_task(put_all(channel, range(4)))
+    await after(5, None)
+    assert not putting.done()
+    channel.end(KeyError("last"))
+    items = []
+    with pytest.raises(KeyError, match="last"):
+        async for item in channel:
+            items.append(item)
+    assert items == [0, 1]
+    await after(5, None)
+    assert putting.done()
+
+
+async def put_all(channel: Channel[int], items) -> None:
+    for item in items:
+        await channel.put(item)
+
+
+async def test_producers_of_a_closed_channel_go_on():
+    channel: Channel[int] = Channel(1)
+    putting = [asyncio.create_task(put_all(channel, range(9))) for _ in range(3)]
+    await after(5, None)
+    channel.close()
+    await asyncio.gather(*putting)
+
+
+# --- close_all ---
+
+
+async def test_everything_is_closed_in_order_whatever_fails():
+    closed = []
+
+    async def closes(name: str) -> None:
+        await asyncio.sleep(0)
+        closed.append(name)
+
+    def fails() -> None:
+        raise KeyError("first")
+
+    async def fails_later() -> None:
+        raise ValueError("second")
+
+    with pytest.raises(ValueError, match="second") as raised:
+        await close_all(
+            lambda: closes("a"), fails, lambda: closes("b"), fails_later, lambda: closed.append("c")
+        )
+    assert closed == ["a", "b", "c"]
+    assert isinstance(raised.value.__context__, KeyError)
+
+
+async def test_a_cancellation_while_closing_leaves_nothing_open():
+    closed, begun = [], asyncio.Event()
+
+    async def hangs() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    closing = asyncio.create_task(close_all(hangs, lambda: closed.append("last")))
+    await begun.wait()
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert closed == ["last"]
 
 
 # --- vital ---

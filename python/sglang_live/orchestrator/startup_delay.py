@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from sglang_live.aio import merge
 from sglang_live.clock import Clock
 from sglang_live.core import OUTPUT_RATE_HZ, AudioDelta
 from sglang_live.policy.startup_delay import (
@@ -24,19 +25,21 @@ _BYTES_PER_S = 2 * OUTPUT_RATE_HZ
 _BEGINNING_S = 3.0
 # Responses that ended and may count; more than the policy takes into account.
 _N_ENDED = 64
+# Chunks that are read ahead of the client: of 80 ms each, more than the audio that ends a delay.
+_AHEAD = 8
 
 
 @dataclass(slots=True, eq=False)
 class _Chunks:
     """Audio of one response that has come.
 
-    queue: chunks that were not passed on. None: the end.
+    n_unread: chunks that were not passed on.
     news: set when a chunk has come, or the end.
     arrivals: time and duration of each chunk of its beginning, in seconds.
     n_others: responses with audio that were not complete when this one's audio began.
     """
 
-    queue: asyncio.Queue[AudioDelta | None] = field(default_factory=asyncio.Queue)
+    n_unread: int = 0
     news: asyncio.Event = field(default_factory=asyncio.Event)
     arrivals: list[tuple[float, float]] = field(default_factory=list)
     n_others: int = 0
@@ -67,19 +70,14 @@ class StartupDelays:
         self, source: AsyncGenerator[AudioDelta, None]
     ) -> AsyncGenerator[AudioDelta, None]:
         """Yield the audio of the source, its beginning later. Closes the source."""
-        chunks = _Chunks()
-        pump = asyncio.create_task(self._pump(source, chunks))
-        try:
-            chunk = await chunks.queue.get()
-            if chunk is not None:
-                await self._wait(chunks)
-            while chunk is not None:
+        chunks, begun = _Chunks(), False
+        async with aclosing(merge(self._noted(source, chunks), ahead=_AHEAD)) as read:
+            async for chunk in read:
+                if not begun:
+                    begun = True
+                    await self._wait(chunks)
+                chunks.n_unread -= 1
                 yield chunk
-                chunk = await chunks.queue.get()
-            await pump  # raises what the source raised
-        finally:
-            pump.cancel()
-            await asyncio.gather(pump, return_exceptions=True)
 
     async def _wait(self, chunks: _Chunks) -> None:
         wait_s = self.delay_s(chunks.n_others)
@@ -98,19 +96,25 @@ class StartupDelays:
     def _is_safe(self, chunks: _Chunks) -> bool:
         return chunks.buffered_s(self._clock.now_s()) >= self._config.safe_s
 
-    async def _pump(self, source: AsyncGenerator[AudioDelta, None], chunks: _Chunks) -> None:
-        arrivals = chunks.arrivals
+    async def _noted(
+        self, source: AsyncGenerator[AudioDelta, None], chunks: _Chunks
+    ) -> AsyncGenerator[AudioDelta, None]:
+        """The audio of the source, whose arrivals are noted."""
+        arrivals, waits = chunks.arrivals, False
         try:
             async with aclosing(source):
                 async for chunk in source:
                     now_s = self._clock.now_s()
                     if not arrivals:
                         chunks.n_others = len(self._open)
-                    if not arrivals or now_s - arrivals[0][0] < _BEGINNING_S:
+                    if not arrivals or (now_s - arrivals[0][0] < _BEGINNING_S and not waits):
                         arrivals.append((now_s, len(chunk.pcm) / _BYTES_PER_S))
                         self._open.add(chunks)
-                    chunks.queue.put_nowait(chunk)
+                    # What comes after a slow client was waited for is not late by itself.
+                    waits = waits or chunks.n_unread >= _AHEAD
+                    chunks.n_unread += 1
                     chunks.news.set()
+                    yield chunk
             if arrivals:
                 chunks.ended = True
                 self._ended.append(chunks.beginning())
@@ -118,4 +122,3 @@ class StartupDelays:
             self._open.discard(chunks)
             chunks.ended = True
             chunks.news.set()
-            chunks.queue.put_nowait(None)

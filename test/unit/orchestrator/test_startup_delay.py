@@ -167,3 +167,33 @@ async def test_leaving_early_closes_the_source():
     await asyncio.gather(reply.task, return_exceptions=True)
     await settle()
     assert reply.vocoder.closed
+
+
+async def test_a_client_that_takes_one_chunk_lets_the_vocoder_give_a_few():
+    given = []
+
+    async def endless():
+        while True:
+            given.append(1)
+            yield AudioDelta(chunk(0.08))
+
+    async with aclosing(StartupDelays(SimClock(100.0)).delayed(endless())) as chunks:
+        await anext(chunks)
+        await settle()
+        assert len(given) <= 10
+        for _ in range(30):
+            await anext(chunks)
+        await settle()
+        assert len(given) <= 40
+
+
+async def test_a_client_that_takes_its_time_is_no_lateness_of_the_vocoder():
+    clock = SimClock(100.0)
+    delays = StartupDelays(clock)
+    vocoder = FakeVocoder()
+    for _ in range(30):
+        vocoder.queue.put_nowait(chunk(0.08))
+    vocoder.queue.put_nowait(None)
+    async for _ in delays.delayed(vocoder.audio()):
+        await pass_time(clock, 0.5)
+    assert delays.delay_s(0) == 0.0

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 # Without a GPU a batch takes almost as long as its chunks one by one, and delays the next ones.
 CPU_MAX_BATCH = 4
+# Chunks of a job that wait for its consumer; with as many, none of its frames is read.
+_MOST_UNSENT = 4
 
 
 class VocoderStage:
@@ -73,6 +75,8 @@ class VocoderStage:
         try:
             while True:
                 chunk = await result_with(outputs.get(), feeding)
+                if outputs.qsize() == _MOST_UNSENT - 1:
+                    await self._tell_room()
                 if chunk.pcm:
                     await job.send(Pcm(job.job_id, chunk.pcm))
                 if chunk.is_last:
@@ -113,6 +117,9 @@ class VocoderStage:
 
     async def _feed_when_room(self, job_id: str, codes: torch.Tensor) -> None:
         # Until there is room no message is read, which slows the sender down.
+        outputs = self._outputs[job_id]
+        async with self._stepped:
+            await self._stepped.wait_for(lambda: outputs.qsize() < _MOST_UNSENT)
         while True:
             try:
                 return self._engine.feed(job_id, codes)
@@ -163,5 +170,8 @@ class VocoderStage:
         for chunk in self._engine.end(batch, pcm):
             if (outputs := self._outputs.get(chunk.job_id)) is not None:
                 outputs.put_nowait(chunk)
+        await self._tell_room()
+
+    async def _tell_room(self) -> None:
         async with self._stepped:
             self._stepped.notify_all()

@@ -5,8 +5,18 @@ from dataclasses import replace
 
 import pytest
 
+from sglang_live.core import TranscriptDelta
 from sglang_live.errors import StageFailedError
-from test.unit.gateway.fakes import FakeOrchestrator, connected, done, services, spoken, tone
+from sglang_live.gateway.realtime.responses.speculation import SpeculativeTurn
+from test.unit.gateway.fakes import (
+    FakeOrchestrator,
+    FakeSession,
+    connected,
+    done,
+    services,
+    spoken,
+    tone,
+)
 from test.unit.gateway.realtime.test_endpointing import FakeEndpoint
 
 QUIET = bytes(9_600)  # 200 ms
@@ -237,3 +247,36 @@ async def test_without_create_response_there_is_no_speculative_turn():
         await pause_after_speech(client)
         await client.settle()
         assert orchestrator.turns == []
+
+
+class CountingSession(FakeSession):
+    """Counts the events that are taken from it."""
+
+    n_taken = 0
+
+    async def respond(self, turn):
+        async for event in super().respond(turn):
+            self.n_taken += 1
+            yield event
+
+
+@pytest.mark.parametrize("confirms", [True, False])
+async def test_a_turn_that_is_not_confirmed_makes_some_sentences_and_waits(confirms):
+    words = [TranscriptDelta(f"{n} ", n) for n in range(1000)]
+    session = CountingSession("s", [[*words, done()]])
+    turn = SpeculativeTurn(session, object(), ())  # the fake session reads nothing of the request
+    turn._request = type("Request", (), {"stateless": False})()
+    async with asyncio.timeout(5):
+        while session.n_taken < 129:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert session.n_taken == 129
+        if confirms:
+            events = [event async for event in turn.confirm()]
+            assert events[:-1] == words
+        else:
+            session.on_interrupt = words
+            turn.withdraw()
+            await turn.task
+    assert session.n_taken > 1000 and session.n_cancelled == 0

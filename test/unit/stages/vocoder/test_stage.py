@@ -47,6 +47,10 @@ class Job:
         if is_last:
             self._inputs.put_nowait(VocoderEnd(self.job_id))
 
+    @property
+    def n_unread(self) -> int:
+        return self._inputs.qsize()
+
     async def inputs(self):
         while True:
             yield await self._inputs.get()
@@ -128,6 +132,29 @@ async def test_more_frames_than_fit_wait_for_room_and_none_is_lost(stage):
     job.put(is_last=True)
     await stage.run(job)
     assert job.samples() == [n // 2 for n in range(200)]
+
+
+async def test_frames_of_a_consumer_that_takes_nothing_are_not_read(stage):
+    job, takes = Job(), asyncio.Event()
+    send = job.send
+
+    async def send_when_taken(message, tensors=None) -> None:
+        await takes.wait()
+        await send(message)
+
+    job.send = send_when_taken
+    for n in range(1, 1001):
+        job.put((n % 1000, 0))
+    job.put(is_last=True)
+    running = asyncio.create_task(stage.run(job))
+    left = -1
+    while left != job.n_unread:  # until nothing more is read
+        left = job.n_unread
+        await asyncio.sleep(0.1)
+    assert left > 900
+    takes.set()
+    await running
+    assert job.samples() == [n % 1000 for n in range(1, 1001)]
 
 
 async def test_a_full_vocoder_refuses_and_keeps_nothing_of_the_job(stage):

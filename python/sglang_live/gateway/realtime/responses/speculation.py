@@ -10,12 +10,16 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
+from sglang_live.aio import Channel
 from sglang_live.core import HistoryItem, TurnEvent, TurnRequest
 from sglang_live.errors import LiveError
 from sglang_live.orchestrator.session import VoiceSession
 
 # An interrupted turn ends within a round or two of its stages; after this time it is cancelled.
 _WITHDRAWN_S = 5.0
+
+# Events that are kept until the turn is confirmed: with as many, its stages wait. Some sentences.
+_MOST_EVENTS = 128
 
 # The speech of one user turn, in one message or in several that follow one another.
 Utterance = tuple[HistoryItem, ...]
@@ -33,7 +37,7 @@ class SpeculativeTurn:
     def __init__(self, session: VoiceSession, request: TurnRequest, utterance: Utterance):
         self.utterance, self.failed = utterance, False
         self._session, self._request = session, request
-        self._events: asyncio.Queue[TurnEvent | Exception | None] = asyncio.Queue()
+        self._events: Channel[TurnEvent] = Channel(_MOST_EVENTS)
         self._cancel_late: asyncio.TimerHandle | None = None
         self.task = asyncio.create_task(self._run(), name="speculative turn")
 
@@ -48,6 +52,7 @@ class SpeculativeTurn:
     def withdraw(self) -> None:
         """End the turn; the session drops what it added."""
         self._session.end_speculation(confirmed=False)
+        self._events.close()  # the turn goes on until its stages have ended it
         if self._cancel_late is not None or self.task.done():
             return
         if self._session.interrupt():
@@ -64,9 +69,7 @@ class SpeculativeTurn:
     async def _until_end(self) -> AsyncGenerator[TurnEvent, None]:
         """Yield what VoiceSession.respond yields; those that came before, at once."""
         try:
-            while (event := await self._events.get()) is not None:
-                if isinstance(event, Exception):
-                    raise event
+            async for event in self._events:
                 yield event
         finally:
             self.task.cancel()
@@ -76,11 +79,11 @@ class SpeculativeTurn:
         try:
             async with aclosing(self._session.respond(self._request)) as events:
                 async for event in events:
-                    self._events.put_nowait(event)
+                    await self._events.put(event)
         except LiveError as error:
             self.failed = True
-            self._events.put_nowait(error)
+            self._events.end(error)
         finally:
             if self._cancel_late is not None:
                 self._cancel_late.cancel()
-            self._events.put_nowait(None)
+            self._events.end()
