@@ -160,16 +160,19 @@ class TruncateSession(msgspec.Struct, frozen=True, tag="truncate"):
 
     Attributes:
         n_tokens: counted from the session's beginning, dropped tokens included.
+        ask_id: the answer has the same one; so have those of MeasureKv and RetainSession.
     """
 
     session: str
     n_tokens: int
+    ask_id: int = 0
 
 
 class MeasureKv(msgspec.Struct, frozen=True, tag="measure_kv"):
     """Report how much of a session's KV is held on any tier. Answered by SessionKv."""
 
     session: str
+    ask_id: int = 0
 
 
 class RetainSession(msgspec.Struct, frozen=True, tag="retain"):
@@ -192,6 +195,7 @@ class RetainSession(msgspec.Struct, frozen=True, tag="retain"):
     acknowledge: bool = True
     running: str = ""
     every_request: bool = False
+    ask_id: int = 0
 
 
 class SpeechStart(msgspec.Struct, frozen=True, tag="speech"):
@@ -273,6 +277,7 @@ class Truncated(msgspec.Struct, frozen=True, tag="truncated"):
 
     session: str
     n_tokens: int
+    ask_id: int = 0
 
 
 class SessionKv(msgspec.Struct, frozen=True, tag="session_kv"):
@@ -285,6 +290,7 @@ class SessionKv(msgspec.Struct, frozen=True, tag="session_kv"):
 
     session: str
     n_tokens: int
+    ask_id: int = 0
 
 
 class Retained(msgspec.Struct, frozen=True, tag="retained"):
@@ -301,6 +307,7 @@ class Retained(msgspec.Struct, frozen=True, tag="retained"):
     n_tokens: int
     sink_tokens: int = 0
     n_dropped: int = 0
+    ask_id: int = 0
 
 
 class PolicyReport(msgspec.Struct, frozen=True, tag="policy"):

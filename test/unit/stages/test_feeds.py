@@ -13,6 +13,7 @@ from sglang_live.engine_channel.messages import (
     Progress,
     Retained,
     RetainSession,
+    SessionKv,
     SpeechDismissed,
     SpeechStart,
     Truncated,
@@ -129,11 +130,11 @@ def test_every_next_use_hint_is_sent_at_once(feed, sent):
 async def test_a_truncation_is_done_when_the_engine_says_exactly_that(feed, sent, answer, is_done):
     asking = asyncio.create_task(feed.truncate("s", 7))
     await settle()
-    assert sent == [TruncateSession("s", 7)]
-    feed.answered(Truncated("another", 7))
+    assert sent == [TruncateSession("s", 7, 1)]
+    feed.answered(Truncated("s", 7, 2))
     await settle()
     assert not asking.done()
-    feed.answered(Truncated("s", answer))
+    feed.answered(Truncated("s", answer, 1))
     assert await asking == is_done
 
 
@@ -143,7 +144,7 @@ async def test_a_late_truncation_is_waited_for_and_counted(feed, monkeypatch):
     await asyncio.sleep(0.05)
     assert not asking.done()
     assert feed.awaits_answer and feed.n_late == 1
-    feed.answered(Truncated("s", 7))
+    feed.answered(Truncated("s", 7, 1))
     assert await asking
     assert not feed.awaits_answer
 
@@ -155,33 +156,68 @@ async def test_the_end_of_its_turn_ends_the_wait_for_a_truncation(feed):
     with pytest.raises(asyncio.CancelledError):
         await asking
     assert not feed.awaits_answer
-    feed.answered(Truncated("s", 7))  # too late
+    feed.answered(Truncated("s", 7, 1))  # too late
 
 
-async def test_truncations_of_many_sessions_do_not_mix(feed):
+async def test_truncations_of_many_sessions_do_not_mix(feed, sent):
     one, other = (asyncio.create_task(feed.truncate(s, 7)) for s in ("one", "other"))
     await settle()
-    feed.answered(Truncated("other", 7))
-    feed.answered(Truncated("one", -1))
+    for order, n_tokens in zip(reversed(sent), (7, -1), strict=True):
+        feed.answered(Truncated(order.session, n_tokens, order.ask_id))
     assert (await one, await other) == (False, True)
 
 
-async def test_a_bound_is_answered_with_what_the_session_holds_now(feed, sent):
+async def test_two_questions_about_one_session_have_an_answer_each(feed, sent):
     order = RetainSession("s", 4, 64, 8)
-    asking = asyncio.create_task(feed.retain(order))
+    one, other = (asyncio.create_task(feed.retain(order)) for _ in range(2))
     await settle()
-    assert sent == [order]
-    feed.answered(Truncated("s", 68))  # to another question
+    first, second = (order.ask_id for order in sent)
+    feed.answered(Retained("s", 68, ask_id=first))
+    assert (await one).n_tokens == 68
+    assert feed.awaits_answer
+    feed.answered(Retained("s", 70, ask_id=second))
+    assert (await other).n_tokens == 70
+
+
+@pytest.mark.parametrize(
+    ("ask", "nothing"),
+    [
+        (lambda feed: feed.truncate("s", 7), False),
+        (lambda feed: feed.kv_held("s"), None),
+        (lambda feed: feed.retain(RetainSession("s", 4, 64, 8)), None),
+        (lambda feed: feed.retain_native(RetainSession("s", 4, 64, 8)), False),
+    ],
+)
+async def test_no_question_waits_for_ever_and_a_late_answer_serves_no_other(
+    feed, monkeypatch, ask, nothing
+):
+    monkeypatch.setattr(engine_control, "LATE_S", 0.0)
+    monkeypatch.setattr(engine_control, "ANSWER_TIMEOUT_S", 0.01)
+    assert await ask(feed) == nothing
+    assert (feed.n_late, feed.n_missing, feed.awaits_answer) == (1, 1, False)
+    monkeypatch.setattr(engine_control, "ANSWER_TIMEOUT_S", 5.0)
+    asking = asyncio.create_task(feed.truncate("s", 3))
+    await settle()
+    for late in (Truncated("s", 7, 1), SessionKv("s", 7, 1), Retained("s", 7, ask_id=1)):
+        feed.answered(late)
     await settle()
     assert not asking.done()
-    feed.answered(Retained("s", 68, 4, 30))
-    assert await asking == Retained("s", 68, 4, 30)
+    feed.answered(Truncated("s", 3, 2))
+    assert await asking
+
+
+async def test_a_bound_is_answered_with_what_the_session_holds_now(feed, sent):
+    asking = asyncio.create_task(feed.retain(RetainSession("s", 4, 64, 8)))
+    await settle()
+    assert sent == [RetainSession("s", 4, 64, 8, ask_id=1)]
+    feed.answered(Retained("s", 68, 4, 30, 1))
+    assert await asking == Retained("s", 68, 4, 30, 1)
 
 
 async def test_a_bound_the_engine_cannot_keep_now_is_no_answer(feed):
     asking = asyncio.create_task(feed.retain(RetainSession("s", 4, 64, 8)))
     await settle()
-    feed.answered(Retained("s", -1))
+    feed.answered(Retained("s", -1, ask_id=1))
     assert await asking is None
 
 
@@ -191,15 +227,10 @@ async def test_a_bound_without_a_session_of_ours_is_in_force_once_it_is_answered
 ):
     asking = asyncio.create_task(feed.retain_native(RetainSession("s", 4, 64, 8)))
     await settle()
-    assert sent == [RetainSession("s", 4, 64, 8, acknowledge=True, every_request=True)]
+    assert sent == [RetainSession("s", 4, 64, 8, every_request=True, ask_id=1)]
     assert not asking.done()
-    feed.answered(Retained("s", n_tokens))
+    feed.answered(Retained("s", n_tokens, ask_id=1))
     assert await asking
-
-
-async def test_an_unanswered_bound_is_not_confirmed(feed, monkeypatch):
-    monkeypatch.setattr(engine_control, "RETAIN_TIMEOUT_S", 0.01)
-    assert not await feed.retain_native(RetainSession("s", 4, 64, 8))
 
 
 # --- what policies report ---

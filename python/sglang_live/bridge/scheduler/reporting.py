@@ -9,6 +9,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import zmq
 from sglang.srt.managers.io_struct import OpenSessionReqInput, OpenSessionReqOutput
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req, ScheduleBatch
@@ -207,20 +208,20 @@ class ReportingScheduler(Scheduler):
         self._counts["truncated" if n_tokens >= 0 else "truncations_refused"] += 1
         self.request_log.truncated(order.session, n_tokens)
         if self.outbox is not None:
-            self.outbox.send(Truncated(order.session, n_tokens))
+            self.outbox.send(Truncated(order.session, n_tokens, order.ask_id))
 
     def _on_measure_kv(self, order: MeasureKv) -> None:
         streaming = streaming_sessions(self.tree_cache)
         n_tokens = 0 if streaming is None else n_computed(streaming, order.session)
         if self.outbox is not None:
-            self.outbox.send(SessionKv(order.session, n_tokens))
+            self.outbox.send(SessionKv(order.session, n_tokens, order.ask_id))
 
     def _on_retain(self, order: RetainSession) -> None:
         if self.retention is None:
             return
         retained = self.retention.retain(order)
         if order.acknowledge and self.outbox is not None:
-            self.outbox.send(retained)
+            self.outbox.send(msgspec.structs.replace(retained, ask_id=order.ask_id))
 
     def open_session(self, recv_req: OpenSessionReqInput) -> OpenSessionReqOutput | None:
         if self.retention is not None:
