@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from sglang_live.core import TextPart
+from sglang_live.gateway.realtime.outbox import Outbox
+from sglang_live.gateway.realtime.responses.playout import Playout
 from test.unit.gateway.fakes import paced, spoken, types
 
 from .playout_world import (
@@ -282,3 +285,24 @@ async def test_a_timeline_that_cannot_be_written_is_only_logged(tmp_path, caplog
         pass
     assert "timeline_lost" in caplog.text
     assert world.shared.metrics.timelines_lost._value.get() == 1
+
+
+async def test_what_is_held_twice_is_released_whole():
+    sent = []
+
+    async def send(frame: str) -> None:
+        sent.append(json.loads(frame)["type"])
+
+    outbox = Outbox(send, limit_bytes=10_000)
+    playout = Playout(outbox, None, None, None, None)
+    sending = asyncio.create_task(outbox.drain())
+    for response_id in ("one", "other"):
+        playout._responses = [SimpleNamespace(id=response_id)]  # an older one has been played
+        playout.hold()
+        outbox.emit(response_id, lane=response_id)
+    await asyncio.sleep(0)
+    assert sent == []
+    playout.release()
+    outbox.close()
+    await sending
+    assert sent == ["one", "other"]

@@ -68,9 +68,10 @@ class Playout:
 
     def hold(self) -> None:
         """Keep the audio of all responses in the gateway until release()."""
-        self._held = [response.id for response in self._responses]
-        for response_id in self._held:
-            self._outbox.hold(response_id)
+        for response in self._responses:
+            if response.id not in self._held:
+                self._held.append(response.id)
+                self._outbox.hold(response.id)
 
     def release(self) -> None:
         for response_id in self._held:
