@@ -15,6 +15,7 @@ import uvloop
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from sglang_live.aio import close_all
 from sglang_live.arguments import parse
 from sglang_live.bridge.platform.media_urls import PRIVATE_MEDIA_ENV
 from sglang_live.capacity.control import CapacityConfig, CapacityControl
@@ -197,11 +198,8 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
         await server.serve(sockets=[listen_socket.socket])
         return 0 if server.started else 1
     finally:
-        listen_socket.close()
-        await supervisor.stop()
-        if zygote is not None:
-            await zygote.close()
-        run_dir.remove()
+        forks = () if zygote is None else (zygote.close,)
+        await close_all(listen_socket.close, supervisor.stop, *forks, run_dir.remove)
 
 
 def _batches(config: ServerConfig) -> Store | None:

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import WebSocketRoute
 
+from sglang_live.aio import close_all
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import ModelNotFoundError
 from sglang_live.gateway.auth import Keys
@@ -125,11 +126,8 @@ def build_app(
         if batch:
             batch.start()
         yield
-        if batch:
-            await batch.close()
-        services.close()
-        if proxy:
-            await proxy.close()
+        parts = (batch, services, proxy)
+        await close_all(*(part.close for part in parts if part is not None))
 
     # A redirect to the same path with a slash would go to any host that the request's Host names.
     app = FastAPI(title="sglang_live", lifespan=lifespan, openapi_url=None, redirect_slashes=False)

@@ -4,7 +4,9 @@ import logging
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
+from sglang_live.aio import close_all
 from sglang_live.capacity.best_effort import BestEffort, used_share
 from sglang_live.capacity.control import Capacity, CapacityControl, Pool
 from sglang_live.clock import Clock
@@ -240,11 +242,13 @@ class LiveSession:
         if self._closed:
             return
         self._closed = True
-        self.leave_frames()
-        self._turn_prefill.close()
-        self.speculation.end(confirmed=False)
-        self._links.close()
-        self._owner.release(self)
+        await close_all(
+            self.leave_frames,
+            self._turn_prefill.close,
+            partial(self.speculation.end, confirmed=False),
+            self._links.close,
+            partial(self._owner.release, self),
+        )
 
     def _end_control(self, control: TurnControl) -> None:
         if self._control is control:

@@ -8,9 +8,11 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sglang_live.aio import close_all
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import StageUnavailableError
 from sglang_live.messages import Ready
@@ -146,14 +148,10 @@ class Supervisor:
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
-        for replica in self.replicas:
-            await self._put_down(replica, "server stops")
-        if self.kv_mover is not None:
-            await self.kv_mover.stop()
-        for broker in self.lease_brokers:
-            broker.stop()
-        if self._logs is not None:
-            await asyncio.to_thread(self._logs.close)
+        ends = [partial(self._put_down, replica, "server stops") for replica in self.replicas]
+        mover = [] if self.kv_mover is None else [self.kv_mover.stop]
+        logs = [] if self._logs is None else [partial(asyncio.to_thread, self._logs.close)]
+        await close_all(*ends, *mover, *(broker.stop for broker in self.lease_brokers), *logs)
 
     def log_of(self, name: str) -> str:
         """What a replica has logged so far. Only with a log_dir."""

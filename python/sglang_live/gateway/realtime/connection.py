@@ -8,8 +8,10 @@ responses. Reading never waits for a response, so that a user can always interru
 import asyncio
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
+from sglang_live.aio import close_all
 from sglang_live.errors import LiveError
 from sglang_live.gateway.auth import ANONYMOUS
 from sglang_live.gateway.draining import CLOSE_SERVICE_RESTART, DrainingError
@@ -132,8 +134,7 @@ class RealtimeConnection:
         finally:
             for task in tasks:
                 task.cancel()
-            await session.close()
-            await _end(*tasks)
+            await close_all(session.close, partial(_end, *tasks))
         if not idle.cancelled():
             self._metrics.clients_dropped.labels("idle").inc()
             log.info("client_idle session=%s", self.session_id)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 
+from sglang_live.aio import close_all
 from sglang_live.gateway.auth import ANONYMOUS
 from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.owner import owner_salt
@@ -201,11 +202,13 @@ class RealtimeSession:
 
     async def close(self) -> None:
         """Cancel all tasks and wait, within bounds, until they no longer use the session."""
-        await self._turns.close()
-        await self._transcripts.close()
-        await self._responses.close()
-        self._monitor.close()
-        self._conversation.close()
+        await close_all(
+            self._turns.close,
+            self._transcripts.close,
+            self._responses.close,
+            self._monitor.close,
+            self._conversation.close,
+        )
         if folder := self._services.config.timeline_dir:
             try:
                 await asyncio.to_thread(self._timeline.write, folder)

@@ -166,13 +166,15 @@ class ThinkerStage:
                 await asyncio.shield(self.close_session(session_id))
 
     async def close_session(self, session_id: str) -> None:
-        async with self._busy[session_id]:
-            self._items.pop(session_id, None)
-            session = self._sessions.pop(session_id, None)
-            if session is not None:
-                await session.close()
-            self._preheats.closed(session_id)
-        self._busy.pop(session_id, None)
+        try:
+            async with self._busy[session_id]:
+                self._items.pop(session_id, None)
+                self._preheats.closed(session_id)
+                session = self._sessions.pop(session_id, None)
+                if session is not None:
+                    await session.close()
+        finally:
+            self._busy.pop(session_id, None)
 
     def on_hint(self, hint: SessionHint) -> None:
         engine_session = self._engine_session(hint.session_id)
@@ -192,12 +194,13 @@ class ThinkerStage:
         return self.engine.tokenizer_manager.max_req_input_len
 
     def load(self) -> dict[str, float]:
-        n_late = self._feed.n_late if self._feed is not None else 0
+        feed = self._feed
         own = {
             "sessions": float(len(self._sessions)),
             **self._counts,
             **self._preheats.counts,
-            "answers_late": float(n_late),
+            "answers_late": 0.0 if feed is None else float(feed.n_late),
+            "answers_missing": 0.0 if feed is None else float(feed.n_missing),
         }
         own[PROMPT_TOKENS_MOST] = float(self._max_tokens)
         heard = self._hearing.counts if self._hearing is not None else {}

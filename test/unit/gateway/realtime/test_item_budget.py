@@ -1,5 +1,10 @@
 """The limit on the items of all conversations together."""
 
+import pytest
+
+from sglang_live.gateway.realtime.responses.responses import Responses
+from sglang_live.gateway.realtime.turns.input_transcription import InputTranscription
+from sglang_live.gateway.realtime.turns.turn_taking import TurnTaking
 from test.unit.gateway.fakes import FakeOrchestrator, connected, services
 
 
@@ -20,3 +25,20 @@ async def test_a_full_server_refuses_items_until_another_session_closes():
         client.send("response.create")
         assert (await client.until("response.done"))[-1]["response"]["status"] == "completed"
     assert shared.item_budget.used_bytes == 0
+
+
+@pytest.mark.parametrize("part", [TurnTaking, InputTranscription, Responses])
+async def test_a_session_frees_its_items_whatever_fails_at_its_end(monkeypatch, part):
+    async def fail(self) -> None:
+        raise RuntimeError("at the end")
+
+    orchestrator = FakeOrchestrator()
+    shared = services(orchestrator)
+    monkeypatch.setattr(part, "close", fail)
+    with pytest.raises(RuntimeError, match="at the end"):
+        async with connected(orchestrator, shared=shared) as client:
+            client.send("conversation.item.create", item=message("a" * 900))
+            await client.until("conversation.item.done")
+            assert shared.item_budget.used_bytes == 900
+    assert shared.item_budget.used_bytes == 0
+    assert orchestrator.session.n_closed == 1

@@ -8,7 +8,9 @@ interrupt() returns, response.done has been emitted.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+from sglang_live.aio import close_all
 from sglang_live.clock import Clock
 from sglang_live.gateway.draining import DrainingError
 from sglang_live.gateway.errors import ClientEventError
@@ -129,11 +131,13 @@ class Responses:
     async def close(self) -> None:
         """Cancel everything and wait, within bounds, until all turns have ended."""
         self._queued = None
-        for response in (self._active, *self._out_of_band.values()):
-            if response:
-                response.writer.cancel("client_cancelled")
-                response.settle()
-        await self.turn_runner.close()
+        ends = [
+            partial(end, *why)
+            for response in (self._active, *self._out_of_band.values())
+            if response
+            for end, why in ((response.writer.cancel, ("client_cancelled",)), (response.settle, ()))
+        ]
+        await close_all(*ends, self.turn_runner.close)
 
     def _start_or_fail(self, plan: ResponsePlan) -> None:
         """Report a refusal in a failed response: no client event asked for it, so an error event

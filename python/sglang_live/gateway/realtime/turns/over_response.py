@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sglang_live.aio import close_all
 from sglang_live.clock import Clock
 from sglang_live.gateway.realtime.outbox import Emit
 from sglang_live.gateway.realtime.responses.playout import Playout
@@ -147,10 +148,8 @@ class OverResponse:
         self._tell_ignored("undecided", "withdrawn")
 
     async def close(self) -> None:
-        self.withdraw()
-        if self.others:
-            self.others.close()
-        await self.words.close()
+        others = (self.others.close,) if self.others else ()
+        await close_all(self.withdraw, *others, self.words.close)
 
     def _suspected(self, onset_ms: int, detection: TurnDetection) -> None:
         longest_s = detection.vad.confirm_ms / 1000 + _MAX_HOLD_S

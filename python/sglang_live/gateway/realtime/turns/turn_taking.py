@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from sglang_live.aio import close_all
 from sglang_live.clock import Clock
 from sglang_live.core import INPUT_RATE_HZ, AudioPart
 from sglang_live.gateway.audio.codec import WireDecoder, decode_base64
@@ -207,9 +208,7 @@ class TurnTaking:
         self.responses.on_done = lambda unheard_s: None
         self._idle.disarm()
         self._missing_audio.stop()
-        await self._judge.close()
-        await self._over_response.close()
-        await self.frames.close()
+        await close_all(self._judge.close, self._over_response.close, self.frames.close)
 
     def _next_item(self) -> None:
         """Choose the item id of the next turn; speech_started names it before the item exists."""
@@ -254,7 +253,7 @@ class TurnTaking:
             self._turn_prefill.grow(self._buffer, start, detector.silence_ms)
             clips = () if detection and detection.judges_turns else self._turn_prefill.final_clips
             self.transcripts.grow(self._item_id, clips, self.config.transcription)
-        self._bound(detector, detection and detection.idle_timeout_ms)
+        self._bound(detector, detection.idle_timeout_ms if detection else None)
 
     def _bound(self, detector: SpeechDetector, idle_ms: int | None) -> None:
         """End a turn that is too long, and drop the silence before a turn."""
