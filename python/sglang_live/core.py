@@ -5,8 +5,8 @@ The gateway owns the conversation. The stages identify history items by key, and
 only that they do not have yet. Everything here is frozen.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Literal
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.policy.view import FRAME_S as FRAME_S
+from sglang_live.sound.packed import PackedSound, digest_of
 
 INPUT_RATE_HZ = 16_000
 OUTPUT_RATE_HZ = 24_000
@@ -29,13 +30,55 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AudioPart:
-    """pcm: [n_samples] int16, mono, INPUT_RATE_HZ."""
+    """
+    sound: [n] int16, mono, INPUT_RATE_HZ; or the same in less memory.
+    begin, end: the stretch of it that this is, in samples.
+    """
 
-    pcm: np.ndarray
+    sound: np.ndarray | PackedSound
+    begin: int = 0
+    end: int | None = None
+
+    @property
+    def pcm(self) -> np.ndarray:
+        """[n_samples] int16. A packed sound is decoded, which takes milliseconds."""
+        whole = self.sound.pcm() if isinstance(self.sound, PackedSound) else self.sound
+        return whole[self.begin : self.end]
+
+    @property
+    def is_packed(self) -> bool:
+        return isinstance(self.sound, PackedSound)
+
+    @property
+    def n_samples(self) -> int:
+        whole = self.sound
+        n = whole.n_samples if isinstance(whole, PackedSound) else len(whole)
+        return len(range(n)[self.begin : self.end])
 
     @property
     def duration_s(self) -> float:
-        return len(self.pcm) / INPUT_RATE_HZ
+        return self.n_samples / INPUT_RATE_HZ
+
+    @property
+    def size_bytes(self) -> int:
+        """Of a whole sound."""
+        return len(self.sound.data) if isinstance(self.sound, PackedSound) else self.sound.nbytes
+
+    @property
+    def digest(self) -> bytes:
+        """The same before and after a whole sound was packed."""
+        whole = self.sound
+        if isinstance(whole, PackedSound) and self.n_samples == whole.n_samples:
+            return whole.digest
+        return digest_of(self.pcm)
+
+    def unpacked(self) -> "AudioPart":
+        """The same as samples; takes milliseconds, in any thread."""
+        return AudioPart(self.pcm)
+
+    def packed(self) -> "AudioPart":
+        """The same in less memory; takes milliseconds, in any thread."""
+        return self if self.is_packed or not self.n_samples else AudioPart(PackedSound.of(self.pcm))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,6 +105,26 @@ class HistoryItem:
     def __post_init__(self) -> None:
         if not (self.opens and self.closes) and len(self.parts) > 1:
             raise ValueError("a piece of an utterance is one stretch of audio, or its words")
+
+    @property
+    def size_bytes(self) -> int:
+        """Of text and audio."""
+        return sum(p.size_bytes if isinstance(p, AudioPart) else len(p.text) for p in self.parts)
+
+    @property
+    def raw_s(self) -> float:
+        """Duration of its audio that is not packed."""
+        clips = (part for part in self.parts if isinstance(part, AudioPart))
+        return sum(clip.duration_s for clip in clips if not clip.is_packed)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether some of its audio is."""
+        return any(isinstance(part, AudioPart) and part.is_packed for part in self.parts)
+
+    def with_audio(self, change: Callable[[AudioPart], AudioPart]) -> "HistoryItem":
+        parts = (change(part) if isinstance(part, AudioPart) else part for part in self.parts)
+        return replace(self, parts=tuple(parts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,6 +133,8 @@ class ThinkerJob:
             return
         tensors, kept = job.tensors(), turn.retention
         new = [item for item in turn.history if item.key not in self._known]
+        if any(item.is_packed for item in new):
+            new = await asyncio.to_thread(lambda: [i.with_audio(AudioPart.unpacked) for i in new])
         await self._job.begin(
             ThinkerRequest(
                 self._job.job_id,

@@ -197,9 +197,7 @@ class TurnContent:
 
 def _item(item: HistoryItem) -> bytes:
     parts = [
-        part.pcm.tobytes()
-        if isinstance(part, AudioPart)
-        else part.text.encode("utf-8", "surrogatepass")
+        part.digest if isinstance(part, AudioPart) else part.text.encode("utf-8", "surrogatepass")
         for part in item.parts
     ]
     shape = repr((item.role, item.token_ids, item.opens, item.closes))

@@ -5,7 +5,14 @@ import asyncio
 import numpy as np
 import pytest
 
-from sglang_live.core import AudioDelta, TextDone, TranscriptDelta, TurnDone
+from sglang_live.core import (
+    AudioDelta,
+    AudioPart,
+    HistoryItem,
+    TextDone,
+    TranscriptDelta,
+    TurnDone,
+)
 from sglang_live.errors import DeadlineError, StageFailedError, StageUnavailableError
 from sglang_live.message_parts import WireAudio, WireText
 from sglang_live.messages import SegmentsNeeded, TalkerDone
@@ -204,6 +211,18 @@ async def test_a_stage_that_lost_the_session_receives_all_items(world, session):
     assert sound(events) == [5, 6, 7]
     asked = [[item.key for item in think.items] for think in world.thinker.openers]
     assert asked == [["u1"], ["u2"], ["u1", "response-t1", "u2"]]
+
+
+async def test_packed_audio_is_sent_as_samples_after_a_restart(world, session):
+    pcm = np.full(4000, 700, np.int16)
+    first = HistoryItem(key="u1", role="user", parts=(AudioPart(pcm),))
+    done = (await answer(session, ask("t1", first)))[-1]
+    await world.process(world.thinker).restart()
+    first = first.with_audio(AudioPart.packed)
+    await answer(session, ask("t2", first, done.item, user("u2", "and?")))
+    sent = {item.key: item for item in world.thinker.openers[-1].items}
+    (part,) = sent["u1"].parts
+    assert (part.pcm.dtype, part.pcm.shape) == ("<i2", [4000])
 
 
 async def test_a_stage_that_always_lacks_items_fails_the_turn_instead_of_looping(world, session):

@@ -137,6 +137,8 @@ class RealtimeSession:
             request=lambda: turn_runner.request(self._config),
             until_idle=turn_runner.until_idle,
             admit=self._admit,
+            budget=services.item_budget,
+            max_bytes=services.config.max_conversation_bytes,
         )
         return TurnTaking(
             config=self._config,

@@ -5,7 +5,7 @@ In: a history and its limit in tokens. Out: its newest messages, none of them in
 
 from math import ceil
 
-from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem
+from sglang_live.core import AudioPart, HistoryItem
 from sglang_live.errors import ContextLengthError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.models.prompt import PiecewisePrompt
@@ -46,7 +46,7 @@ def check_header(prompt: PiecewisePrompt, instructions: str, room_tokens: int) -
 def most_tokens_of(prompt: PiecewisePrompt, item: HistoryItem) -> int:
     """An upper bound of the tokens that the item adds to a session."""
     clips = (part for part in item.parts if isinstance(part, AudioPart))
-    places = (AUDIO_TOKENS_PER_S * (ceil(len(c.pcm) / INPUT_RATE_HZ) + 1) for c in clips)
+    places = (AUDIO_TOKENS_PER_S * (ceil(c.duration_s) + 1) for c in clips)
     return prompt.n_tokens(prompt.item(item), places)
 
 

@@ -57,6 +57,7 @@ from sglang_live.stages.thinker.engine_control import ThinkerFeed
 from sglang_live.stages.thinker.given_text import recite, transcribe
 from sglang_live.stages.thinker.hearing import Hearing
 from sglang_live.stages.thinker.output import ResponseOutput
+from sglang_live.stages.thinker.packing import Packing
 from sglang_live.stages.thinker.prefill_signs import show_prefill
 from sglang_live.stages.thinker.preheat import Preheats
 from sglang_live.stages.thinker.prompt_sizes import PromptSizes
@@ -117,7 +118,7 @@ class ThinkerStage:
             self.host.owes = lambda: feed.awaits_answer
         names = ("sessions_rebuilt", "sessions_truncated", "truncations_refused")
         self._counts = dict.fromkeys(names, 0.0)
-        self._preheats = Preheats()
+        self._preheats, self._packing = Preheats(), Packing(self._items)
 
     async def start(self) -> None:
         self._reader = vital(self._read_reports(), "read reports")
@@ -161,6 +162,8 @@ class ThinkerStage:
         try:
             async with self._busy[session_id]:
                 await self._think(job, request, session_id)
+            if request.session_id:
+                self._packing.begin(session_id)
         finally:
             if not request.session_id:
                 await asyncio.shield(self.close_session(session_id))

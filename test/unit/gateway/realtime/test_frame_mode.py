@@ -217,3 +217,43 @@ async def test_frames_that_wait_at_the_end_of_the_mode_are_reported_as_dropped()
     dropped = [e["frame_index"] for e in events if e["type"] == "frame.done"]
     assert sorted(dropped) == [0, 1, 2]
     assert {e["outcome"] for e in events if e["type"] == "frame.done"} == {"dropped"}
+
+
+async def test_frames_are_in_the_budget_of_all_conversations_until_the_mode_ends():
+    orchestrator = FakeOrchestrator(scripts=[wrote(f"{n}") for n in range(40)])
+    shared = services(orchestrator)
+    async with connected(orchestrator, shared) as client:
+        await in_frames(client)
+        used = []
+        for _ in range(40):
+            client.append(FRAME)
+            await client.expect("frame.done")
+            used.append(shared.item_budget.used_bytes)
+        assert used[4] == 5 * 160 * 32 + 5
+        # Two seconds are not packed.
+        assert max(used) < 2.2 * 32_000 + 0.4 * 40 * 160 * 32
+        client.turn_detection({"type": "server_vad"})
+        await client.until("session.updated")
+        assert shared.item_budget.used_bytes == 0
+
+
+@pytest.mark.parametrize("limit", ["max_conversation_bytes", "max_conversation_bytes_of_all"])
+async def test_a_full_conversation_loses_its_oldest_frames(limit):
+    orchestrator = FakeOrchestrator(scripts=[wrote(f"{n}") for n in range(130)])
+    shared = services(orchestrator, **{limit: 100_000})
+    async with connected(orchestrator, shared) as client:
+        client.say("I am Ada.")
+        for _ in range(2):
+            await client.next()
+        await in_frames(client)
+        for _ in range(130):  # of which every 63rd counts as a response
+            client.append(FRAME)
+            await client.expect("frame.done")
+    lengths = [len(turn.history) for turn in orchestrator.turns]
+    assert lengths[62] == 2 + 2 * 62
+    assert lengths[126] < 2 + 2 * 100
+    assert {turn.history[0].parts for turn in orchestrator.turns} == {
+        orchestrator.turns[0].history[0].parts
+    }
+    assert shared.metrics.items_dropped.labels("full")._value.get() > 0
+    assert shared.item_budget.used_bytes == 0

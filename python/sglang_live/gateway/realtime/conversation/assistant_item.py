@@ -6,9 +6,11 @@ the item a new history key.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import numpy as np
 
 from sglang_live.core import FRAME_S, HistoryItem, TextPart, TurnDone
 from sglang_live.gateway.audio.codec import PCM, WireFormat, encode_base64
@@ -20,6 +22,7 @@ from sglang_live.gateway.realtime.conversation.items import (
     item_to_wire,
 )
 from sglang_live.interaction.audio_alignment import PRIOR_FRAMES_PER_TOKEN, heard_tokens
+from sglang_live.sound.packed import PackedSound, Samples
 
 _FRAME_MS = 1000 * FRAME_S
 _ROUNDING_MS = 0.5
@@ -42,7 +45,8 @@ class AssistantItem(Item):
     truncated_ms: end of the heard audio by the client, which takes precedence and never grows;
         None: the client has not truncated the item.
     frames_per_token: expected pace of incomplete audio.
-    audio: sent audio, for retrieval; None if it does not fit into one frame.
+    audio: sent audio, for retrieval, packed once it is complete and no longer the newest; None if
+        it does not fit into one frame.
     """
 
     id: str
@@ -57,7 +61,7 @@ class AssistantItem(Item):
     heard_ms: float | None = None
     truncated_ms: int | None = None
     has_content: bool = False
-    audio: bytearray | None = field(default_factory=bytearray, repr=False)
+    audio: bytearray | PackedSound | None = field(default_factory=bytearray, repr=False)
     _marks: list[tuple[int, int]] = field(default_factory=list)  # (tokens, characters of text)
     _spoken: list[tuple[int, float]] = field(default_factory=list)  # (tokens, end in seconds)
     _end: TurnDone | None = field(default=None, repr=False)
@@ -94,6 +98,8 @@ class AssistantItem(Item):
 
     def audio_sent(self, frame: bytes) -> None:
         self.sent_bytes += len(frame)
+        if isinstance(self.audio, PackedSound):
+            self.audio = bytearray(self._sent_audio())
         if self.audio is not None:
             self.audio += frame
             if len(self.audio) > MAX_RETRIEVED_AUDIO_BYTES:
@@ -139,7 +145,28 @@ class AssistantItem(Item):
 
     @property
     def size_bytes(self) -> int:
-        return len(self.text) + len(self.audio or b"")
+        audio = self.audio.data if isinstance(self.audio, PackedSound) else self.audio
+        return len(self.text) + len(audio or b"")
+
+    @property
+    def has_sound(self) -> bool:
+        is_sound = self.modality == "audio" and self.audio_format == PCM
+        return is_sound and isinstance(self.audio, bytearray)
+
+    @property
+    def is_raw(self) -> bool:
+        is_sent = self.status != "in_progress" and 0 < self.sent_bytes == self.made_bytes
+        return self.has_sound and is_sent
+
+    def raw_sounds(self) -> list[Samples]:
+        return [np.frombuffer(self._sent_audio(), np.int16)]
+
+    def keep_packed(self, sounds: Sequence[PackedSound]) -> None:
+        [self.audio] = sounds
+
+    def _sent_audio(self) -> bytes:
+        audio = self.audio
+        return audio.pcm().tobytes() if isinstance(audio, PackedSound) else bytes(audio or b"")
 
     @property
     def _end_ms(self) -> float | None:
@@ -196,8 +223,8 @@ class AssistantItem(Item):
         shown: dict[str, Any] = {"type": "output_audio", "transcript": self.visible_text}
         if with_audio and self.audio is not None:
             end_ms = self._end_ms
-            n_bytes = len(self.audio) if end_ms is None else self.audio_format.n_bytes(end_ms)
-            shown["audio"] = encode_base64(bytes(self.audio[:n_bytes]))
+            n_bytes = None if end_ms is None else self.audio_format.n_bytes(end_ms)
+            shown["audio"] = encode_base64(self._sent_audio()[:n_bytes])
         return shown
 
     def _update_history(self) -> None:

@@ -3,6 +3,7 @@
 Owner: one Conversation per connection. It emits no events; the code that changes it does.
 """
 
+import asyncio
 from collections.abc import Collection
 
 from sglang_live.gateway.errors import ClientEventError
@@ -11,14 +12,18 @@ from sglang_live.gateway.realtime.conversation.assistant_item import AssistantIt
 from sglang_live.gateway.realtime.conversation.function_call import FunctionCallItem
 from sglang_live.gateway.realtime.conversation.items import Item
 from sglang_live.gateway.realtime.item_budget import ItemBudget
+from sglang_live.sound.packed import PackedSound, Samples
 
 # Clients retrieve the item that they have just truncated, not older ones.
 _ASSISTANT_ITEMS_WITH_AUDIO = 2
+# Complete sounds, of both sides, that are not packed: clients retrieve them and a failed turn sends
+# them again.
+_RAW_SOUNDS = 2
 # Hours of speech; the limit is for clients that create items in a loop.
 _MAX_ITEMS = 4096
 # A full conversation drops a quarter at once: after each drop, the model's session recomputes its
 # prefix.
-_KEEP_WHEN_FULL = 0.75
+KEEP_WHEN_FULL = 0.75
 # Ids that are kept of function calls: an output may come after its call has left the conversation.
 _MAX_CALL_IDS = 4096
 ROOT = "root"
@@ -38,8 +43,11 @@ class Conversation:
         self._max_bytes, self.budget = max_bytes, budget
         self._items: list[Item] = []
         self._by_id: dict[str, Item] = {}
-        self._bytes_by_id: dict[str, int] = {}  # at insertion: assistant items grow within limits
+        # At insertion, and since it was packed: assistant items grow within limits.
+        self._bytes_by_id: dict[str, int] = {}
         self._total_bytes = 0
+        self._unpacked: list[Item] = []  # those with sound that is not, in order of insertion
+        self._packing: asyncio.Task[None] | None = None
 
     def __contains__(self, item_id: str) -> bool:
         return item_id in self._by_id
@@ -94,13 +102,15 @@ class Conversation:
             at = len(self._items)
         self._items.insert(at, item)
         self._by_id[item.id] = item
-        self._bytes_by_id[item.id] = item.size_bytes
-        self._total_bytes += item.size_bytes
-        self.budget.take(item.size_bytes)
+        self._count(item, item.size_bytes)
         if item.call_id is not None:
             self.remember_call(item.call_id)
         if isinstance(item, AssistantItem):
             self._drop_old_audio()
+        if item.has_sound:
+            self._unpacked.append(item)
+        if self._packing is None and self._to_pack() is not None:
+            self._packing = asyncio.create_task(self._pack(), name="pack audio")
         return self._items[at - 1].id if at else None
 
     def id_before(self, item: Item) -> str | None:
@@ -116,9 +126,8 @@ class Conversation:
     def delete(self, item: Item) -> None:
         item.has_left = True
         del self._by_id[item.id]
-        n_bytes = self._bytes_by_id.pop(item.id)
-        self._total_bytes -= n_bytes
-        self.budget.release(n_bytes)
+        self._count(item, 0)
+        del self._bytes_by_id[item.id]
         self._items.remove(item)
 
     def drop_oldest_if_full(self) -> list[str]:
@@ -127,16 +136,18 @@ class Conversation:
         if not self._over(self._max_bytes, _MAX_ITEMS) and (alone or not self.budget.over):
             return []
         dropped = []
-        max_bytes = self._max_bytes * _KEEP_WHEN_FULL
+        max_bytes = self._max_bytes * KEEP_WHEN_FULL
         if self.budget.over:
-            max_bytes = min(max_bytes, self._total_bytes * _KEEP_WHEN_FULL)
-        while self._over(max_bytes, _MAX_ITEMS * _KEEP_WHEN_FULL):
+            max_bytes = min(max_bytes, self._total_bytes * KEEP_WHEN_FULL)
+        while self._over(max_bytes, _MAX_ITEMS * KEEP_WHEN_FULL):
             dropped.append(self._items[0].id)
             self.delete(self._items[0])
         return dropped
 
     def close(self) -> None:
         """Release the memory of all items. Safe to call twice."""
+        if self._packing is not None:
+            self._packing.cancel()
         for item in self.items:
             self.delete(item)
 
@@ -166,4 +177,33 @@ class Conversation:
     def _drop_old_audio(self) -> None:
         items = [item for item in self._items if isinstance(item, AssistantItem)]
         for item in items[:-_ASSISTANT_ITEMS_WITH_AUDIO]:
-            item.audio = None
+            if item.audio is not None:
+                item.audio = None
+                self._count(item, item.size_bytes)
+
+    def _count(self, item: Item, n_bytes: int) -> None:
+        """The item has this size now."""
+        more = n_bytes - self._bytes_by_id.get(item.id, 0)
+        self._bytes_by_id[item.id] = n_bytes
+        self._total_bytes += more
+        self.budget.take(more)
+
+    def _to_pack(self) -> Item | None:
+        self._unpacked = [i for i in self._unpacked if i.has_sound and not i.has_left]
+        raw = [item for item in self._unpacked if item.is_raw]
+        return raw[0] if len(raw) > _RAW_SOUNDS else None
+
+    async def _pack(self) -> None:
+        """Pack older sounds, one item after another, in a thread."""
+        try:
+            while (item := self._to_pack()) is not None:
+                packed = await asyncio.to_thread(_packed, item.raw_sounds())
+                if item.is_raw and not item.has_left:
+                    item.keep_packed(packed)
+                    self._count(item, item.size_bytes)
+        finally:
+            self._packing = None
+
+
+def _packed(sounds: list[Samples]) -> list[PackedSound]:
+    return [PackedSound.of(pcm) for pcm in sounds]

@@ -8,7 +8,7 @@ from typing import Literal
 
 import orjson
 
-from sglang_live.core import HistoryItem, TextPart
+from sglang_live.core import AudioPart, HistoryItem, TextPart
 from sglang_live.gateway.audio.codec import WireFormat, decode_base64, decode_clip
 from sglang_live.gateway.beta_names import ga_part
 from sglang_live.gateway.errors import ClientEventError, cut
@@ -140,7 +140,7 @@ def _content(
     if kind != "input_audio":
         return TextContent(kind, value)
     raw = decode_base64(value, audio_format, max_bytes=max_bytes, param=f"{path}.audio")
-    return AudioContent(decode_clip(raw, audio_format), part.transcript)
+    return AudioContent(AudioPart(decode_clip(raw, audio_format)), part.transcript)
 
 
 def _function_call(item_id: str, form: FunctionCallForm) -> FunctionItem:

@@ -4,15 +4,14 @@ Owner: the Conversation that holds the item. Only assistant items change (assist
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
-
-import numpy as np
 
 from sglang_live.core import AudioPart, HistoryItem, TextPart
 from sglang_live.gateway.audio.codec import WireFormat, encode_base64, encode_clip
 from sglang_live.gateway.ids import new_id
+from sglang_live.sound.packed import PackedSound, Samples
 
 Status = Literal["in_progress", "completed", "incomplete"]
 MessageRole = Literal["system", "user", "assistant"]
@@ -40,25 +39,23 @@ class TextContent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AudioContent:
-    """pcm: [n] int16 at INPUT_RATE_HZ."""
-
-    pcm: np.ndarray
+    audio: AudioPart
     transcript: str | None = None
 
     def to_json(self, audio_format: WireFormat | None) -> dict[str, Any]:
         shown: dict[str, Any] = {"type": "input_audio", "transcript": self.transcript}
         if audio_format:
-            duration_ms = AudioPart(self.pcm).duration_s * 1000
+            duration_ms = self.audio.duration_s * 1000
             if audio_format.n_bytes(duration_ms) <= MAX_RETRIEVED_AUDIO_BYTES:
-                shown["audio"] = encode_base64(encode_clip(self.pcm, audio_format))
+                shown["audio"] = encode_base64(encode_clip(self.audio.pcm, audio_format))
         return shown
 
     def part(self) -> AudioPart | None:
-        return AudioPart(self.pcm) if len(self.pcm) else None
+        return self.audio if self.audio.n_samples else None
 
     @property
     def size_bytes(self) -> int:
-        return self.pcm.nbytes
+        return self.audio.size_bytes
 
 
 class Item:
@@ -88,12 +85,31 @@ class Item:
     def size_bytes(self) -> int:
         raise NotImplementedError
 
+    @property
+    def has_sound(self) -> bool:
+        """Whether the item has sounds that are not packed."""
+        return False
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether these are complete."""
+        return self.has_sound
+
+    def raw_sounds(self) -> list[Samples]:
+        """These sounds."""
+        return []
+
+    def keep_packed(self, sounds: Sequence[PackedSound]) -> None:
+        """Keep these in the place of raw_sounds()."""
+        assert not sounds
+
 
 class MessageItem(Item):
     """A message that is complete from the beginning.
 
-    pieces: history items of a turn prefill; empty without one.
-    is_speech: returns whether the audio has speech, for judge(); None: it has.
+    pieces: history items of a turn prefill, with consecutive stretches of the audio; empty without
+        one.
+    is_speech: returns whether audio, [n] int16, has speech, for judge(); None: it has.
     is_silent: judge() found no speech. The client has the item, the model's history has not.
     """
 
@@ -103,15 +119,15 @@ class MessageItem(Item):
         role: MessageRole,
         content: Iterable[TextContent | AudioContent],
         pieces: tuple[HistoryItem, ...] = (),
-        is_speech: Callable[[], bool] | None = None,
+        is_speech: Callable[[Samples], bool] | None = None,
     ):
         self.id = item_id
-        self._pieces = pieces
         self._is_speech, self.is_silent = is_speech, False
         self.role = role
         self.content: tuple[TextContent | AudioContent, ...] = tuple(content)
         parts = tuple(part for part in (c.part() for c in self.content) if part)
         self._history = HistoryItem(key=new_id("key"), role=role, parts=parts) if parts else None
+        self._pieces = _stretches_of(self._audio[0], pieces) if pieces else ()
 
     def to_json(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
         content = [part.to_json(audio_format) for part in self.content]
@@ -130,7 +146,7 @@ class MessageItem(Item):
     def judge(self) -> None:
         """Determine whether the audio has speech; takes milliseconds the first time."""
         judged, self._is_speech = self._is_speech, None
-        if judged is not None and not judged():
+        if judged is not None and not judged(self._audio[0].pcm):
             self.is_silent = True
             self._history, self._pieces = None, ()
 
@@ -144,6 +160,46 @@ class MessageItem(Item):
     @property
     def size_bytes(self) -> int:
         return sum(part.size_bytes for part in self.content)
+
+    @property
+    def _audio(self) -> list[AudioPart]:
+        return [part.audio for part in self.content if isinstance(part, AudioContent)]
+
+    @property
+    def _raw(self) -> list[AudioPart]:
+        return [part for part in self._audio if part.n_samples and not part.is_packed]
+
+    @property
+    def has_sound(self) -> bool:
+        return bool(self._raw)
+
+    def raw_sounds(self) -> list[Samples]:
+        return [part.pcm for part in self._raw]
+
+    def keep_packed(self, sounds: Sequence[PackedSound]) -> None:
+        packed = {raw: AudioPart(sound) for raw, sound in zip(self._raw, sounds, strict=True)}
+        self.content = tuple(
+            replace(part, audio=packed.get(part.audio, part.audio))
+            if isinstance(part, AudioContent)
+            else part
+            for part in self.content
+        )
+        if self._history is not None:
+            self._history = self._history.with_audio(lambda part: packed.get(part, part))
+        if self._pieces:
+            self._pieces = _stretches_of(self._audio[0], self._pieces)
+
+
+def _stretches_of(audio: AudioPart, pieces: tuple[HistoryItem, ...]) -> tuple[HistoryItem, ...]:
+    """The pieces with stretches of this audio, so that it is kept once."""
+    end = 0
+
+    def stretch(part: AudioPart) -> AudioPart:
+        nonlocal end
+        begin, end = end, end + part.n_samples
+        return AudioPart(audio.sound, begin, end)
+
+    return tuple(piece.with_audio(stretch) for piece in pieces)
 
 
 def call_as_text(name: str, arguments: str) -> HistoryItem:

@@ -3,7 +3,7 @@
 In: the user's audio as it comes. Out: one frame.done for each frame.
 Owner: one FrameMode per connection, with a task while the mode is on. The prompt begins with the
 conversation so far; frames never become items. What leaves the session's window leaves the history
-here too.
+here too, and so do the oldest frames when the conversation is full.
 """
 
 import asyncio
@@ -26,7 +26,9 @@ from sglang_live.core import (
 from sglang_live.errors import LiveError, StageFailedError
 from sglang_live.gateway.errors import ClientEventError, error_body, internal_error
 from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.realtime.conversation.conversation import KEEP_WHEN_FULL
 from sglang_live.gateway.realtime.frame_settings import FrameSettings
+from sglang_live.gateway.realtime.item_budget import ItemBudget
 from sglang_live.gateway.realtime.outbox import Emit
 from sglang_live.interaction.input_buffer import InputBuffer
 from sglang_live.orchestrator.session import VoiceSession
@@ -39,6 +41,8 @@ _MAX_WAITING = 4
 # Audio of the frames that count as one response: each frame makes only a few tokens.
 _AUDIO_PER_RESPONSE_S = 10.0
 _SAMPLES_PER_MS = INPUT_RATE_HZ // 1000
+# Audio of frames that is not packed, in a thread between two frames.
+_RAW_S = 2.0
 
 
 class NoTurnsError(ClientEventError):
@@ -69,6 +73,7 @@ class FrameMode:
     request: builds a request with the conversation and the settings as they are now.
     until_idle: returns when no turn of the conversation runs.
     admit: counts one more response; raises RateLimitError or DrainingError.
+    budget: of all conversations. max_bytes: of this one's frames.
     """
 
     session: VoiceSession
@@ -78,11 +83,15 @@ class FrameMode:
     request: Callable[[], TurnRequest]
     until_idle: Callable[[], Awaitable[None]]
     admit: Callable[[], object]
+    budget: ItemBudget
+    max_bytes: int
     _settings: FrameSettings | None = None
     _task: asyncio.Task[None] | None = None
     _waiting: deque[_Frame] = field(default_factory=deque)
     _frame_came: asyncio.Event = field(default_factory=asyncio.Event)
-    _history: list[HistoryItem] = field(default_factory=list)
+    _before: tuple[HistoryItem, ...] = ()  # the conversation, which is counted as its own
+    _history: list[HistoryItem] = field(default_factory=list)  # of the frames
+    _held_bytes: int = 0
     _admitted_s: float = 0.0  # audio that the last counted response still covers
     _n_frames: int = 0
     _start: int = 0  # of the frame that comes next, in samples
@@ -148,6 +157,7 @@ class FrameMode:
         self.session.leave_frames()
         if task is not None:
             task.cancel()
+        self._hold([])
         return task
 
     def _count_missing(self, now_s: float, frame_s: float) -> int:
@@ -161,7 +171,7 @@ class FrameMode:
 
     async def _run(self) -> None:
         await self.until_idle()
-        self._history = list(self.request().history)
+        self._before = self.request().history
         while True:
             while not self._waiting:
                 self._frame_came.clear()
@@ -185,7 +195,8 @@ class FrameMode:
             self._report(frame, "empty", error=error_body(internal_error()))
             return
         gone = set(done.gone)
-        self._history = [i for i in (*self._history, heard, done.item) if i.key not in gone]
+        self._before = tuple(item for item in self._before if item.key not in gone)
+        self._hold([i for i in (*self._history, heard, done.item) if i.key not in gone])
         latency_s = self.clock.now_s() - frame.due_at_s
         self.metrics.frame_latency_s.observe(latency_s)
         self._report(
@@ -195,15 +206,40 @@ class FrameMode:
             output_tokens=done.usage.output_text_tokens,
             latency_ms=round(1000 * latency_s, 1),
         )
+        await self._pack()
+
+    def _hold(self, history: list[HistoryItem]) -> None:
+        """Keep these items of frames."""
+        before, self._held_bytes = self._held_bytes, sum(item.size_bytes for item in history)
+        self._history = history
+        self.budget.take(self._held_bytes - before)
+
+    def _drop_oldest_if_full(self) -> None:
+        if self._held_bytes <= self.max_bytes and not self.budget.over:
+            return
+        most_bytes = KEEP_WHEN_FULL * min(self._held_bytes, self.max_bytes)
+        n_before = len(self._history)
+        while self._held_bytes > most_bytes:
+            self._hold(self._history[1 + len(self._history) // 8 :])
+        self.metrics.items_dropped.labels("full").inc(n_before - len(self._history))
+
+    async def _pack(self) -> None:
+        raw = [item for item in self._history if item.raw_s]
+        if sum(item.raw_s for item in raw) <= _RAW_S:
+            return
+        packed = await asyncio.to_thread(lambda: [i.with_audio(AudioPart.packed) for i in raw])
+        by_key = {item.key: item for item in packed}
+        self._hold([by_key.get(item.key, item) for item in self._history])
 
     async def _run_turn(self, heard: HistoryItem, settings: FrameSettings) -> tuple[TurnDone, str]:
         if self._admitted_s <= 0:
             self.admit()
             self._admitted_s += _AUDIO_PER_RESPONSE_S
+            self._drop_oldest_if_full()  # not at each frame: the model's session is built anew
         self._admitted_s -= settings.frame_s
         request = replace(
             self.request(),
-            history=(*self._history, heard),
+            history=(*self._before, *self._history, heard),
             wants_audio=False,
             max_output_tokens=settings.max_tokens,
             frame_s=settings.frame_s,

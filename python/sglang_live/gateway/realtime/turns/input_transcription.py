@@ -73,8 +73,8 @@ class _Transcript:
             begin: sample of the audio at which the clips begin.
         """
         self.item, self.audio = item, audio
-        sizes = [len(clip.pcm) for clip in self.clips]
-        if heard and [len(clip.pcm) for clip in heard[: len(sizes)]] == sizes:
+        sizes = [clip.n_samples for clip in self.clips]
+        if heard and [clip.n_samples for clip in heard[: len(sizes)]] == sizes:
             self.clips = heard
         elif not sizes:
             self.rest = audio

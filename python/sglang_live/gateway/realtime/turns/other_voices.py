@@ -111,7 +111,9 @@ class OtherVoices:
         """The user's voice as it is known now."""
         return self._voiceprint.copy()
 
-    def is_turn(self, pcm: Pcm, known: Voiceprint, has_speech: Callable[[], bool] | None) -> bool:
+    def is_turn(
+        self, pcm: Pcm, known: Voiceprint, has_speech: Callable[[Pcm], bool] | None
+    ) -> bool:
         """Whether a turn is one of the user; takes tens of ms, in any thread.
 
         Args:
@@ -119,7 +121,7 @@ class OtherVoices:
             known: as it was at the end of the turn.
             has_speech: what else the turn must fulfil; None: nothing.
         """
-        if has_speech is not None and not has_speech():
+        if has_speech is not None and not has_speech(pcm):
             return False
         parts, lengths = parts_of(pcm)
         if not parts or not known.is_known:

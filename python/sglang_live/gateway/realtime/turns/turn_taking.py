@@ -187,7 +187,7 @@ class TurnTaking:
             self._reset(self._detector)
         begin = self._turn_start_ms * SAMPLES_PER_MS - self._buffer.start_sample
         audio = self._buffer.take(self._buffer.start_sample, self._buffer.end_sample)
-        self._commit(audio, partial(has_speech, audio.pcm, self.scorer.model), begin=begin)
+        self._commit(audio, partial(has_speech, model=self.scorer.model), begin=begin)
 
     def clear(self) -> None:
         self._buffer.append(self._decoder.finish())  # cleared audio still counts as time
@@ -322,11 +322,12 @@ class TurnTaking:
         assert detection is not None
         self._emit_stopped(event)
         start, end = self._turn_start_ms * SAMPLES_PER_MS, event.at_ms * SAMPLES_PER_MS
-        audio, is_speech = self._buffer.take(start, end), None
+        audio = self._buffer.take(start, end)
+        is_speech: Callable[[np.ndarray], bool] | None = None
         if detection.takes_noise:
-            is_speech = partial(has_speech, audio.pcm, self.scorer.model)
+            is_speech = partial(has_speech, model=self.scorer.model)
         if detection.ignore_other_turns and self.others:
-            is_speech = partial(self.others.is_turn, audio.pcm, self.others.known, is_speech)
+            is_speech = partial(self.others.is_turn, known=self.others.known, has_speech=is_speech)
         self._over_response.learn(audio.pcm, event.at_ms - event.speech_end_ms, detection)
         utterance = None
         if self._pause_ms is not None:
@@ -347,7 +348,7 @@ class TurnTaking:
     def _commit(
         self,
         audio: AudioPart,
-        is_speech: Callable[[], bool] | None = None,
+        is_speech: Callable[[np.ndarray], bool] | None = None,
         utterance: Utterance | None = None,
         begin: int = 0,
     ) -> None:
@@ -356,7 +357,7 @@ class TurnTaking:
         begin: sample of the audio at which the speech begins, if the user still speaks."""
         self._idle.disarm()
         self.monitor.turn_committed()
-        content = [AudioContent(audio.pcm)]
+        content = [AudioContent(audio)]
         if utterance is None:
             utterance = self._turn_prefill.finish(audio)
         self._turn_prefill.reset()
