@@ -101,7 +101,7 @@ class Channel(Generic[T]):
         self._items.put_nowait(_End(error))
 
     def close(self) -> None:
-        """The consumer has gone: later items are dropped, and nobody waits for room."""
+        """The consumer has gone: later items are dropped, and no producer waits."""
         self._is_closed = True
         self._room.release()
 

@@ -210,7 +210,7 @@ async def test_merging_no_sources_yields_nothing():
 # --- channels ---
 
 
-async def test_a_producer_waits_for_the_consumer_and_the_end_for_nobody():
+async def test_a_producer_waits_for_the_consumer_but_the_end_does_not():
     channel: Channel[int] = Channel(2)
     putting = asyncio.create_task(put_all(channel, range(4)))
     await after(5, None)

@@ -188,7 +188,7 @@ async def test_two_questions_about_one_session_have_an_answer_each(feed, sent):
         (lambda feed: feed.retain_native(RetainSession("s", 4, 64, 8)), False),
     ],
 )
-async def test_no_question_waits_for_ever_and_a_late_answer_serves_no_other(
+async def test_every_question_has_a_limit_and_a_late_answer_serves_no_other(
     feed, monkeypatch, ask, nothing
 ):
     monkeypatch.setattr(engine_control, "LATE_S", 0.0)
