@@ -205,7 +205,7 @@ def _add_speech(app: FastAPI, keys: Keys, services: RealtimeServices, flex: Flex
 
     async def voices(request: Request) -> Response:
         names = orchestrator.voices
-        if request.query_params.get("legacy") == "true":
+        if request.query_params.get("legacy") in ("true", "1"):
             return JSONResponse({"voices": list(names)})
         return JSONResponse({"voices": [{"id": name, "name": name} for name in names]})
 

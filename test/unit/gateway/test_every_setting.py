@@ -11,7 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+from msgspec import inspect
 
+from sglang_live.gateway.batch.forms import BatchForm
+from sglang_live.gateway.http.chat_schema import ChatForm
+from sglang_live.gateway.http.speech import SpeechForm
+from sglang_live.gateway.realtime.client_secrets import ClientSecretForm
+from sglang_live.gateway.realtime.events import AnyClientEvent
 from test.protocol.ga_events import CALL_ID, client_secret_requests, events
 from test.unit.gateway.fakes import FakeOrchestrator, app_of, connected, done
 
@@ -153,3 +159,28 @@ async def test_a_client_secret_refuses_what_a_session_refuses():
             error, same = response.json()["error"], event["error"]
             assert (error["code"], error["param"]) == (same["code"], same["param"]), body
     assert n_refused > 10
+
+
+def optional_fields(kind: Any, seen: set[type]) -> Iterator[tuple[str, str, bool]]:
+    """Struct and name of each field that may be absent, in a type, and whether it may be null."""
+    if isinstance(kind, inspect.StructType):
+        if kind.cls in seen:
+            return
+        seen.add(kind.cls)
+        for field in kind.fields:
+            kinds = getattr(field.type, "types", (field.type,))
+            may_be_null = any(isinstance(k, inspect.NoneType | inspect.AnyType) for k in kinds)
+            if not field.required:
+                yield kind.cls.__name__, field.name, may_be_null
+            yield from optional_fields(field.type, seen)
+    for name in ("types", "type", "item_type", "value_type"):
+        inner = getattr(kind, name, ())
+        for part in inner if isinstance(inner, tuple) else (inner,):
+            yield from optional_fields(part, seen)
+
+
+def test_null_is_an_absent_value_in_every_form():
+    forms = (ChatForm, SpeechForm, ClientSecretForm, BatchForm, AnyClientEvent)
+    fields = [field for form in forms for field in optional_fields(inspect.type_info(form), set())]
+    assert len(fields) > 150
+    assert [(cls, name) for cls, name, may_be_null in fields if not may_be_null] == []

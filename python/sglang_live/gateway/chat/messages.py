@@ -28,7 +28,7 @@ class InputAudio(Strict):
     """format: accepted, no effect: the data shows its format."""
 
     data: str
-    format: str = "wav"
+    format: str | None = None
 
 
 class MediaUrl(Strict):
@@ -80,7 +80,7 @@ class ToolCallForm(Strict):
     function: CalledFunction
     id: Name | None = None
     index: int | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
 
 
 class AudioRef(Strict):

@@ -242,7 +242,7 @@ class _Completion:
     def file(self) -> bytes:
         if not self.pcm:
             return b""
-        name = self.form.audio.format if self.form.audio else "wav"
+        name = self.form.format
         _, encoder = FORMATS["pcm" if name == "pcm16" else name]
         file = encoder()
         return file.push(b"".join(self.pcm)) + file.finish()

@@ -46,7 +46,7 @@ class AudioOptions(Strict):
     """voice: as in the realtime protocol; unknown names select the model's first voice."""
 
     voice: Name | VoiceRef | None = None
-    format: Literal["wav", "mp3", "flac", "opus", "pcm16"] = "wav"
+    format: Literal["wav", "mp3", "flac", "opus", "pcm16"] | None = None
 
 
 class StreamOptions(Strict):
@@ -128,6 +128,11 @@ class ChatForm(Strict):
         return "audio" in (self.modalities or ())
 
     @property
+    def format(self) -> str:
+        named = self.audio.format if self.audio else None
+        return named or ("pcm16" if self.stream else "wav")
+
+    @property
     def voice(self) -> str | None:
         return voice_name(self.audio.voice) if self.audio else None
 
@@ -173,7 +178,7 @@ def read_chat(body: bytes) -> ChatForm:
 
 def _check_together(form: ChatForm) -> None:
     """Raises ClientEventError if two parameters contradict each other."""
-    if form.stream and form.audio and form.audio.format != "pcm16":
+    if form.stream and form.format != "pcm16":
         raise ClientEventError("With 'stream' audio.format must be 'pcm16'.", param="audio.format")
     if form.stream_options and not form.stream:
         raise ClientEventError("'stream_options' needs 'stream'.", param="stream_options")

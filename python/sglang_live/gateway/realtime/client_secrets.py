@@ -21,13 +21,14 @@ _RANDOM_BYTES = 24
 # Each secret holds its settings: a client that makes secrets in a loop must not fill the memory,
 # nor leave no secrets for others.
 _MAX, _MAX_OF_OWNER = 10_000, 1_000
+_DEFAULT_S = 600
 
 
 class ExpiryForm(Strict):
     """Expiry of a secret in OpenAI's form. seconds: after its creation."""
 
-    anchor: Literal["created_at"] = "created_at"
-    seconds: Annotated[int, Meta(ge=10, le=7200)] = 600
+    anchor: Literal["created_at"] | None = None
+    seconds: Annotated[int, Meta(ge=10, le=7200)] | None = None
 
 
 class ClientSecretForm(Strict):
@@ -62,7 +63,7 @@ class ClientSecrets:
             raise CapacityError(f"full: {_MAX} client secrets", retry_after_s=60)
         if sum(secret.owner == owner for secret in self._secrets.values()) >= _MAX_OF_OWNER:
             raise CapacityError(f"{_MAX_OF_OWNER} client secrets of one key", retry_after_s=60)
-        seconds = (form.expires_after or ExpiryForm()).seconds
+        seconds = (form.expires_after or ExpiryForm()).seconds or _DEFAULT_S
         value = _PREFIX + token_urlsafe(_RANDOM_BYTES)
         secret = ClientSecret(value, now_s + seconds, owner, form.session)
         self._secrets[value] = secret
