@@ -1,4 +1,4 @@
-"""Checks of flags against the model: stages that it has, ranks, context, and memory for its KV.
+"""Checks of flags against the model: stages that it has, ranks, and memory for its KV.
 
 In: settings and a model. Out: BadInputError, before a stage starts.
 """
@@ -36,21 +36,14 @@ def check_flags(config: ServerConfig, model: ModelFacts) -> None:
 
 
 def check_sizes(config: ServerConfig, model: ModelFacts) -> None:
-    """Raises BadInputError for more ranks, context or memory than there can be."""
+    """Raises BadInputError for more ranks or memory than there can be."""
     for name, stage in config.stages.items():
         if name in model.stages and not stage.connect:
             n_ranks = stage.args.get("tp_size", 1)
             family_at(model.family).check_ranks(model.path, name, f"--{name}.tp-size", n_ranks)
     thinker = config.stages.get("thinker")
-    if thinker is None or thinker.connect:
-        return
-    context = thinker.args.get("context_length") or 0
-    if 0 < model.context_tokens < context:
-        raise BadInputError(
-            f"--thinker.context-length {context}: the model's context has {model.context_tokens} "
-            "tokens"
-        )
-    _check_memory(config, model)
+    if thinker is not None and not thinker.connect:
+        _check_memory(config, model)
 
 
 def _check_memory(config: ServerConfig, model: ModelFacts) -> None:

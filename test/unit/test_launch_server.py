@@ -171,7 +171,7 @@ def test_flags_of_a_stage_that_the_model_lacks_are_refused_by_name(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--context-length", "1001"], "--thinker.context-length 1001: the model's context has"),
+        (["--context-length", "-1"], "thinker: --context-length must be positive, got -1"),
         (["--max-total-tokens", "999999999999"], "--thinker.max-total-tokens 999999999999: it"),
         (["--thinker.max-total-tokens", "500"], "--thinker.max-total-tokens 500: it takes 2 GiB"),
         (
