@@ -4,12 +4,12 @@
 
 # Of each step, in MB: what it downloads, and what it leaves on the disk.
 declare -A download_mb=(
-    [sglang]=40 [packages]=480 [torch]=190 [torch_published]=2700 [cuda]=6500
-    [test]=70 [programs]=350 [clients]=250 [bench]=10 [training]=30
+    [sglang]=70 [packages]=360 [torch]=190 [torch_published]=2540 [cuda]=4400
+    [test]=140 [programs]=120 [clients]=130 [bench]=10 [training]=30
 )
 declare -A installed_mb=(
-    [venv]=30 [sglang]=200 [packages]=1500 [torch]=700 [torch_published]=5500 [cuda]=13000
-    [bytecode]=300 [test]=200 [programs]=900 [clients]=700 [bench]=30 [training]=60
+    [venv]=30 [sglang]=220 [packages]=1250 [torch]=750 [torch_published]=3850 [cuda]=9000
+    [bytecode]=420 [test]=250 [programs]=420 [clients]=700 [bench]=30 [training]=60
 )
 
 has_cpu_build() {

@@ -1,8 +1,10 @@
 """Where derived files lie, and a home for libraries where the user's cannot be written."""
 
 import argparse
+import errno
 import logging
 import os
+import tempfile
 from pathlib import Path
 
 from sglang_live.errors import BadInputError
@@ -11,6 +13,8 @@ log = logging.getLogger(__name__)
 
 CACHE_ENV = "SGLANG_LIVE_CACHE"
 UTF8 = {"PYTHONUTF8": "1"}
+PROBE_BYTES = 1 << 16
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def add_cache_argument(flags: argparse._ActionsContainer) -> None:
@@ -37,6 +41,40 @@ def cache_directory(given: str | Path | None = None) -> Path:
             f"flag or in {CACHE_ENV}"
         )
     return home / ".cache" / "sglang_live"
+
+
+def check_cache_folder(folder: Path) -> None:
+    """Make the folder if it is absent, and check that it can be written.
+
+    A full disk is only logged, because the folder may hold all that the server needs.
+
+    Raises:
+        BadInputError: the path is no folder, or cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe(folder, PROBE_BYTES)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise BadInputError(
+                f"--cache-dir: cannot write {folder}: {reason_of(error)}: name a folder that can "
+                f"be written, with this flag or in {CACHE_ENV}"
+            ) from error
+        log.error("cache_folder_full folder=%s", folder)
+
+
+def probe(folder: Path, n_bytes: int) -> None:
+    """Write n_bytes to a temporary file in the folder and remove it."""
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        left = memoryview(bytes(n_bytes))
+        while len(left):
+            left = left[file.write(left) :]
+        # Some file systems report a full disk only here.
+        os.fsync(file.fileno())
+
+
+def reason_of(error: OSError) -> str:
+    return error.strerror or str(error)
 
 
 def prepare_children(cache_dir: Path) -> None:

@@ -24,7 +24,7 @@ from sglang_live.config import ServerConfig, SessionStorage
 from sglang_live.device_model.model import load_device_model
 from sglang_live.devices import UsedDevices, check_devices, devices_of_ranks
 from sglang_live.errors import BadInputError, LiveError
-from sglang_live.folders import prepare_children
+from sglang_live.folders import check_cache_folder, prepare_children
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.batch.store import Store
 from sglang_live.gateway.config import MAX_FRAME_BYTES, GatewayConfig
@@ -43,7 +43,6 @@ from sglang_live.open_files import raise_open_files
 from sglang_live.orchestrator.sessions import LiveOrchestrator
 from sglang_live.orchestrator.suspects import Suspects
 from sglang_live.preflight import (
-    check_cache_folder,
     check_certificate,
     check_log_folder,
     check_recordings,

@@ -35,6 +35,7 @@ from sglang_live.flags import (
 from sglang_live.folders import (
     add_cache_argument,
     cache_directory,
+    check_cache_folder,
     prepare_children,
 )
 from sglang_live.gateway.listen_socket import ListenSocket
@@ -42,7 +43,7 @@ from sglang_live.launch_server import check_machine, end_in_one_line
 from sglang_live.model_source import ModelSource, add_model_arguments
 from sglang_live.models.family import family_at
 from sglang_live.policy.policies import Policies
-from sglang_live.preflight import check_cache_folder, check_recordings
+from sglang_live.preflight import check_recordings
 from sglang_live.stage_specs import talker_voices, weights_environment
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import SPEC_ENV, STAGES, StageSpec

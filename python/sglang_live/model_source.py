@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sglang_live.errors import BadInputError, LiveError
-from sglang_live.folders import CACHE_ENV, UTF8, add_cache_argument, cache_directory
+from sglang_live.folders import (
+    CACHE_ENV,
+    UTF8,
+    add_cache_argument,
+    cache_directory,
+    check_cache_folder,
+)
 from sglang_live.models.checkpoint_files import check_checkpoint, find_checkpoint
 from sglang_live.models.composition import (
     CASCADE,
@@ -257,7 +263,9 @@ def main(argv: list[str] | None = None) -> int:
     add_cache_argument(parser)
     own = parser.parse_args(argv)
     try:
-        ModelSource.of(own).load(cache_directory(own.cache_dir))
+        cache_dir = cache_directory(own.cache_dir)
+        check_cache_folder(cache_dir)
+        ModelSource.of(own).load(cache_dir)
     except BadInputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

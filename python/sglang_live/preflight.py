@@ -4,7 +4,6 @@ Without them, a stage would fail minutes later inside a library, and its error w
 folder.
 """
 
-import errno
 import logging
 import os
 import ssl
@@ -15,7 +14,7 @@ import numpy as np
 
 from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.errors import BadInputError, LiveError
-from sglang_live.folders import CACHE_ENV
+from sglang_live.folders import FULL, PROBE_BYTES, probe, reason_of
 from sglang_live.interaction.presence import has_speech
 from sglang_live.interaction.silero import SileroModel
 from sglang_live.models.voice_files import read_recording, voice_files
@@ -25,8 +24,6 @@ log = logging.getLogger(__name__)
 SHM_DIR = Path("/dev/shm")
 # SGLang maps a file of 16 KiB per engine there. The kernel kills it if the pages do not fit.
 _SHM_BYTES = 1 << 20
-_PROBE_BYTES = 1 << 16
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def check_log_folder(flag: str, folder: Path) -> None:
@@ -39,40 +36,20 @@ def check_log_folder(flag: str, folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _probe(folder, _PROBE_BYTES)
+        probe(folder, PROBE_BYTES)
     except OSError as error:
-        if error.errno not in _FULL:
-            raise BadInputError(f"{flag}: cannot write {folder}: {_reason(error)}") from error
+        if error.errno not in FULL:
+            raise BadInputError(f"{flag}: cannot write {folder}: {reason_of(error)}") from error
         log.error("log_folder_full flag=%s folder=%s", flag, folder)
-
-
-def check_cache_folder(folder: Path) -> None:
-    """Make the folder if it is absent, and check that it can be written.
-
-    A full disk is only logged, because the folder may hold all that the server needs.
-
-    Raises:
-        BadInputError: the path is no folder, or cannot be written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _probe(folder, _PROBE_BYTES)
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise BadInputError(
-                f"--cache-dir: cannot write {folder}: {_reason(error)}: name a folder that can be "
-                f"written, with this flag or in {CACHE_ENV}"
-            ) from error
-        log.error("cache_folder_full folder=%s", folder)
 
 
 def check_storage(folder: Path, n_bytes: int) -> None:
     """Raises BadInputError if the folder of session storage cannot be written."""
     try:
-        _probe(folder, _PROBE_BYTES)
+        probe(folder, PROBE_BYTES)
     except OSError as error:
         raise BadInputError(
-            f"--session-storage: cannot write {folder}: {_reason(error)}"
+            f"--session-storage: cannot write {folder}: {reason_of(error)}"
         ) from error
     space = os.statvfs(folder)
     n_free = space.f_bavail * space.f_frsize
@@ -91,7 +68,7 @@ def check_certificate(certificate: Path, key: Path | None) -> None:
     except OSError as error:  # also an SSLError
         raise BadInputError(
             f"--ssl-certfile: {certificate}, with the key in {key or certificate}: "
-            f"{_reason(error)}; PEM files are needed, the key of that certificate"
+            f"{reason_of(error)}; PEM files are needed, the key of that certificate"
         ) from error
 
 
@@ -114,11 +91,11 @@ def check_temporary_folder() -> None:
     named = os.environ.get("TMPDIR")
     try:
         folder = Path(named) if named else Path(tempfile.gettempdir())
-        _probe(folder, _PROBE_BYTES)
+        probe(folder, PROBE_BYTES)
     except OSError as error:
         where = f"TMPDIR: cannot write {named}" if named else "no folder for temporary files"
         raise LiveError(
-            f"{where}: {_reason(error)}: set TMPDIR to a folder that can be written"
+            f"{where}: {reason_of(error)}: set TMPDIR to a folder that can be written"
         ) from error
 
 
@@ -127,21 +104,7 @@ def check_shared_memory() -> None:
     if not SHM_DIR.is_dir():
         return
     try:
-        _probe(SHM_DIR, _SHM_BYTES)
+        probe(SHM_DIR, _SHM_BYTES)
     except OSError as error:
-        hint = "; a container gets more by --shm-size=1g" if error.errno in _FULL else ""
-        raise LiveError(f"cannot write {SHM_DIR}: {_reason(error)}{hint}") from error
-
-
-def _probe(folder: Path, n_bytes: int) -> None:
-    """Write n_bytes to a temporary file in the folder and remove it."""
-    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        left = memoryview(bytes(n_bytes))
-        while len(left):
-            left = left[file.write(left) :]
-        # Some file systems report a full disk only here.
-        os.fsync(file.fileno())
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
+        hint = "; a container gets more by --shm-size=1g" if error.errno in FULL else ""
+        raise LiveError(f"cannot write {SHM_DIR}: {reason_of(error)}{hint}") from error

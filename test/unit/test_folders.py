@@ -8,7 +8,7 @@ import pytest
 from sglang_live import preflight
 from sglang_live.arguments import parse
 from sglang_live.errors import BadInputError, LiveError
-from sglang_live.folders import CACHE_ENV, cache_directory, prepare_children
+from sglang_live.folders import CACHE_ENV, cache_directory, check_cache_folder, prepare_children
 from sglang_live.models.demo.location import TRAINED, is_demo
 from sglang_live.models.speech_kinds import find_voice
 from sglang_live.stages.run_dir import clear_dead
@@ -55,8 +55,8 @@ def test_the_default_is_below_the_home(monkeypatch):
 def test_a_cache_folder_that_cannot_be_written_is_named_with_its_flag(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(BadInputError, match=r"--cache-dir: cannot write .*file/below.*this flag"):
-        preflight.check_cache_folder(tmp_path / "file" / "below")
-    preflight.check_cache_folder(tmp_path / "a" / "b")
+        check_cache_folder(tmp_path / "file" / "below")
+    check_cache_folder(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 

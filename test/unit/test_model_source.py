@@ -22,3 +22,9 @@ def test_a_failed_download_is_no_refused_one(monkeypatch, tmp_path, capsys, erro
     monkeypatch.setattr(model_source, "demo_weights", fail)
     assert main(["--model-path", "cascade", "--cache-dir", str(tmp_path)]) == status
     assert str(error) in capsys.readouterr().err
+
+
+def test_a_cache_folder_that_cannot_be_written_is_told_before_a_download(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["--model-path", "cascade", "--cache-dir", str(tmp_path / "file")]) == 2
+    assert "--cache-dir: cannot write" in capsys.readouterr().err

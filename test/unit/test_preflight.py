@@ -19,7 +19,7 @@ def full(monkeypatch):
     def no_space(folder, n_bytes):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(preflight, "_probe", no_space)
+    monkeypatch.setattr(preflight, "probe", no_space)
 
 
 def test_an_absent_log_folder_is_made(tmp_path):
