@@ -12,7 +12,6 @@ from sglang_live.errors import BadInputError
 log = logging.getLogger(__name__)
 
 CACHE_ENV = "SGLANG_LIVE_CACHE"
-UTF8 = {"PYTHONUTF8": "1"}
 PROBE_BYTES = 1 << 16
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -77,13 +76,12 @@ def reason_of(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def prepare_children(cache_dir: Path) -> None:
-    """Give libraries in this process's children UTF-8, and a home in `cache_dir` if they need one.
+def provide_home(cache_dir: Path) -> None:
+    """Make a folder in `cache_dir` the home of this process's children, if the user's is no use.
 
-    They read their files as the locale says. Triton, SGLang and others keep what they compile below
-    the home, each with a variable of its own to change that.
+    Triton, SGLang and other libraries keep what they compile below the home, each with a variable
+    of its own to change that.
     """
-    os.environ |= UTF8
     home = Path(os.path.expanduser("~"))
     caches = home / ".cache"
     if _is_writable(home) and (not caches.exists() or _is_writable(caches)):

@@ -24,7 +24,7 @@ from sglang_live.config import ServerConfig, SessionStorage
 from sglang_live.device_model.model import load_device_model
 from sglang_live.devices import UsedDevices, check_devices, devices_of_ranks
 from sglang_live.errors import BadInputError, LiveError
-from sglang_live.folders import check_cache_folder, prepare_children
+from sglang_live.folders import provide_home
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.batch.store import Store
 from sglang_live.gateway.config import MAX_FRAME_BYTES, GatewayConfig
@@ -63,6 +63,7 @@ from sglang_live.telemetry.kv_mover_metrics import KvMoverCollector
 from sglang_live.telemetry.log_lines import log_in_lines
 from sglang_live.telemetry.log_writing import LogDrops, protect_own_output
 from sglang_live.telemetry.metrics import GatewayMetrics
+from sglang_live.utf8 import start_in_utf8_mode
 
 log = logging.getLogger("sglang_live")
 
@@ -91,7 +92,6 @@ def _main(argv: list[str], drops: LogDrops) -> int:
         check_devices(_used_devices(config))
     limits = connection_limits(config)
     raise_open_files(config.max_sessions, limits.per_address + limits.silent)
-    check_cache_folder(config.cache_dir)
     model = config.model.load(config.cache_dir)
     if config.device_model is not None and "talker" not in model.stages:
         raise BadInputError("--device-model has the costs of a talker, and this model has none")
@@ -100,7 +100,7 @@ def _main(argv: list[str], drops: LogDrops) -> int:
     if model.recordings is not None:
         check_recordings(model.recordings)
     _speaker_model(config)  # a download that fails does so before the stages start
-    prepare_children(config.cache_dir)
+    provide_home(config.cache_dir)
     return uvloop.run(_serve(config, model, drops))
 
 
@@ -364,4 +364,5 @@ def _health(supervisor: Supervisor) -> Health:
 
 
 if __name__ == "__main__":
+    start_in_utf8_mode()
     sys.exit(main())

@@ -35,8 +35,7 @@ from sglang_live.flags import (
 from sglang_live.folders import (
     add_cache_argument,
     cache_directory,
-    check_cache_folder,
-    prepare_children,
+    provide_home,
 )
 from sglang_live.gateway.listen_socket import ListenSocket
 from sglang_live.launch_server import check_machine, end_in_one_line
@@ -53,6 +52,7 @@ from sglang_live.stages.transport.stage_key import (
     check_exposed,
     host_and_port,
 )
+from sglang_live.utf8 import start_in_utf8_mode
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -63,7 +63,7 @@ def _main(argv: list[str] | None) -> int:
     parser = _parser()
     own, rest = parser.parse_known_args(argv)
     spec = _spec(own, *split_arguments(rest, vars(own), unprefixed=_unprefixed(own.stage)))
-    prepare_children(Path(spec.cache_dir))
+    provide_home(Path(spec.cache_dir))
     # The stage's runtime replaces this process, so that signals and exit codes are its own.
     environment = {**os.environ, **spec.environment, SPEC_ENV: spec.to_env()}
     command = [sys.executable, "-m", "sglang_live.stages.runtime"]
@@ -129,7 +129,6 @@ def _spec(
     _check_free(own.bind)
     check_exposed((own.bind,), own.stage_key_file, own.allow_keyless_stages)
     cache_dir = cache_directory(own.cache_dir)
-    check_cache_folder(cache_dir)
     model = ModelSource.of(own).load(cache_dir)
     if own.stage not in model.stages:
         raise BadInputError(f"--stage {own.stage}: this model has no {own.stage}")
@@ -180,4 +179,5 @@ def _device(typed: str | None, engine_args: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    start_in_utf8_mode()
     sys.exit(main())

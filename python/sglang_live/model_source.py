@@ -13,7 +13,6 @@ from pathlib import Path
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.folders import (
     CACHE_ENV,
-    UTF8,
     add_cache_argument,
     cache_directory,
     check_cache_folder,
@@ -43,6 +42,7 @@ from sglang_live.models.smollm2.location import converted_directory, is_converte
 from sglang_live.models.speech_kinds import RECOGNISERS, VOICES
 from sglang_live.models.voice_files import voice_files
 from sglang_live.stages.endings import telling_line
+from sglang_live.utf8 import start_in_utf8_mode
 
 OFFLINE = 3
 _DEFAULT_RECOGNISER, _DEFAULT_VOICE = next(iter(RECOGNISERS)), next(iter(VOICES))
@@ -119,9 +119,11 @@ class ModelSource:
         Args:
             cache_dir: for what is downloaded, built or derived.
         Raises:
-            BadInputError: no model family claims the path, or a file of it is broken.
+            BadInputError: no model family claims the path, a file of it is broken, or cache_dir
+                cannot be written.
             LiveError: something cannot be downloaded or built.
         """
+        check_cache_folder(cache_dir)
         facts = self._with_recordings(model_facts(self._directory(cache_dir), *self.families))
         check_checkpoint(facts.weights)
         return facts
@@ -263,9 +265,7 @@ def main(argv: list[str] | None = None) -> int:
     add_cache_argument(parser)
     own = parser.parse_args(argv)
     try:
-        cache_dir = cache_directory(own.cache_dir)
-        check_cache_folder(cache_dir)
-        ModelSource.of(own).load(cache_dir)
+        ModelSource.of(own).load(cache_directory(own.cache_dir))
     except BadInputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -278,7 +278,7 @@ def main(argv: list[str] | None = None) -> int:
 def _run(module: str, *arguments: str, cache_dir: Path) -> None:
     """Run a module in another process, so that this one imports neither torch nor transformers."""
     command = [sys.executable, "-m", module, *arguments]
-    environment = {**os.environ, **UTF8, CACHE_ENV: str(cache_dir)}
+    environment = {**os.environ, CACHE_ENV: str(cache_dir)}
     done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8")
     if done.returncode:
         cause = telling_line(done.stderr.splitlines()) or f"exit {done.returncode}"
@@ -286,4 +286,5 @@ def _run(module: str, *arguments: str, cache_dir: Path) -> None:
 
 
 if __name__ == "__main__":
+    start_in_utf8_mode()
     sys.exit(main())

@@ -8,17 +8,10 @@ import pytest
 from sglang_live import preflight
 from sglang_live.arguments import parse
 from sglang_live.errors import BadInputError, LiveError
-from sglang_live.folders import CACHE_ENV, cache_directory, check_cache_folder, prepare_children
+from sglang_live.folders import CACHE_ENV, cache_directory, check_cache_folder, provide_home
 from sglang_live.models.demo.location import TRAINED, is_demo
 from sglang_live.models.speech_kinds import find_voice
 from sglang_live.stages.run_dir import clear_dead
-
-
-@pytest.fixture(autouse=True)
-def own_environment(monkeypatch):
-    """prepare_children changes these."""
-    for name in ("PYTHONUTF8", "HOME"):
-        monkeypatch.setenv(name, os.environ.get(name, ""))
 
 
 @pytest.fixture
@@ -71,14 +64,14 @@ def test_libraries_get_a_home_in_the_cache_folder_where_the_users_is_no_use(
         home.mkdir()
         (home / ".cache").touch()
     monkeypatch.setenv("HOME", str(home))
-    prepare_children(tmp_path / "cache")
+    provide_home(tmp_path / "cache")
     assert os.environ["HOME"] == str(tmp_path / "cache" / "home")
     assert (tmp_path / "cache" / "home").is_dir()
 
 
 def test_a_home_that_can_be_written_stays(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    prepare_children(tmp_path / "cache")
+    provide_home(tmp_path / "cache")
     assert os.environ["HOME"] == str(tmp_path) and not (tmp_path / "cache").exists()
 
 
@@ -91,10 +84,3 @@ def test_without_any_temporary_folder_the_variable_to_set_is_named(monkeypatch):
     clear_dead()
     with pytest.raises(LiveError, match=r"no folder for temporary files: .*: set TMPDIR"):
         preflight.check_temporary_folder()
-
-
-def test_children_read_utf_8_in_any_locale(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONUTF8", "0")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    prepare_children(tmp_path)
-    assert os.environ["PYTHONUTF8"] == "1"

@@ -12,6 +12,7 @@ ORDER = (
     "clock",
     "errors",
     "folders",
+    "utf8",
     "device_model",
     "devices",
     "addresses",

@@ -10,6 +10,7 @@ from sglang_live.errors import LiveError
 from sglang_live.plan import report
 from sglang_live.plan.config import parse_args
 from sglang_live.plan.search import plan
+from sglang_live.utf8 import start_in_utf8_mode
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -24,4 +25,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    start_in_utf8_mode()
     sys.exit(main())

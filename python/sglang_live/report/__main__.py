@@ -12,6 +12,7 @@ from sglang_live.report.documents import (
     Timeline,
     read,
 )
+from sglang_live.utf8 import start_in_utf8_mode
 
 NO_MATPLOTLIB = (
     "drawing needs matplotlib: run scripts/setup.sh --bench, or pip install 'sglang-live[bench]'"
@@ -71,4 +72,5 @@ def _fail(message: str) -> int:
 
 
 if __name__ == "__main__":
+    start_in_utf8_mode()
     sys.exit(main())
