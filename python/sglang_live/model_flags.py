@@ -70,7 +70,7 @@ def memory_bytes() -> int:
     """Of this machine, or of this container."""
     total = int(psutil.virtual_memory().total)
     try:
-        limit = _CGROUP_LIMIT.read_text().strip()
+        limit = _CGROUP_LIMIT.read_text("utf-8").strip()
     except OSError:  # not a control group of this kind
         return total
     return min(total, int(limit)) if limit.isdecimal() else total
