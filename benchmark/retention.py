@@ -26,7 +26,7 @@ from benchmark.load.provenance import config_of, facts
 from benchmark.native_client import native_client
 from benchmark.thinker import load_of, spent, thinker
 from sglang_live.engine_channel.messages import RetainSession
-from sglang_live.folders import cache_directory
+from sglang_live.environment import cache_directory
 from sglang_live.model_source import ModelSource
 from sglang_live.stages.engine_host import FeedSocket
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from benchmark.scaled_clock import SCALED_CLOCK_ENV
-from sglang_live.folders import cache_directory
+from sglang_live.environment import cache_directory
 
 SOURCE = Path(__file__).with_name("clock.c")
 

@@ -12,9 +12,9 @@ from typing import Any
 from sglang_live.config import ServerConfig, SessionStorage, StageConfig
 from sglang_live.device_model.model import load_device_model
 from sglang_live.devices import DEFAULT_DEVICE, devices_of_replicas
+from sglang_live.environment import cache_directory
 from sglang_live.errors import BadInputError
 from sglang_live.flags import server_parser
-from sglang_live.folders import cache_directory
 from sglang_live.gateway.batch.flags import batch_config
 from sglang_live.gateway.flex.flags import flex_config
 from sglang_live.kv.retention import RetentionFlags

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sglang_live.devices import DEFAULT_DEVICE
+from sglang_live.environment import cache_directory
 from sglang_live.errors import BadInputError
-from sglang_live.folders import cache_directory
 from sglang_live.gateway.batch.config import BatchConfig
 from sglang_live.gateway.flex.gate import FlexConfig
 from sglang_live.kv.lending import LeaseConfig

@@ -5,7 +5,7 @@ import textwrap
 from dataclasses import fields
 
 from sglang_live.config import LOG_FORMATS, SPEAKER_MODELS, ServerConfig
-from sglang_live.folders import add_cache_argument
+from sglang_live.environment import add_cache_argument
 from sglang_live.gateway.batch.flags import add_batch_arguments
 from sglang_live.gateway.flex.flags import add_batch_key_argument, add_flex_arguments
 from sglang_live.kv.retention import RetentionConfig

@@ -23,8 +23,8 @@ from sglang_live.clock import MonotonicClock
 from sglang_live.config import ServerConfig, SessionStorage
 from sglang_live.device_model.model import load_device_model
 from sglang_live.devices import UsedDevices, check_devices, devices_of_ranks
+from sglang_live.environment import provide_home, start_in_utf8_mode
 from sglang_live.errors import BadInputError, LiveError
-from sglang_live.folders import provide_home
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.batch.store import Store
 from sglang_live.gateway.config import MAX_FRAME_BYTES, GatewayConfig
@@ -63,7 +63,6 @@ from sglang_live.telemetry.kv_mover_metrics import KvMoverCollector
 from sglang_live.telemetry.log_lines import log_in_lines
 from sglang_live.telemetry.log_writing import LogDrops, protect_own_output
 from sglang_live.telemetry.metrics import GatewayMetrics
-from sglang_live.utf8 import start_in_utf8_mode
 
 log = logging.getLogger("sglang_live")
 

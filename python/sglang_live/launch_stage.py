@@ -23,6 +23,12 @@ from sglang_live.devices import (
     devices_of_ranks,
     read_devices,
 )
+from sglang_live.environment import (
+    add_cache_argument,
+    cache_directory,
+    provide_home,
+    start_in_utf8_mode,
+)
 from sglang_live.errors import BadInputError
 from sglang_live.flags import (
     POLICIES_HELP,
@@ -31,11 +37,6 @@ from sglang_live.flags import (
     add_storage_arguments,
     add_stuck_argument,
     add_weights_argument,
-)
-from sglang_live.folders import (
-    add_cache_argument,
-    cache_directory,
-    provide_home,
 )
 from sglang_live.gateway.listen_socket import ListenSocket
 from sglang_live.launch_server import check_machine, end_in_one_line
@@ -52,7 +53,6 @@ from sglang_live.stages.transport.stage_key import (
     check_exposed,
     host_and_port,
 )
-from sglang_live.utf8 import start_in_utf8_mode
 
 
 def main(argv: list[str] | None = None) -> int:

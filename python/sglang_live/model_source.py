@@ -10,13 +10,14 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sglang_live.errors import BadInputError, LiveError
-from sglang_live.folders import (
+from sglang_live.environment import (
     CACHE_ENV,
     add_cache_argument,
     cache_directory,
     check_cache_folder,
+    start_in_utf8_mode,
 )
+from sglang_live.errors import BadInputError, LiveError
 from sglang_live.models.checkpoint_files import check_checkpoint, find_checkpoint
 from sglang_live.models.composition import (
     CASCADE,
@@ -42,7 +43,6 @@ from sglang_live.models.smollm2.location import converted_directory, is_converte
 from sglang_live.models.speech_kinds import RECOGNISERS, VOICES
 from sglang_live.models.voice_files import voice_files
 from sglang_live.stages.endings import telling_line
-from sglang_live.utf8 import start_in_utf8_mode
 
 OFFLINE = 3
 _DEFAULT_RECOGNISER, _DEFAULT_VOICE = next(iter(RECOGNISERS)), next(iter(VOICES))

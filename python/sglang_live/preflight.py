@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from sglang_live.core import INPUT_RATE_HZ
+from sglang_live.environment import FULL, PROBE_BYTES, probe, reason_of
 from sglang_live.errors import BadInputError, LiveError
-from sglang_live.folders import FULL, PROBE_BYTES, probe, reason_of
 from sglang_live.interaction.presence import has_speech
 from sglang_live.interaction.silero import SileroModel
 from sglang_live.models.voice_files import read_recording, voice_files

@@ -11,8 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "python" / "sglang_live"
 ORDER = (
     "clock",
     "errors",
-    "folders",
-    "utf8",
+    "environment",
     "device_model",
     "devices",
     "addresses",

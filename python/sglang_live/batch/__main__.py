@@ -6,7 +6,7 @@ import sys
 from sglang_live.batch.api import Api, BatchError
 from sglang_live.batch.config import BatchRun, parse_args
 from sglang_live.batch.progress import Progress
-from sglang_live.utf8 import start_in_utf8_mode
+from sglang_live.environment import start_in_utf8_mode
 
 _ENDED = ("completed", "failed", "expired", "cancelled")
 

@@ -11,7 +11,7 @@ from sglang_live.client.realtime_client import RealtimeClient
 from sglang_live.client.report import Progress, show, summarise, write_responses
 from sglang_live.client.turn_record import TurnRecord
 from sglang_live.clock import MonotonicClock
-from sglang_live.utf8 import start_in_utf8_mode
+from sglang_live.environment import start_in_utf8_mode
 
 
 async def converse(

@@ -6,11 +6,11 @@ python -m sglang_live.plan --gpu h200 --gpus 8 --talk-s 5 --response-s 7 --price
 import json
 import sys
 
+from sglang_live.environment import start_in_utf8_mode
 from sglang_live.errors import LiveError
 from sglang_live.plan import report
 from sglang_live.plan.config import parse_args
 from sglang_live.plan.search import plan
-from sglang_live.utf8 import start_in_utf8_mode
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from sglang_live.environment import start_in_utf8_mode
 from sglang_live.report.documents import (
     Admission,
     Collapse,
@@ -12,7 +13,6 @@ from sglang_live.report.documents import (
     Timeline,
     read,
 )
-from sglang_live.utf8 import start_in_utf8_mode
 
 NO_MATPLOTLIB = (
     "drawing needs matplotlib: run scripts/setup.sh --bench, or pip install 'sglang-live[bench]'"

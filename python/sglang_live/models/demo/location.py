@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sglang_live.folders import cache_directory
+from sglang_live.environment import cache_directory
 
 # Increase it when the recipe changes, so that caches are rebuilt.
 RECIPE = 3
@@ -40,7 +40,7 @@ class DemoSize:
 
 
 def default_directory(size: DemoSize | None = None, cache: Path | None = None) -> Path:
-    """Directory of a random demo model in `cache`; the default is folders.cache_directory."""
+    """Directory of a random demo model in `cache`; the default is environment.cache_directory."""
     return cache_directory(cache) / _name(size or DemoSize())
 
 

@@ -19,8 +19,8 @@ import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
+from sglang_live.environment import CACHE_ENV, cache_directory
 from sglang_live.errors import BadInputError, LiveError
-from sglang_live.folders import CACHE_ENV, cache_directory
 from sglang_live.models.packages.pins import Package
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _MOVES = 4
 
 
 def packages_directory(cache: Path | None = None) -> Path:
-    """Where fetched packages lie: in `cache`; the default is folders.cache_directory."""
+    """Where fetched packages lie: in `cache`; the default is environment.cache_directory."""
     return cache_directory(cache) / "packages"
 
 

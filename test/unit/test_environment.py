@@ -1,17 +1,28 @@
-"""The cache folder and the home: what a container without a user's home has."""
+"""Containers without a user's home, and locales without UTF-8."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from sglang_live import preflight
 from sglang_live.arguments import parse
+from sglang_live.environment import CACHE_ENV, cache_directory, check_cache_folder, provide_home
 from sglang_live.errors import BadInputError, LiveError
-from sglang_live.folders import CACHE_ENV, cache_directory, check_cache_folder, provide_home
 from sglang_live.models.demo.location import TRAINED, is_demo
 from sglang_live.models.speech_kinds import find_voice
 from sglang_live.stages.run_dir import clear_dead
+
+_PROGRAM = """
+import sys
+from pathlib import Path
+from sglang_live.environment import start_in_utf8_mode
+start_in_utf8_mode()
+path, text = sys.argv[1:]
+Path(path).write_text(text, "utf-8")
+"""
 
 
 @pytest.fixture
@@ -84,3 +95,29 @@ def test_without_any_temporary_folder_the_variable_to_set_is_named(monkeypatch):
     clear_dead()
     with pytest.raises(LiveError, match=r"no folder for temporary files: .*: set TMPDIR"):
         preflight.check_temporary_folder()
+
+
+# --- UTF-8 ---
+
+
+@pytest.mark.parametrize("utf8", ["0", ""])
+def test_arguments_are_utf_8_in_the_c_locale(utf8, tmp_path):
+    program, out = tmp_path / "program.py", tmp_path / "é 東京"
+    program.write_text(_PROGRAM, "utf-8")
+    settings = {"LC_ALL": "C", "PYTHONUTF8": utf8, "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run(
+        [sys.executable, "-u", program, out, "Good morning 😀"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **settings},
+        check=True,
+    )
+    assert out.read_text("utf-8") == "Good morning 😀"
+
+
+def test_every_program_of_the_package_starts_in_utf_8_mode():
+    package = Path(__file__).parents[2] / "python" / "sglang_live"
+    started_by_others = {"stages/runtime.py", "stages/zygote.py"}  # in the server's environment
+    started_by_others |= {"models/demo/build.py", "models/smollm2/convert.py"}
+    for path in package.rglob("*.py"):
+        text = path.read_text("utf-8")
+        if "\nif __name__ ==" in text and str(path.relative_to(package)) not in started_by_others:
+            assert "\n    start_in_utf8_mode()\n" in text, path

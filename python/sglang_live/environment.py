@@ -1,9 +1,12 @@
-"""Where derived files lie, and a home for libraries where the user's cannot be written."""
+"""What the environment of a program may lack: a home, a folder for derived files, UTF-8."""
 
 import argparse
+import codecs
 import errno
+import locale
 import logging
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -14,6 +17,18 @@ log = logging.getLogger(__name__)
 CACHE_ENV = "SGLANG_LIVE_CACHE"
 PROBE_BYTES = 1 << 16
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def start_in_utf8_mode() -> None:
+    """Start this program again in Python's UTF-8 mode, in a locale such as C that is ASCII alone.
+
+    Python does so by itself unless PYTHONUTF8 or PYTHONCOERCECLOCALE forbids it. Arguments, names
+    of files and what child processes read would be strings that cannot be sent or encoded.
+    """
+    if codecs.lookup(locale.getencoding()).name != "ascii" or os.environ.get("PYTHONUTF8") == "1":
+        return
+    os.environ["PYTHONUTF8"] = "1"
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def add_cache_argument(flags: argparse._ActionsContainer) -> None:
