@@ -20,6 +20,13 @@ KINDS = {
 VOCAB = 12
 
 
+@pytest.fixture(autouse=True)
+def eager():
+    """Compiling SGLang's functions takes half a minute, and the claim is what is counted."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 class FakeBatch:
     """What penalizers read of a batch."""
 
