@@ -16,23 +16,29 @@ _SHOWN_CHARS = 64
 
 
 class ParameterError(BadInputError):
-    """param: the place in the body, such as `sampling_params.n`."""
+    """
+    param: the place in the body, such as `sampling_params.n`.
+    is_kind: whether the value has the right type.
+    """
 
-    def __init__(self, param: str, message: str):
+    def __init__(self, param: str, message: str, *, is_kind: bool = True):
+        if not is_kind:
+            self.code = "invalid_type"
         self.param = param[:_SHOWN_CHARS]
         super().__init__(f"{self.param}: {message}")
 
 
 def boolean(value: Any, at: str) -> bool:
     if not isinstance(value, bool):
-        raise ParameterError(at, "must be true or false.")
+        raise ParameterError(at, "must be true or false.", is_kind=False)
     return value
 
 
 def integer(low: int, high: int) -> Callable[[Any, str], int]:
     def check(value: Any, at: str) -> int:
         if type(value) is not int or not low <= value <= high:
-            raise ParameterError(at, f"must be a whole number from {low} to {high}.")
+            message = f"must be a whole number from {low} to {high}."
+            raise ParameterError(at, message, is_kind=type(value) is int)
         return value
 
     return check
@@ -40,13 +46,10 @@ def integer(low: int, high: int) -> Callable[[Any, str], int]:
 
 def number(low: float, high: float) -> Callable[[Any, str], float]:
     def check(value: Any, at: str) -> float:
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-            or not low <= value <= high
-        ):
-            raise ParameterError(at, f"must be a number from {low:g} to {high:g}.")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or not low <= value <= high:
+            message = f"must be a number from {low:g} to {high:g}."
+            raise ParameterError(at, message, is_kind=is_number)
         return value
 
     return check
@@ -55,7 +58,8 @@ def number(low: float, high: float) -> Callable[[Any, str], float]:
 def text(max_chars: int, *, least: int = 0) -> Callable[[Any, str], str]:
     def check(value: Any, at: str) -> str:
         if not isinstance(value, str) or not least <= len(value) <= max_chars:
-            raise ParameterError(at, f"must be a text of {least} to {max_chars} characters.")
+            message = f"must be a text of {least} to {max_chars} characters."
+            raise ParameterError(at, message, is_kind=isinstance(value, str))
         return value
 
     return check
@@ -64,7 +68,8 @@ def text(max_chars: int, *, least: int = 0) -> Callable[[Any, str], str]:
 def one_of(*values: Any) -> Check:
     def check(value: Any, at: str) -> Any:
         if not any(type(value) is type(known) and value == known for known in values):
-            raise ParameterError(at, f"must be one of {list(values)}.")
+            is_kind = any(type(value) is type(known) for known in values)
+            raise ParameterError(at, f"must be one of {list(values)}.", is_kind=is_kind)
         return value
 
     return check
@@ -81,7 +86,8 @@ def without_effect(*neutral: Any) -> Check:
 def list_of(item: Check, *, most: int, least: int = 0) -> Callable[[Any, str], list[Any]]:
     def check(value: Any, at: str) -> list[Any]:
         if not isinstance(value, list) or not least <= len(value) <= most:
-            raise ParameterError(at, f"must be a list of {least} to {most}.")
+            message = f"must be a list of {least} to {most}."
+            raise ParameterError(at, message, is_kind=isinstance(value, list))
         return [item(part, f"{at}[{n}]") for n, part in enumerate(value)]
 
     return check
@@ -111,7 +117,7 @@ def fields(
 
     def check(value: Any, at: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise ParameterError(at or "body", "must be an object.")
+            raise ParameterError(at or "body", "must be an object.", is_kind=False)
         kept = {}
         for name, part in value.items():
             place = f"{at}.{name}" if at else name

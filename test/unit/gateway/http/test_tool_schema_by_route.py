@@ -206,6 +206,21 @@ async def test_written_chat():
                     assert error["code"] != "unknown_parameter" or "." in error["param"], error
 
 
+async def test_a_value_of_a_wrong_type_has_the_same_error_on_both_variants_of_chat():
+    names = ("model", "messages", "temperature", "max_tokens", "n", "seed", "stream", "tools")
+    async with proxied() as (http, _):
+        for name in (*names, "tool_choice", "service_tier", "stream_options"):
+            for value in ([1], {"a": 1}, True, 1.5, "\u0001"):
+                errors = []
+                for base in (SPOKEN, {"messages": [HI]}):
+                    response = await http.post(CHAT, json=base | {name: value})
+                    if response.status_code in (400, 404):
+                        errors.append(response.json()["error"])
+                if len(errors) == 2:
+                    [(code, at), (same, there)] = [(e["code"], e["param"]) for e in errors]
+                    assert (code, at) == (same, there), (name, value)
+
+
 @pytest.mark.parametrize(("name", "outcome", "value"), cases(SPEECH_TABLE))
 async def test_speech(name, outcome, value):
     body = {"input": "Hi.", name: value}
