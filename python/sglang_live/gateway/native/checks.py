@@ -50,7 +50,8 @@ def number(low: float, high: float) -> Callable[[Any, str], float]:
         if not is_number or not math.isfinite(value) or not low <= value <= high:
             message = f"must be a number from {low:g} to {high:g}."
             raise ParameterError(at, message, is_kind=is_number)
-        return value
+        found: float = value
+        return found
 
     return check
 
