@@ -10,12 +10,17 @@ from sglang_live.speakable.numbers import bare, cardinal, number, ordinal, plura
 from sglang_live.speakable.units import CODES, CURRENCIES, SCALES, UNIT_PATTERN, unit
 
 _N = r"\d+(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+"
-_SCALE = r"(?:\s?(million|billion|trillion|thousand|mn|bn|tn|[kKMBT])(?![\w'’]))?"
+# Behind a currency, m is no meter.
+_SCALE = r"(?:\s?(million|billion|trillion|thousand|mn|bn|tn|[kKmMBT])(?![\w'’]))?"
 _SIGN = "".join(map(re.escape, CURRENCIES))
 # What follows 9x where it is a product, and no multiple.
 _ALGEBRA = r"\s+(?:plus|minus|equals|squared|cubed|to the power|less|greater|over)\b"
 _CODES = "|".join(CODES)
 Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
+
+
+def _scale(text: str | None) -> str:
+    return SCALES.get(text, text) if text else ""
 
 
 def _is_kind(found: re.Match[str]) -> bool:
@@ -32,7 +37,7 @@ def _amount(sign: str, text: str, scale: str | None, *, single: bool = False) ->
     one, many, hundredth = CURRENCIES[sign]
     many = one if single else many
     if scale:
-        return f" {number(text)} {SCALES.get(scale, scale)} {many} "
+        return f" {number(text)} {_scale(scale)} {many} "
     whole, _, part = text.replace(",", "").partition(".")
     if len(part) != 2 or not hundredth:
         return f" {number(text)} {one if text == '1' else many} "
@@ -91,12 +96,38 @@ def _plain(found: re.Match[str]) -> str:
     return f" {bare(found[0])} "
 
 
+def _grouped(found: re.Match[str]) -> str:
+    whole = re.sub(r"[ '’.]", ",", found[1])
+    return f"{whole}.{found[2]}" if found[2] else whole
+
+
+# Numbers as others than Americans write them, made into theirs. Dots are groups only where a comma
+# follows them, and a comma is a decimal one only where groups, a unit or a currency say so.
+_FOREIGN: tuple[Rule, ...] = (
+    (
+        re.compile(
+            r"(?<![\w.,+'’-])([1-9]\d{0,2}(?:[ '’]\d{3})+)(?:[.,](\d{1,2}))?(?![\d'’]|[.,]\d)"
+        ),
+        _grouped,
+    ),
+    (re.compile(r"(?<![\w.,])(\d{1,3}(?:\.\d{3})+),(\d{1,2})(?![\d,])"), _grouped),
+    (
+        re.compile(
+            rf"(?<![\d.,])(\d{{1,3}}),(\d{{1,2}})(?=\s?(?:[{_SIGN}%]|{_CODES}\b|(?:{UNIT_PATTERN})(?![\w°'’])))"
+        ),
+        r"\1.\2",
+    ),
+    (re.compile(rf"(?<=[{_SIGN}])(\s?\d{{1,3}}),(\d{{1,2}})(?![\d,])"), r"\1.\2"),
+)
 # Bounds on counts of digits: what is longer is an identifier, and _plain says its digits.
 _RULES: tuple[Rule, ...] = (
     (re.compile(rf"\b({_CODES})\s?(?=\d)"), lambda found: CODES[found[1]]),
     (re.compile(rf"({_N})\s?({_CODES})\b"), lambda found: CODES[found[2]] + found[1]),
     # Ranges: the unit of both numbers stands behind the second one.
-    (re.compile(rf"([{_SIGN}])\s?({_N})\s?[-–—]\s?({_N})(?![\d-])"), r"\2 to \1\3"),
+    (
+        re.compile(rf"([{_SIGN}])\s?({_N}){_SCALE}\s?[-–—]\s?\1?({_N})(?![\d-])"),
+        lambda found: f"{found[2]} {_scale(found[3])} to {found[1]}{found[4]}",
+    ),
     (re.compile(rf"(?<=[\d%CFs])\s?[–—]\s?(?=[{_SIGN}+]?\d)"), " to "),
     (re.compile(r"(?<![\w.-])(\d+(?:[.,]\d+)*[%x]?)-(?=\d+(?:[.,]\d+)*(?![\w-]*-))"), r"\1 to "),
     (
@@ -153,6 +184,6 @@ _RULES: tuple[Rule, ...] = (
 
 def without_digits(text: str) -> str:
     """The text with words in place of all numbers that ASCII digits write."""
-    for pattern, replacement in _RULES:
+    for pattern, replacement in (*_FOREIGN, *_RULES):
         text = pattern.sub(replacement, text)
     return text

@@ -4,6 +4,7 @@ In: text without markdown. Out: the same with words in their place; other digits
 """
 
 import re
+from calendar import monthrange
 from collections.abc import Callable
 
 from sglang_live.speakable.numbers import cardinal, clock, digits, listed, ordinal, year
@@ -23,17 +24,19 @@ def _month(text: str) -> str:
 
 
 def _date(month: str, day: str, year_text: str | None) -> str:
-    if not 1 <= int(day) <= 31:
-        return ""
     words = f"{month} {ordinal(int(day))}"
     return f" {words}, {year(int(year_text))}" if year_text else f" {words}"
 
 
-def _iso(found: re.Match[str]) -> str:
-    month, day = int(found[2]), int(found[3])
-    if not (1 <= month <= 12 and 1 <= day <= 31):
+def _numbered(found: re.Match[str], year_text: str, month: int, day: int) -> str:
+    """A date in figures; what is none in the calendar stays as it is."""
+    if not (1 <= month <= 12 and 1 <= day <= monthrange(int(year_text), month)[1]):
         return found[0]
-    return _date(MONTHS[month - 1], found[3], found[1]) + (" at " if found[4] else " ")
+    return _date(MONTHS[month - 1], str(day), year_text) + " "
+
+
+def _iso(found: re.Match[str]) -> str:
+    return _numbered(found, found[1], int(found[2]), int(found[3])) + ("at " if found[4] else "")
 
 
 def _slashed(found: re.Match[str]) -> str:
@@ -41,17 +44,11 @@ def _slashed(found: re.Match[str]) -> str:
     month, day = int(found[1]), int(found[2])
     if month > 12:
         month, day = day, month
-    if not (1 <= month <= 12 and 1 <= day <= 31):
-        return found[0]
-    full = found[3] if len(found[3]) == 4 else f"20{found[3]}"
-    return _date(MONTHS[month - 1], str(day), full) + " "
+    return _numbered(found, found[3] if len(found[3]) == 4 else f"20{found[3]}", month, day)
 
 
 def _dotted(found: re.Match[str]) -> str:
-    day, month = int(found[1]), int(found[2])
-    if not (1 <= month <= 12 and 1 <= day <= 31):
-        return found[0]
-    return _date(MONTHS[month - 1], str(day), found[3]) + " "
+    return _numbered(found, found[3], int(found[2]), int(found[1]))
 
 
 def _month_first(found: re.Match[str]) -> str:
@@ -59,7 +56,11 @@ def _month_first(found: re.Match[str]) -> str:
 
 
 def _day_first(found: re.Match[str]) -> str:
-    return _date(_month(found[2]), found[1], found[3]) + " "
+    month, day, of = _month(found[3]), found[1], found[2]
+    if not of:
+        return _date(month, day, found[4]) + " "
+    words = f" {ordinal(int(day))} of {month}"
+    return f"{words}, {year(int(found[4]))} " if found[4] else f"{words} "
 
 
 def _month_and_year(found: re.Match[str]) -> str:
@@ -78,8 +79,17 @@ def _time(found: re.Match[str]) -> str:
     return f" {words} "
 
 
+_LEAST_DIGITS = 7  # of a telephone number
+
+
+def _groups(text: str) -> str:
+    return ", ".join(digits(group) for group in re.findall(r"\d+", text))
+
+
 def _telephone(found: re.Match[str]) -> str:
-    groups = ", ".join(digits(group) for group in re.findall(r"\d+", found[0]))
+    if sum(char.isdigit() for char in found[0]) < _LEAST_DIGITS:
+        return found[0]
+    groups = _groups(found[0])
     return f" plus {groups} " if found[0].startswith("+") else f" {groups} "
 
 
@@ -100,9 +110,7 @@ _RULES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
         _month_first,
     ),
     (
-        re.compile(
-            rf"(?<![\d.,$])\b{_DAY}(?:st|nd|rd|th)?(?:\sof)?\s{_MONTH}(?:,?\s{_YEAR}(?!\d))?"
-        ),
+        re.compile(rf"(?<![\d.,$])\b{_DAY}(?:st|nd|rd|th)?(\sof)?\s{_MONTH}(?:,?\s{_YEAR}(?!\d))?"),
         _day_first,
     ),
     (re.compile(rf"\b{_MONTH}\s{_YEAR}(?!\d)"), _month_and_year),
@@ -113,7 +121,20 @@ _RULES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
         ),
         _telephone,
     ),
-    (re.compile(r"(?<![\w.,$-])\+\d{1,3}(?:[ -]\d{2,5}){2,5}(?![\d-])"), _telephone),
+    (
+        re.compile(
+            r"(?<![\w.,$-])\+\d{1,14}(?:[ ./-]?\(\d{1,5}\)\d{0,5}|[ ./-]\d{1,8}){0,6}(?![\d-])"
+        ),
+        _telephone,
+    ),
+    (
+        re.compile(r"(?<![\w.,$-])(?:\(0\d{1,5}\)|0\d{1,5})(?:[ /-]{1,2}\d{2,8}){1,5}(?![\d-])"),
+        _telephone,
+    ),
+    (
+        re.compile(r"\b((?i:tel|phone|fax)[.:]*\s)(\d{2,8}(?:[ -]\d{2,8}){1,5})(?![\d-])"),
+        lambda found: found[1] + _groups(found[2]),
+    ),
     (re.compile(r"(?<![\w.,$-])[2-9]\d{2}-\d{3}[1-9](?![\w-])"), _telephone),
     (re.compile(r"(?<![\w.,$-])\d+(?:-\d+){2,}(?![\w-])"), _telephone),
     (re.compile(r"(?<![\w.,])(\d)['′](?:\s?(\d{1,2})[\"″])?(?!\w)"), _height),

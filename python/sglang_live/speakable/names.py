@@ -6,7 +6,7 @@ In: text without markdown. Out: the same with words; numbers in names as digits.
 import re
 from collections.abc import Callable
 
-from sglang_live.speakable.numbers import listed
+from sglang_live.speakable.numbers import digits, listed
 
 _TOP = (
     "com org net edu gov io ai dev app co uk de fr us eu ca au jp cn in info me tv xyz tech cloud "
@@ -40,6 +40,18 @@ _PATH = re.compile(
 )
 # A path that is said: few words, none of them an identifier.
 _SHORT_PATH = re.compile(r"(?:/[a-zA-Z][a-zA-Z-]{0,15}){1,2}/?")
+# Of orders, accounts, flights: capitals with digits behind them, of which no one makes numbers.
+_MARKED = re.compile(
+    r"(?<![\w&])#((?=[\dA-Z-]*[A-Z])(?=[\dA-Z-]*\d)[\dA-Z]+(?:-[\dA-Z]+)*)(?![\w-])"
+)
+_ACCOUNT = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[\dA-Z]{4}){3,7}(?: ?[\dA-Z]{1,3})?\b")
+_IDENTIFIER = re.compile(
+    r"(?<![\w#-])(?:[A-Z]{1,5}(?:-\d+){2,}|[A-Z]{1,5}\d+(?:-[\dA-Z]*\d[\dA-Z]*)+|[A-Z]{1,3}\d{3,})(?![\w-]|\.\d)"
+)
+_NETWORK = re.compile(r"(?<![\w.])(\d{1,3}(?:\.\d{1,3}){3})/(?=\d{1,2}(?!\w))")
+_IP_V6 = re.compile(
+    r"(?<![\w:])(?=[\d:]*(?:[a-fA-F]|::))(?:[\da-fA-F]{1,4}:){1,7}(?::|[\da-fA-F]{1,4})(?::?[\da-fA-F]{1,4})*(?![\w:])"
+)
 _LANGUAGES = {"C++": "C plus plus", "c++": "C plus plus", "C#": "C sharp", "F#": "F sharp"}
 _LANGUAGE = re.compile(r"(?<![\w#+])(?:[Cc]\+\+|[CF]#)(?![\w#+])")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -96,6 +108,12 @@ def _path(found: re.Match[str]) -> str:
     return " " + " ".join(re.sub(r"[-_]+", " ", part) for part in parts) + " "
 
 
+def _spelled(text: str) -> str:
+    """Letter by letter and digit by digit, with a pause between groups."""
+    groups = re.findall(r"[^\W_]+", text)
+    return ", ".join(" ".join(digits(char) or char.upper() for char in group) for group in groups)
+
+
 _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (_URL, lambda found: _address(found[1], found[2])),
     (_EMAIL, _email),
@@ -105,8 +123,13 @@ _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (_FILE, _file),
     (re.compile(r"(?<!\w)\.NET\b"), " dot net "),
     (re.compile(r"(?<![\w.])\.(?=[a-z]{2})"), " dot "),
-    (re.compile(r"(?<![\w&])#\s?(?=\d)"), " number "),
-    (re.compile(r"(?<![\w&])#(?=[^\W\d_])"), " hashtag "),
+    (_MARKED, lambda found: f" number {_spelled(found[1])} "),
+    (_ACCOUNT, lambda found: f" {_spelled(found[0])} "),
+    (_IDENTIFIER, lambda found: f" {_spelled(found[0])} "),
+    (_NETWORK, r"\1 slash "),
+    (_IP_V6, lambda found: f" {_spelled(found[0])} "),
+    (re.compile(r"(?<![\w&])#\s?(?=\d++(?![^\W_]))"), " number "),
+    (re.compile(r"(?<![\w&])#(?=[^\W_])"), " hashtag "),
     (re.compile(r"(?<!\w)@(?=\w)"), " at "),
     (re.compile(r"(?<=\s)@(?=\s)"), " at "),
     (re.compile(r"\b[wW]/o\b"), "without"),

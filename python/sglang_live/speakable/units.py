@@ -16,8 +16,8 @@ CURRENCIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 CODES = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥", "INR": "₹"}
 SCALES = {
-    "k": "thousand", "K": "thousand", "M": "million", "mn": "million", "B": "billion",
-    "bn": "billion", "T": "trillion", "tn": "trillion", "thousand": "thousand",
+    "k": "thousand", "K": "thousand", "m": "million", "M": "million", "mn": "million",
+    "B": "billion", "bn": "billion", "T": "trillion", "tn": "trillion", "thousand": "thousand",
 }  # fmt: skip
 
 _UNITS = {

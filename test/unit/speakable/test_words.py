@@ -16,6 +16,17 @@ CASES = {
         ("a 4K TV", "a four K T V."),
         ("5M users, 10k steps, 7B", "five million users, ten thousand steps, seven billion."),
     ],
+    "groups by spaces": [
+        ("1 234 567 people", "one million two hundred thirty-four thousand five hundred sixty-seven "
+         "people."),
+        ("10\u202f000 or 12\u00a0345 km", "ten thousand or twelve thousand three hundred forty-five "
+         "kilometers."),
+        ("1'250 and 1 234,5 kg", "one thousand two hundred fifty and one thousand two hundred "
+         "thirty-four point five kilograms."),
+        ("in 2024 100 of 3 000", "in twenty twenty-four one hundred of three thousand."),
+        ("10,5 km, 20,50 €, €1.234,56", "ten point five kilometers, twenty euros and fifty cents, "
+         "one thousand two hundred thirty-four euros and fifty-six cents."),
+    ],
     "decimals": [
         ("3.14", "three point one four."),
         ("about .5", "about point five."),
@@ -43,6 +54,24 @@ CASES = {
         ("$10-15, $20/month", "ten to fifteen dollars, twenty dollars per month."),
         ("$5/kg, EUR 5, 5 USD", "five dollars per kilogram, five euros, five dollars."),
         ("100€ and 1,000.00 $", "one hundred euros and one thousand dollars."),
+    ],
+    "scales of money": [
+        ("£1.5m, €3bn, $2k", "one point five million pounds, three billion euros, two thousand "
+         "dollars."),
+        ("£1.5m-£2m and $2.5k–3k", "one point five million to two million pounds and two point five "
+         "thousand to three thousand dollars."),
+        ("USD 5m, 5 m long", "five million dollars, five meters long."),
+    ],
+    "identifiers": [
+        ("Order #A12-9 shipped", "Order number A one two, nine shipped."),
+        ("PO-2024-0017, BA2490", "P O, two zero two four, zero zero one seven, B A two four nine "
+         "zero."),
+        ("DE89 3704 0044 0532 0130 00", "D E eight nine, three seven zero four, zero zero four four, "
+         "zero five three two, zero one three zero, zero zero."),
+        ("#7, #100DaysOfCode", "number seven, hashtag one hundred DaysOfCode."),
+        ("COVID-19, F-16, MP3", "COVID nineteen, F sixteen, M P three."),
+        ("2001:db8::1, 10.0.0.0/8", "two zero zero one, D B eight, one, ten dot zero dot zero dot "
+         "zero slash eight."),
     ],
     "percent": [("5% of 10.5 %", "five percent of ten point five percent."),
                 ("10-20%", "ten to twenty percent.")],
@@ -78,10 +107,20 @@ CASES = {
         ("on 5/6/2024", "on May sixth, twenty twenty-four."),
         ("2024-05-06T10:30", "May sixth, twenty twenty-four at ten thirty."),
         ("2024-15-40", "two zero two four, one five, four zero."),
+        ("2023-02-29 or 2024-02-29", "two zero two three, zero two, two nine or February "
+         "twenty-ninth, twenty twenty-four."),
+        ("the 5th of May 2024", "the fifth of May, twenty twenty-four."),
     ],
     "digit groups": [
         ("555-123-4567", "five five five, one two three, four five six seven."),
         ("+1 (555) 123-4567", "plus one, five five five, one two three, four five six seven."),
+        ("+49 30 1234567", "plus four nine, three zero, one two three four five six seven."),
+        ("+49 (0)30 123456", "plus four nine, zero, three zero, one two three four five six."),
+        ("+4930123456", "plus four nine three zero one two three four five six."),
+        ("(030) 123456, 0800 123 456", "zero three zero, one two three four five six, zero eight "
+         "zero zero, one two three, four five six."),
+        ("Tel. 555 12 34", "Tel. five five five, one two, three four."),
+        ("+5 or -3", "plus five or minus three."),
         ("call 555-1234", "call five five five, one two three four."),
     ],
     "fractions": [
