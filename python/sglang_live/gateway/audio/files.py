@@ -1,11 +1,14 @@
-"""Encoders of audio files that can be sent while they grow.
+"""Encoders of audio files, that are sent while they grow or when they are complete.
 
-In: int16 at OUTPUT_RATE_HZ. Out: bytes of a file. libsndfile encodes all formats except raw PCM
-and WAV.
+In: int16 at OUTPUT_RATE_HZ. Out: bytes of a file. A file that is sent while it grows does not say
+how long it is: its reader reads to its end. One that is complete has its true length. libsndfile
+encodes all of them except growing WAV and raw PCM.
 """
 
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -70,10 +73,15 @@ class _Sink:
 
 
 class _Coded:
-    """options: of soundfile.SoundFile."""
+    """
+    Args:
+        options: of soundfile.SoundFile.
+        grows: whether bytes are returned before the file is complete, and its header stays as it
+            was before the first of them.
+    """
 
-    def __init__(self, container: str, subtype: str, **options: Any):
-        self._sink = _Sink()
+    def __init__(self, container: str, subtype: str, *, grows: bool, **options: Any):
+        self._sink, self._grows = _Sink(), grows
         self._file = sf.SoundFile(
             self._sink,
             "w",
@@ -86,19 +94,11 @@ class _Coded:
 
     def push(self, pcm: bytes) -> bytes:
         self._file.write(np.frombuffer(pcm, "<i2"))
-        return self._sink.take()
+        return self._sink.take() if self._grows else b""
 
     def finish(self) -> bytes:
         self._file.close()
         return self._sink.take()
-
-
-class _Whole(_Coded):
-    """A file that is sent when it is complete, because readers rely on the length in its header."""
-
-    def push(self, pcm: bytes) -> bytes:
-        self._file.write(np.frombuffer(pcm, "<i2"))
-        return b""
 
 
 def _wav_header() -> bytes:
@@ -109,15 +109,37 @@ def _wav_header() -> bytes:
     return struct.pack("<4sI4s", b"RIFF", _UNKNOWN_LENGTH, b"WAVE") + form + data
 
 
-# By the name of response_format: media type and encoder.
-FORMATS: dict[str, tuple[str, Callable[[], Encoder]]] = {
-    # Constant 80 kbit/s: readers compute the duration from the first frame.
-    "mp3": (
-        "audio/mpeg",
-        lambda: _Coded("MP3", "MPEG_LAYER_III", bitrate_mode="CONSTANT", compression_level=0.5),
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    """growing, whole: an encoder of files that are sent while they grow, or when complete."""
+
+    media_type: str
+    growing: Callable[[], Encoder]
+    whole: Callable[[], Encoder]
+
+    def file(self, pcm: bytes) -> bytes:
+        encoder = self.whole()
+        return encoder.push(pcm) + encoder.finish()
+
+
+def _coded(media_type: str, *form: str, grows: bool = True, **options: Any) -> FileFormat:
+    """grows: whether readers can do without what is written into the header at the end."""
+    growing, whole = (partial(_Coded, *form, grows=g, **options) for g in (grows, False))
+    return FileFormat(media_type, growing, whole)
+
+
+# By the name of response_format.
+FORMATS: dict[str, FileFormat] = {
+    # Constant 80 kbit/s: readers compute the duration of a growing file from its first frame.
+    "mp3": _coded(
+        "audio/mpeg", "MP3", "MPEG_LAYER_III", bitrate_mode="CONSTANT", compression_level=0.5
     ),
-    "opus": ("audio/ogg", lambda: _Coded("OGG", "OPUS")),
-    "flac": ("audio/flac", lambda: _Whole("FLAC", "PCM_16")),
-    "wav": ("audio/wav", lambda: _Raw(_wav_header())),
-    "pcm": ("audio/pcm", lambda: _Raw()),
+    "opus": _coded("audio/ogg", "OGG", "OPUS"),
+    "flac": _coded("audio/flac", "FLAC", "PCM_16", grows=False),
+    "wav": FileFormat(
+        "audio/wav",
+        lambda: _Raw(_wav_header()),
+        partial(_Coded, "WAV", "PCM_16", grows=False),
+    ),
+    "pcm": FileFormat("audio/pcm", _Raw, _Raw),
 }

@@ -243,9 +243,7 @@ class _Completion:
         if not self.pcm:
             return b""
         name = self.form.format
-        _, encoder = FORMATS["pcm" if name == "pcm16" else name]
-        file = encoder()
-        return file.push(b"".join(self.pcm)) + file.finish()
+        return FORMATS["pcm" if name == "pcm16" else name].file(b"".join(self.pcm))
 
     async def take_all(self, events: AsyncGenerator[TurnEvent, None]) -> None:
         async with aclosing(events):

@@ -91,7 +91,7 @@ def document(has_language_model: bool = True, has_batches: bool = False) -> dict
     """
     forms, components = msgspec.json.schema_components(_FORMS, ref_template=_REFERENCE)
     speech, chat, secret, batch = ({_JSON: {"schema": form}} for form in forms)
-    sounds = [media_type for media_type, _ in FORMATS.values()]
+    sounds = [form.media_type for form in FORMATS.values()]
     upload = {"multipart/form-data": {"schema": _UPLOAD}}
     paths = {
         "/v1/audio/speech": _post("Speaks a text word for word.", speech, *sounds, _EVENTS),

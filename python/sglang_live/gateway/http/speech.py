@@ -1,6 +1,7 @@
 """POST /v1/audio/speech: a text, spoken word for word by the talker.
 
 In: OpenAI's request. Out: audio while it is made, as a file or as server-sent events.
+A flex request is not heard while it is made, and gets a file with its true length.
 A long text is spoken piece by piece. Speech that exceeds the longest duration of its text ends
 there and the rest is not spoken: events report it as an error, a file is incomplete.
 """
@@ -97,14 +98,16 @@ class SpeechRoute:
             refuse_query(request)
             form = self._read(await read_body(request, _MAX_BODY_BYTES))
             tier = self._tiers.of(request.headers, form.service_tier)
-            media_type, encoder = FORMATS[form.format]
+            file = FORMATS[form.format]
+            grows = form.stream_format == "sse" or not tier.flex
             cost = _Cost()
             audio = self._speak(form, cost, tier)
             # A failure before the first audio has an HTTP status, not an incomplete file.
             first = await while_connected(request, first_of(audio)) or b""
         except LiveError as error:
             return error_response(error)
-        data = _file(first, audio, encoder())
+        data = _file(first, audio, file.growing() if grows else file.whole())
+        media_type = file.media_type
         if form.stream_format == "sse":
             data, media_type = _events(data, cost), "text/event-stream"
         response = Streamed(data, media_type=media_type, headers=tier.headers())

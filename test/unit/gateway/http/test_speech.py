@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import wave
 
 import httpx
 import numpy as np
@@ -48,7 +49,7 @@ async def test_a_text_is_spoken_in_every_format(name):
     orchestrator = speaks(1.2)
     response = await ask(orchestrator, response_format=name)
     assert response.status_code == 200
-    assert response.headers["content-type"] == FORMATS[name][0]
+    assert response.headers["content-type"] == FORMATS[name].media_type
     samples = heard(response.content, name)
     assert len(samples) / OUTPUT_RATE_HZ == pytest.approx(1.2, abs=0.15)
     # The pitch and level of the tone that was sent.
@@ -57,6 +58,13 @@ async def test_a_text_is_spoken_in_every_format(name):
     peak_hz = spectrum.argmax() * OUTPUT_RATE_HZ / len(middle)
     assert peak_hz == pytest.approx(300, abs=10)
     assert np.abs(middle).max() == pytest.approx(8000 / 32768, rel=0.2)
+
+
+async def test_a_flex_request_gets_a_file_that_says_how_long_it_is():
+    flex = await ask(speaks(1.2), response_format="wav", service_tier="flex")
+    assert sf.info(io.BytesIO(flex.content)).frames == 1.2 * OUTPUT_RATE_HZ
+    with wave.open(io.BytesIO(flex.content)) as read:
+        assert read.getnframes() == 1.2 * OUTPUT_RATE_HZ
 
 
 async def test_the_talker_speaks_the_text_word_for_word():
