@@ -131,6 +131,7 @@ class ThinkerRequest(Message, frozen=True, tag=True):
         an Interrupt before them, as a turn waits. preheat: instructions and history
         only, where their KV is missing.
     transcribes, flex: see TurnRequest in core.py.
+    frame: the newest items are frames of a voice that goes on.
     speculative: the next history may lack the items that are new in this one.
     timely: the response is heard, and goes before those that are only read.
     drops_oldest: a history that does not fit loses its oldest items; False: it is an error.
@@ -157,6 +158,7 @@ class ThinkerRequest(Message, frozen=True, tag=True):
     speculative: bool = False
     timely: bool = True
     flex: bool = False
+    frame: bool = False
     drops_oldest: bool = False
     cache_salt: str = ""
 

@@ -16,11 +16,14 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeForConditionalGeneration,
 )
 
+from sglang_live.models.clip_form import CONFIG_KEY
 from sglang_live.models.demo.architecture import config_of
 from sglang_live.models.demo.tokenizer import build_tokenizer, save_processor
 from training.demo.sizes import GOOD_TOKENS, SIZE
 
 EMBEDDING_STD = 0.3
+# What of Room.random (acoustics.py) the model relies on: most recordings have this much silence.
+CLIP_FORM = {"before_s": 0.3, "after_s": 0.5, "least_peak": 0.03}
 # Shards and the prefixes of their weights; a weight belongs to the longest prefix that fits.
 PARTS = {
     "vocoder": "code2wav.",
@@ -81,6 +84,7 @@ def complete(model: Qwen3OmniMoeForConditionalGeneration, tokenizer, directory: 
     """
     model.config.dtype = torch.float16
     model.config.good_tokens = GOOD_TOKENS
+    setattr(model.config.thinker_config, CONFIG_KEY, CLIP_FORM)
     model.config.save_pretrained(directory)
     weight_map = {name: _shard(_part_of(name)) for name in apart(model.state_dict())}
     size = sum((directory / shard).stat().st_size for shard in set(weight_map.values()))

@@ -20,6 +20,7 @@ import numpy as np
 
 import sglang_live.models
 from sglang_live.errors import BadInputError
+from sglang_live.models.clip_form import ClipForm
 from sglang_live.models.prompt import PiecewisePrompt, Tokenizer
 from sglang_live.speakable.style import SpeechStyle
 
@@ -113,11 +114,13 @@ class ThinkerModel(Protocol):
         external_models: package with classes of models that SGLang lacks.
         engine_args: SGLang's server arguments.
         sampling: the checkpoint's own defaults, by SGLang's names.
+        clip_form: that recordings are brought into. None: they are heard as they are.
     """
 
     external_models: str
     engine_args: Mapping[str, Any]
     sampling: Mapping[str, float]
+    clip_form: ClipForm | None
 
     def prompt(self, tokenizer: Tokenizer) -> PiecewisePrompt: ...
 

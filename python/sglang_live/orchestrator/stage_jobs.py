@@ -158,6 +158,7 @@ class ThinkerJob:
                 speculative=turn.speculative,
                 timely=turn.is_timely,
                 flex=turn.flex,
+                frame=turn.frame_s is not None,
                 drops_oldest=turn.drops_oldest,
                 cache_salt=turn.cache_salt,
             ),

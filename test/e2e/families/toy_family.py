@@ -34,7 +34,7 @@ class Toy:
 
 
 class Thinker:
-    external_models, sampling = "", {"temperature": 0.0}
+    external_models, sampling, clip_form = "", {"temperature": 0.0}, None
 
     def __init__(self, path: Path):
         self.engine_args = {"model_path": str(path), "enable_multimodal": False}

@@ -2,15 +2,19 @@
 
 import asyncio
 import base64
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
 import numpy as np
+import soundfile as sf
 import torch
 
+from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.errors import BadInputError
+from sglang_live.models.clip_form import MAX_ADDED_S, ClipForm
 from sglang_live.sound.decoder import MAX_CLIP_S, Limits, decode_samples, duration_s
 
 # Bound of a file that is given by path; 10 minutes of stereo float at 48 kHz.
@@ -29,7 +33,8 @@ def load_audio(audio_file: str | bytes, sr: int | None = None, mono: bool = True
     Raises:
         ValueError: if the bytes are not audio, have no sample, or exceed the limits.
     """
-    limits = Limits(max_s=MAX_CLIP_S)
+    # The longest clip may have been brought into its form.
+    limits = Limits(max_s=MAX_CLIP_S + MAX_ADDED_S)
     try:
         return decode_samples(_read(audio_file), rate_hz=sr or 16_000, limits=limits, mono=mono)
     except (BadInputError, OSError) as error:
@@ -54,15 +59,16 @@ async def check_audio_landed(
     *args: Any,
     **options: Any,
 ) -> Any:
-    """Around a processor: every clip of the request must have its own run of placeholders.
+    """Around a processor: every clip of the request must have its own run of placeholders, and is
+    brought into the form that the model hears.
 
     Raises:
         ValueError: the prompt has placeholders for a different number of clips, or the clips
             together exceed the bound of one clip.
     """
-    if len(request_obj.audio_data or []) > 1:
-        clips = request_obj.audio_data
-        request_obj.audio_data = await asyncio.to_thread(_within_one_bound, clips)
+    clips, form = request_obj.audio_data or [], ClipForm.of(vars(processor.hf_config))
+    if len(clips) > 1 or (form is not None and any(isinstance(clip, str) for clip in clips)):
+        request_obj.audio_data = await asyncio.to_thread(_prepared, clips, form)
     result = await original(processor, image_data, input_text, request_obj, *args, **options)
     n_clips = len(request_obj.audio_data or [])
     if n_clips:
@@ -76,21 +82,35 @@ async def check_audio_landed(
     return result
 
 
-def _within_one_bound(clips: list[Any]) -> list[Any]:
-    """Fetch the clips. Together they are bounded like one: all are decoded in memory at once, and
-    hundreds of small compressed files of silence would take gigabytes.
+def _prepared(clips: list[Any], form: ClipForm | None) -> list[Any]:
+    """Fetch the clips, and bring those of clients into the form.
+
+    Together they are bounded like one: all are decoded in memory at once, and hundreds of small
+    compressed files of silence would take gigabytes.
     """
     fetched, left_s = [], MAX_CLIP_S
     for clip in clips:
         data = clip
         if isinstance(clip, str | bytes):
             try:
-                data = _read(clip)
-                left_s -= duration_s(data, Limits(max_s=left_s))
+                data, limits = _read(clip), Limits(max_s=left_s)
+                # Bytes come from a session of the stage, which knows what of a message they are.
+                if form is None or isinstance(clip, bytes):
+                    left_s -= duration_s(data, limits)
+                else:
+                    samples = decode_samples(data, rate_hz=INPUT_RATE_HZ, limits=limits)
+                    left_s -= len(samples) / INPUT_RATE_HZ
+                    data = _wav_bytes(form.of_clip(samples))
             except (BadInputError, OSError) as error:
                 raise ValueError(f"Could not decode audio: {error}") from error
         fetched.append(data)
     return fetched
+
+
+def _wav_bytes(samples: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    sf.write(out, samples, INPUT_RATE_HZ, format="WAV", subtype="FLOAT")
+    return out.getvalue()
 
 
 def _read(audio_file: str | bytes) -> bytes:

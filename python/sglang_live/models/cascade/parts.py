@@ -17,7 +17,7 @@ _SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty")
 class CascadeThinker:
     """A ThinkerModel: any language model that SGLang serves and that has a chat template."""
 
-    external_models = ""
+    external_models, clip_form = "", None
 
     def __init__(self, path: Path):
         llm = Path(read_json(path / "config.json")["llm"])

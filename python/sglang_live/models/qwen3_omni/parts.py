@@ -25,7 +25,7 @@ class OmniThinker:
 
     def __init__(self, path: Path):
         self._spec = spec = Qwen3OmniSpec.load(path)
-        self.sampling = spec.sampling
+        self.sampling, self.clip_form = spec.sampling, spec.clip_form
 
     def prompt(self, tokenizer: Tokenizer) -> ChatPrompt:
         return ChatPrompt(self._spec, tokenizer)

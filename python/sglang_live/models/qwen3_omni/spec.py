@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sglang_live.errors import BadInputError
+from sglang_live.models.clip_form import ClipForm
 from sglang_live.models.family import kv_values, read_json
 
 ARCHITECTURE = "Qwen3OmniMoeForConditionalGeneration"
@@ -53,6 +54,7 @@ class Qwen3OmniSpec:
     speakers: MappingProxyType[str, int]
     end_of_turn_ids: tuple[int, ...]
     sampling: MappingProxyType[str, float]
+    clip_form: ClipForm | None
 
     @staticmethod
     def load(path: str | Path) -> "Qwen3OmniSpec":
@@ -108,6 +110,7 @@ class Qwen3OmniSpec:
             speakers=MappingProxyType({k.lower(): v for k, v in talker["speaker_id"].items()}),
             end_of_turn_ids=tuple(end) if isinstance(end, list) else (end,),
             sampling=MappingProxyType(_sampling(generation)),
+            clip_form=ClipForm.of(thinker),
         )
 
     @property

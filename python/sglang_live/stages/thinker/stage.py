@@ -369,6 +369,8 @@ class ThinkerStage:
             new = history_item(item, frames)
             if self._hearing is not None:
                 new = await self._hearing.as_text(new, is_told=is_told)
+            elif self.model.clip_form is not None and not request.frame:
+                new = self.model.clip_form.of_item(new)
             known[item.key] = new
         missing = [key for key in request.keys if key not in known]
         if missing:

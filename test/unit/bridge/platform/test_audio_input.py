@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_live.bridge.platform.audio_input import (
+    MAX_CLIP_S,
     check_audio_landed,
     load_audio,
     placeholder_spans,
@@ -183,9 +184,13 @@ def item(kind: str, offsets: list | None):
     return SimpleNamespace(is_audio=lambda: kind == "audio", offsets=offsets)
 
 
+def processor_of(**thinker_config):
+    return SimpleNamespace(hf_config=SimpleNamespace(**thinker_config))
+
+
 def check(result, n_clips: int | None):
     """What check_audio_landed makes of a processor's result for a request of n_clips."""
-    seen = []
+    seen, own = [], processor_of()
 
     async def processor(*args, **kwargs):
         seen.append((args, kwargs))
@@ -194,9 +199,9 @@ def check(result, n_clips: int | None):
     clips = None if n_clips is None else [file_bytes(tone())] * n_clips
     request = SimpleNamespace(audio_data=clips)
     checked = asyncio.run(
-        check_audio_landed(processor, "self", [], "prompt", request, 1, max_req_input_len=2)
+        check_audio_landed(processor, own, [], "prompt", request, 1, max_req_input_len=2)
     )
-    assert seen == [(("self", [], "prompt", request, 1), {"max_req_input_len": 2})]
+    assert seen == [((own, [], "prompt", request, 1), {"max_req_input_len": 2})]
     return checked
 
 
@@ -238,7 +243,7 @@ def test_clips_that_are_too_long_together_are_refused_before_decoding():
     assert len(silence) < 100_000
     request = SimpleNamespace(audio_data=[silence] * 3)
     with pytest.raises(ValueError, match="longer than 100 s"):
-        asyncio.run(check_audio_landed(None, None, [], "", request))
+        asyncio.run(check_audio_landed(None, processor_of(), [], "", request))
 
 
 def test_several_clips_are_fetched_once_and_passed_on(tmp_path):
@@ -249,7 +254,7 @@ def test_several_clips_are_fetched_once_and_passed_on(tmp_path):
     async def processor(*_args):
         return SimpleNamespace(mm_items=[item("audio", [(1, 2)] * 3)])
 
-    asyncio.run(check_audio_landed(processor, None, [], "", request))
+    asyncio.run(check_audio_landed(processor, processor_of(), [], "", request))
     assert request.audio_data == [file_bytes(tone())] * 2 + [{"format": "features"}]
 
 
@@ -259,4 +264,40 @@ def test_an_error_of_the_processor_itself_is_passed_on():
 
     request = SimpleNamespace(audio_data=[b""])
     with pytest.raises(KeyError, match="own"):
-        asyncio.run(check_audio_landed(processor, None, [], "", request))
+        asyncio.run(check_audio_landed(processor, processor_of(), [], "", request))
+
+
+def test_clips_of_clients_are_brought_into_the_models_form_and_those_of_sessions_are_not():
+    form = {"before_s": 0.3, "after_s": 0.5, "least_peak": 0.03}
+    own = file_bytes(tone())
+    url = "data:audio/wav;base64," + base64.b64encode(own).decode()
+    request = SimpleNamespace(audio_data=[own, url])
+
+    async def processor(*_args):
+        return SimpleNamespace(mm_items=[item("audio", [(1, 2)] * 2)])
+
+    asked = check_audio_landed(processor, processor_of(live_clip_form=form), [], "", request)
+    asyncio.run(asked)
+    given, formed = map(load_audio, request.audio_data)
+    assert request.audio_data[0] == own
+    assert len(formed) == len(given) + 0.8 * RATE_HZ
+    assert not formed[: int(0.3 * RATE_HZ)].any() and not formed[-int(0.5 * RATE_HZ) :].any()
+    request = SimpleNamespace(audio_data=[url])
+    processor = processor_of(live_clip_form=form)
+    asyncio.run(check_audio_landed(processor_of_one, processor, [], "", request))
+    assert len(load_audio(request.audio_data[0])) == len(formed)
+
+
+async def processor_of_one(*_args):
+    return SimpleNamespace(mm_items=[item("audio", [(1, 2)])])
+
+
+def test_the_longest_clip_may_be_brought_into_its_form():
+    form = {"before_s": 0.3, "after_s": 0.5, "least_peak": 0.03}
+    samples = np.full(int(MAX_CLIP_S) * RATE_HZ, 8000, np.int16)
+    samples[::2] *= -1
+    url = "data:audio/flac;base64," + base64.b64encode(file_bytes(samples, format="FLAC")).decode()
+    request = SimpleNamespace(audio_data=[url])
+    processor = processor_of(live_clip_form=form)
+    asyncio.run(check_audio_landed(processor_of_one, processor, [], "", request))
+    assert len(load_audio(request.audio_data[0])) == len(samples) + 0.8 * RATE_HZ
