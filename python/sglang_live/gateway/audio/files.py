@@ -111,9 +111,13 @@ def _wav_header() -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """growing, whole: an encoder of files that are sent while they grow, or when complete."""
+    """
+    grows: whether readers understand a file without what is written into its header at the end.
+    growing, whole: an encoder of files that are sent while they grow, or when they are complete.
+    """
 
     media_type: str
+    grows: bool
     growing: Callable[[], Encoder]
     whole: Callable[[], Encoder]
 
@@ -123,9 +127,8 @@ class FileFormat:
 
 
 def _coded(media_type: str, *form: str, grows: bool = True, **options: Any) -> FileFormat:
-    """grows: whether readers can do without what is written into the header at the end."""
     growing, whole = (partial(_Coded, *form, grows=g, **options) for g in (grows, False))
-    return FileFormat(media_type, growing, whole)
+    return FileFormat(media_type, grows, growing, whole)
 
 
 # By the name of response_format.
@@ -138,8 +141,9 @@ FORMATS: dict[str, FileFormat] = {
     "flac": _coded("audio/flac", "FLAC", "PCM_16", grows=False),
     "wav": FileFormat(
         "audio/wav",
+        True,
         lambda: _Raw(_wav_header()),
         partial(_Coded, "WAV", "PCM_16", grows=False),
     ),
-    "pcm": FileFormat("audio/pcm", _Raw, _Raw),
+    "pcm": FileFormat("audio/pcm", True, _Raw, _Raw),
 }

@@ -174,6 +174,8 @@ async def _sent(response: Response, request: Request) -> tuple[int, Headers, byt
             pieces.append(bytes(message.get("body", b"")))
 
     await response(request.scope, request.receive, send)
+    if isinstance(response, Streamed) and response.error is not None:
+        raise response.error
     return status, headers, b"".join(pieces)
 
 

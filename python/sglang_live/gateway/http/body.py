@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Send
 
-from sglang_live.errors import BadInputError
+from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.errors import ClientEventError, cut
 from sglang_live.gateway.json_forms import decoder_of, read_form
 
@@ -189,10 +189,15 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -
 class Streamed(StreamingResponse):
     """A streaming response that ends, and closes its iterator, if the client stops reading.
 
+    After an error the response stays incomplete, which tells the client of it: its status was sent
+    long before.
+
     usage: what the response has cost, once it has been sent; None: its body says it.
+    error: that ended the response; None: it is complete, or its client has left.
     """
 
     usage: Callable[[], dict[str, Any]] | None = None
+    error: LiveError | None = None
 
     async def stream_response(self, send: Send) -> None:
         async def send_in_time(message: Message) -> None:
@@ -203,6 +208,9 @@ class Streamed(StreamingResponse):
             await super().stream_response(send_in_time)
         except TimeoutError:
             log.warning("client_stalled silent_s=%.0f", STALLED_AFTER_S)
+        except LiveError as error:
+            self.error = error
+            log.warning("response_cut code=%s: %s", error.code, error)
         finally:
             if isinstance(self.body_iterator, AsyncGenerator):
                 await self.body_iterator.aclose()

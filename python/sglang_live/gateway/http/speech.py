@@ -56,6 +56,7 @@ _DEFAULT_FORMAT = "mp3"
 # The talker has no input for these. The values change nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"instructions": ("",), "speed": (1,)}
 _MAX_BODY_BYTES = 1 << 16
+_SSE = "text/event-stream"
 
 
 class SpeechTruncatedError(LiveError):
@@ -98,19 +99,21 @@ class SpeechRoute:
             refuse_query(request)
             form = self._read(await read_body(request, _MAX_BODY_BYTES))
             tier = self._tiers.of(request.headers, form.service_tier)
-            file = FORMATS[form.format]
-            grows = form.stream_format == "sse" or not tier.flex
+            sse, form_of_file = form.stream_format == "sse", FORMATS[form.format]
+            grows = form_of_file.grows and (sse or not tier.flex)
             cost = _Cost()
-            audio = self._speak(form, cost, tier)
-            # A failure before the first audio has an HTTP status, not an incomplete file.
-            first = await while_connected(request, first_of(audio)) or b""
+            encoder = form_of_file.growing() if grows else form_of_file.whole()
+            file = _file(self._speak(form, cost, tier), encoder)
+            # A failure before the first bytes has an HTTP status, not an incomplete file.
+            first = await while_connected(request, first_of(file)) or b""
         except LiveError as error:
             return error_response(error)
-        data = _file(first, audio, file.growing() if grows else file.whole())
-        media_type = file.media_type
-        if form.stream_format == "sse":
-            data, media_type = _events(data, cost), "text/event-stream"
-        response = Streamed(data, media_type=media_type, headers=tier.headers())
+        data, headers = _with_first(first, file), tier.headers()
+        if sse:
+            response = Streamed(_events(data, cost), media_type=_SSE, headers=headers)
+        else:
+            headers |= {} if grows else {"content-length": str(len(first))}
+            response = Streamed(data, media_type=form_of_file.media_type, headers=headers)
         response.usage = cost.to_json
         return response
 
@@ -175,7 +178,6 @@ class SpeechRoute:
 
     def _truncated(self, text: str) -> SpeechTruncatedError:
         self._metrics.speech_truncated.inc()
-        log.warning("speech_truncated n_characters=%d max_s=%.1f", len(text), longest_s(text))
         return SpeechTruncatedError(
             f"The speech did not end within {longest_s(text):.0f} s, the longest duration of "
             f"{len(text)} characters. It is truncated; the text after it is not spoken."
@@ -215,16 +217,23 @@ class _Cost:
 
 
 async def _file(
-    first: bytes, audio: AsyncGenerator[bytes, None], encoder: Encoder
+    audio: AsyncGenerator[bytes, None], encoder: Encoder
 ) -> AsyncGenerator[bytes, None]:
     async with aclosing(audio):
-        if data := encoder.push(first):
-            yield data
         async for pcm in audio:
             if data := encoder.push(pcm):
                 yield data
     if data := encoder.finish():
         yield data
+
+
+async def _with_first(
+    first: bytes, rest: AsyncGenerator[bytes, None]
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(rest):
+        yield first
+        async for data in rest:
+            yield data
 
 
 async def _events(file: AsyncGenerator[bytes, None], cost: _Cost) -> AsyncGenerator[bytes, None]:

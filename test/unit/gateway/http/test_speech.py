@@ -62,6 +62,7 @@ async def test_a_text_is_spoken_in_every_format(name):
 
 async def test_a_flex_request_gets_a_file_that_says_how_long_it_is():
     flex = await ask(speaks(1.2), response_format="wav", service_tier="flex")
+    assert int(flex.headers["content-length"]) == len(flex.content)
     assert sf.info(io.BytesIO(flex.content)).frames == 1.2 * OUTPUT_RATE_HZ
     with wave.open(io.BytesIO(flex.content)) as read:
         assert read.getnframes() == 1.2 * OUTPUT_RATE_HZ
@@ -183,15 +184,29 @@ async def test_events_report_a_talker_that_reached_its_limit():
     assert events_of(response)[-1]["error"]["code"] == "speech_truncated"
 
 
-@pytest.mark.parametrize("name", FORMATS)
-async def test_a_truncated_file_is_incomplete(name):
-    body = {"input": "Hello.", "response_format": name}
+async def ask_at_a_socket(orchestrator: FakeOrchestrator, **body) -> httpx.Response:
     async with (
-        listening(app_of(FakeOrchestrator([ENDLESS]))) as address,
+        listening(app_of(orchestrator)) as address,
         httpx.AsyncClient(base_url=f"http://{address}") as http,
     ):
-        with pytest.raises(httpx.RemoteProtocolError):
-            await http.post("/v1/audio/speech", json=body)
+        return await http.post("/v1/audio/speech", json={"input": "Hello.", **body})
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].grows])
+@pytest.mark.parametrize("ends", [ENDLESS, [*ENDLESS[:3], StageUnavailableError("gone")]])
+async def test_a_truncated_file_that_was_begun_is_incomplete_and_no_crash(name, ends, caplog):
+    with pytest.raises(httpx.RemoteProtocolError):
+        await ask_at_a_socket(FakeOrchestrator([ends]), response_format=name)
+    [told] = [record for record in caplog.records if record.name.startswith("sglang_live")]
+    assert told.message.startswith("response_cut code=") and not told.exc_info
+    assert not any(record.exc_info for record in caplog.records)
+
+
+@pytest.mark.parametrize("body", [{"response_format": "flac"}, {"service_tier": "flex"}])
+async def test_a_truncated_file_that_was_not_begun_is_an_error(body):
+    response = await ask_at_a_socket(FakeOrchestrator([ENDLESS]), **body)
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "speech_truncated"
 
 
 async def test_a_client_that_leaves_ends_the_turn():
