@@ -35,7 +35,9 @@ _MAX_GAIN = 10.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipForm:
     """
-    before_s, after_s: least silence around the sound of a message.
+    before_s: silence before the sound of a message. More of it is cut: where the sound lies in
+        the encoder's windows changes what the model understands.
+    after_s: least silence behind it.
     least_peak: of a clip's samples, of full scale.
     """
 
@@ -87,13 +89,13 @@ class ClipForm:
         loud = np.flatnonzero(_is_loud(samples))
         if not len(loud):
             return samples
-        quiet_after = len(samples) - (int(loud[-1]) + 1) * _FRAME_SAMPLES
-        before = self._lacking(self.before_s, int(loud[0]) * _FRAME_SAMPLES) if begins else 0
-        after = self._lacking(self.after_s, quiet_after) if ends else 0
-        return np.pad(samples, (before, after))
-
-    def _lacking(self, least_s: float, n_quiet: int) -> int:
-        return max(0, round(least_s * INPUT_RATE_HZ) - n_quiet)
+        before = after = 0  # samples that are lacking
+        if begins:
+            before = round(self.before_s * INPUT_RATE_HZ) - int(loud[0]) * _FRAME_SAMPLES
+        if ends:
+            n_quiet = len(samples) - (int(loud[-1]) + 1) * _FRAME_SAMPLES
+            after = round(self.after_s * INPUT_RATE_HZ) - n_quiet
+        return np.pad(samples[max(0, -before) :], (max(0, before), max(0, after)))
 
 
 def _is_loud(samples: Samples) -> npt.NDArray[np.bool_]:

@@ -31,11 +31,12 @@ def test_silence_is_added_where_sound_begins_and_ends_with_the_clip():
     assert not formed[:BEFORE].any() and not formed[-AFTER:].any()
 
 
-@pytest.mark.parametrize(("before_s", "after_s"), [(0.3, 0.5), (0.4, 0.9), (0.1, 0.0), (0.0, 0.2)])
-def test_only_what_is_lacking_is_added(before_s, after_s):
+@pytest.mark.parametrize(("before_s", "after_s"), [(0.3, 0.5), (0.4, 0.9), (0.1, 0.0), (2.0, 0.2)])
+def test_sound_begins_at_one_place_whatever_silence_is_before_it(before_s, after_s):
     sound = np.pad(speech(), (int(before_s * RATE_HZ), int(after_s * RATE_HZ)))
-    lacking_s = max(0.0, 0.3 - before_s) + max(0.0, 0.5 - after_s)
-    assert abs(len(FORM.of_clip(sound)) - len(sound) - lacking_s * RATE_HZ) < 0.01 * RATE_HZ
+    formed = FORM.of_clip(sound)
+    assert abs(np.flatnonzero(np.abs(formed) > 0.05)[0] - BEFORE) < 0.01 * RATE_HZ
+    assert len(formed) == pytest.approx(BEFORE + RATE_HZ + max(0.5, after_s) * RATE_HZ, abs=160)
 
 
 def test_noise_around_speech_is_no_sound():
