@@ -128,10 +128,8 @@ class ThinkerRequest(Message, frozen=True, tag=True):
     sink_tokens, slack_tokens, within_tokens: as RetentionConfig has them.
     functions, must_call: see Tools in core.py.
     prefill_only: the user still speaks: prefill the utterance so far, behind other requests; after
-        an Interrupt before them, as a turn waits. preheat: instructions and history
-        only, where their KV is missing.
-    transcribes, flex: see TurnRequest in core.py.
-    frame: the newest items are frames of a voice that goes on.
+        an Interrupt before them. preheat: instructions and history only, where KV is missing.
+    transcribes, flex: see TurnRequest in core.py. frame: the turn is a frame.
     speculative: the next history may lack the items that are new in this one.
     timely: the response is heard, and goes before those that are only read.
     drops_oldest: a history that does not fit loses its oldest items; False: it is an error.

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from sglang_live.core import AudioPart, HistoryItem
 from sglang_live.models.tool_prompt import CALL_BEGIN, instructions_with, opening_of
+from sglang_live.speakable.style import SpeechStyle
 
 
 class Tokenizer(Protocol):
@@ -186,7 +187,12 @@ class PiecewisePrompt(ABC):
 
 
 class TalkerReadPrompt(PiecewisePrompt):
-    """A prompt whose user messages a talker reads, too."""
+    """A prompt whose user messages a talker reads, too.
+
+    script_style: of texts that it speaks word for word (speakable/verbatim.py).
+    """
+
+    script_style: SpeechStyle | None = None
 
     @abstractmethod
     def segment_ids(self, item: HistoryItem, n_places: list[int]) -> list[int]:

@@ -27,6 +27,7 @@ from sglang_live.messages import (
     ThinkerRequest,
     UserSegment,
 )
+from sglang_live.speakable.style import is_speakable
 from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.job import Job
 
@@ -171,7 +172,7 @@ class ThinkerJob:
 
 
 class TalkerJob:
-    """Begins with the response's first token: before that there is nothing to speak.
+    """Begins with the response's first letter or digit: before that there is nothing to speak.
 
     Args:
         known: keys of user messages that the stage has. Only a message from the stage proves it.
@@ -202,6 +203,7 @@ class TalkerJob:
         self._begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.speech_s, self.ended, self.cut = 0.0, False, False
         self._n_tokens = self.n_read = 0
+        self._unspoken: list[int] = []  # before the first letter
         self._marks: Marks = []
         self.on_stream_event: OnStreamEvent = ignore_event
 
@@ -229,8 +231,12 @@ class TalkerJob:
             return
         if self._reads_text:
             await self._write_text(text)
-        elif ids:
-            await self._write_ids(ids)
+            return
+        self._unspoken += ids
+        # A response that no letter follows, such as an ellipsis, would be noise.
+        if self._unspoken and (self._begun.done() or is_speakable(text)):
+            await self._write_ids(self._unspoken)
+            self._unspoken = []
 
     async def _write_text(self, text: str) -> None:
         if not text:

@@ -23,7 +23,7 @@ from sglang_live.speakable.ends import (
     strength_without_gap,
 )
 from sglang_live.speakable.lines import Block, Lines
-from sglang_live.speakable.style import SpeechStyle
+from sglang_live.speakable.style import SpeechStyle, is_speakable
 from sglang_live.speakable.words import wording_of
 
 _WORD = re.compile(r"\A\S+")
@@ -269,7 +269,7 @@ class Pieces:
         if block is Block.TEXT:
             self._speak(self._text[:n], self._begin, closes)
         else:
-            self._put(self._said(block), self._begin, at)
+            self._put(self._said(block, self._text[:n]), self._begin, at)
         self._starts_line = _starts_line(self._text[:n], self._starts_line)
         if self._starts_line:
             self._line_begin = max(self._line_begin, at)
@@ -305,9 +305,10 @@ class Pieces:
             self._said_block = Block.TEXT
         self._put(speech.words, begin, begin + len(source))
 
-    def _said(self, block: Block) -> str:
+    def _said(self, block: Block, text: str) -> str:
         """The voice's remark in place of a block, once for blocks that follow one another."""
-        if block is self._said_block:
+        content = text.partition("\n")[2] if block is Block.CODE else text
+        if block is self._said_block or not is_speakable(content):
             return ""
         self._said_block = block
         return self._style.says_code if block is Block.CODE else self._style.says_table

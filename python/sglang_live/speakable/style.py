@@ -18,7 +18,7 @@ _ASIAN = str.maketrans("。，、！？；：।؟،؛", ".,,!?;:.?,;")
 class SpeechStyle:
     """
     scripts: whose letters it speaks, by the first word of their Unicode names.
-    folds: Latin letters lose their diacritics.
+    folds: Latin letters lose their diacritics, and those that are none of ASCII are left out.
     english: figures, signs, abbreviations and names become English words. Otherwise figures stay,
         for a voice that reads them in its own language.
     says_code, says_table: words in place of a fenced code block and of a table, so that a
@@ -30,6 +30,11 @@ class SpeechStyle:
     english: bool = True
     says_code: str = "The code is in the text."
     says_table: str = "The table is in the text."
+
+
+def is_speakable(text: str) -> bool:
+    """Whether there is a letter or a digit: no other character has a sound of its own."""
+    return any(unicodedata.category(char)[0] in "LN" for char in text)
 
 
 @lru_cache(maxsize=4096)
@@ -65,7 +70,9 @@ def filtered(text: str, style: SpeechStyle) -> tuple[str, int]:
         elif char.isascii():
             spoken = char.isalpha() or char in PUNCTUATION or char in " '-"
             kept.append(char if spoken else " ")
-        elif (script := script_of(char)) in style.scripts:
+        elif (script := script_of(char)) in style.scripts and not (
+            style.folds and script == "LATIN"
+        ):
             kept.append(char)
         elif script != "COMBINING":
             # A mark above a letter is left out without a gap in its word.

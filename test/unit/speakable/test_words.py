@@ -17,10 +17,10 @@ CASES = {
         ("5M users, 10k steps, 7B", "five million users, ten thousand steps, seven billion."),
     ],
     "groups by spaces": [
-        ("1 234 567 people", "one million two hundred thirty-four thousand five hundred sixty-seven "
-         "people."),
-        ("10\u202f000 or 12\u00a0345 km", "ten thousand or twelve thousand three hundred forty-five "
-         "kilometers."),
+        ("1 234 567 people", "one million two hundred thirty-four thousand five hundred "
+         "sixty-seven people."),
+        ("10\u202f000 or 12\u00a0345 km", "ten thousand or twelve thousand three hundred "
+         "forty-five kilometers."),
         ("1'250 and 1 234,5 kg", "one thousand two hundred fifty and one thousand two hundred "
          "thirty-four point five kilograms."),
         ("in 2024 100 of 3 000", "in twenty twenty-four one hundred of three thousand."),
@@ -58,16 +58,16 @@ CASES = {
     "scales of money": [
         ("£1.5m, €3bn, $2k", "one point five million pounds, three billion euros, two thousand "
          "dollars."),
-        ("£1.5m-£2m and $2.5k–3k", "one point five million to two million pounds and two point five "
-         "thousand to three thousand dollars."),
+        ("£1.5m-£2m and $2.5k–3k", "one point five million to two million pounds and two point "
+         "five thousand to three thousand dollars."),
         ("USD 5m, 5 m long", "five million dollars, five meters long."),
     ],
     "identifiers": [
         ("Order #A12-9 shipped", "Order number A one two, nine shipped."),
         ("PO-2024-0017, BA2490", "P O, two zero two four, zero zero one seven, B A two four nine "
          "zero."),
-        ("DE89 3704 0044 0532 0130 00", "D E eight nine, three seven zero four, zero zero four four, "
-         "zero five three two, zero one three zero, zero zero."),
+        ("DE89 3704 0044 0532 0130 00", "D E eight nine, three seven zero four, zero zero four "
+         "four, zero five three two, zero one three zero, zero zero."),
         ("#7, #100DaysOfCode", "number seven, hashtag one hundred DaysOfCode."),
         ("COVID-19, F-16, MP3", "COVID nineteen, F sixteen, M P three."),
         ("2001:db8::1, 10.0.0.0/8", "two zero zero one, D B eight, one, ten dot zero dot zero dot "

@@ -10,7 +10,9 @@ from sglang_live.models.qwen3_omni.prompt import ChatPrompt
 TOKENIZER = build_tokenizer(1024)
 END_ID = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
 PAD_ID = TOKENIZER.convert_tokens_to_ids("<|audio_pad|>")
-PROMPT = ChatPrompt(SimpleNamespace(audio_pad_id=PAD_ID, end_of_turn_ids=(END_ID,)), TOKENIZER)
+PROMPT = ChatPrompt(
+    SimpleNamespace(audio_pad_id=PAD_ID, end_of_turn_ids=(END_ID,), script_style=None), TOKENIZER
+)
 N_PLACES = 3  # per clip
 
 

@@ -121,6 +121,5 @@ class MoonshineRecogniser:
             if token == _END:
                 break
             ids.append(token)
-            if len(shorter := unlooped(ids)) < len(ids):
-                return shorter
-        return ids
+        # A text that ends before its limit is said, also where it repeats itself.
+        return unlooped(ids) if len(ids) == max_tokens else ids

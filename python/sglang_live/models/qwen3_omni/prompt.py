@@ -14,7 +14,7 @@ _SYSTEM = "<|im_start|>system\n", "<|im_end|>"
 class ChatPrompt(TalkerReadPrompt):
     def __init__(self, spec: Qwen3OmniSpec, tokenizer: Tokenizer):
         super().__init__(tokenizer, spec.end_of_turn_ids, _SYSTEM)
-        self._spec = spec
+        self._spec, self.script_style = spec, spec.script_style
         self.newline_id = self.markup_ids("\n")[0]
 
     def header(self, instructions: str) -> list[Piece]:

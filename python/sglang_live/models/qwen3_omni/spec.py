@@ -8,6 +8,7 @@ from typing import Any
 from sglang_live.errors import BadInputError
 from sglang_live.models.clip_form import ClipForm
 from sglang_live.models.family import kv_values, read_json
+from sglang_live.speakable.style import SpeechStyle
 
 ARCHITECTURE = "Qwen3OmniMoeForConditionalGeneration"
 FRAME_RATE_HZ = 12.5
@@ -24,6 +25,8 @@ class Qwen3OmniSpec:
             config.json; 0: not told.
         kv_values: see ModelFacts.
         sampling: the thinker's defaults (generation_config.json), by SGLang's names.
+        script_style: of a talker that reads English words alone, which `live_speaks` of its
+            configuration says.
     """
 
     path: Path
@@ -55,6 +58,7 @@ class Qwen3OmniSpec:
     end_of_turn_ids: tuple[int, ...]
     sampling: MappingProxyType[str, float]
     clip_form: ClipForm | None
+    script_style: SpeechStyle | None
 
     @staticmethod
     def load(path: str | Path) -> "Qwen3OmniSpec":
@@ -111,11 +115,22 @@ class Qwen3OmniSpec:
             end_of_turn_ids=tuple(end) if isinstance(end, list) else (end,),
             sampling=MappingProxyType(_sampling(generation)),
             clip_form=ClipForm.of(thinker),
+            script_style=_script_style(talker),
         )
 
     @property
     def voices(self) -> tuple[str, ...]:
         return tuple(self.speakers)
+
+
+def _script_style(talker: dict[str, Any]) -> SpeechStyle | None:
+    match talker.get("live_speaks"):
+        case None:
+            return None
+        case "english words":
+            return SpeechStyle(folds=True)
+        case other:
+            raise ValueError(f"live_speaks is {other!r}")
 
 
 def _sampling(generation: dict[str, Any]) -> dict[str, float]:

@@ -9,17 +9,20 @@ from sglang_live.messages import (
     UserSegment,
 )
 from sglang_live.models.prompt import PiecewisePrompt, TalkerReadPrompt
+from sglang_live.speakable.verbatim import spoken_text
 from sglang_live.stages.thinker.hearing import Hearing
 from sglang_live.stages.thinker.wire_items import history_item
 from sglang_live.stages.transport.server import ServedJob
 
 
 async def recite(job: ServedJob, script: ScriptRequest, prompt: PiecewisePrompt) -> None:
-    """Respond with the script's text."""
+    """Respond with the script's text, as far as a talker that reads tokens can speak it."""
+    text = script.text
     if isinstance(prompt, TalkerReadPrompt):
-        item = HistoryItem(key=script.key, role="user", parts=(TextPart(script.text),))
+        text = spoken_text(text, prompt.script_style)
+        item = HistoryItem(key=script.key, role="user", parts=(TextPart(text),))
         await job.send(UserSegment(job.job_id, script.key, prompt.segment_ids(item, [])))
-    await _send(job, prompt.words(script.text), script.text)
+    await _send(job, prompt.words(text), text)
 
 
 async def transcribe(job: ServedJob, request: ThinkerRequest, hearing: Hearing) -> None:
