@@ -11,7 +11,6 @@ orchestrator are not included.
 import argparse
 import asyncio
 import json
-import signal
 import sys
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -230,8 +229,6 @@ def document(options: Options, costs: list[Cost]) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     options, path = parse(argv)
-    # SIGTERM ends the program like Ctrl-C, so that no server stays behind.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     costs = [cost for _ in range(options.repeats) for cost in run_pair(options)]
     print(table(costs))
     if path is not None:

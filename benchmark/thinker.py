@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+from benchmark.ending import end_like_ctrl_c
 from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
 from sglang_live.models.family import ModelFacts, model_facts
@@ -40,6 +41,7 @@ async def thinker(
         shallow: whether the model has one layer: what computes beneath a modelled device must take
             less time than the device would.
     """
+    end_like_ctrl_c()
     owned = RunDir.make()
     run_dir = owned.path
     model = model or _endless_demo(run_dir / "endless", shallow=shallow)

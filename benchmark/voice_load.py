@@ -9,7 +9,6 @@ Every run has a fresh server.
 """
 
 import json
-import signal
 import sys
 
 from benchmark.load.config import LoadConfig, parse_args
@@ -51,8 +50,6 @@ def run_all(config: LoadConfig, workload: Workload, results: list[RunResult]) ->
 
 def main(argv: list[str] | None = None) -> int:
     config = parse_args(argv)
-    # SIGTERM ends the program like Ctrl-C, so that no server stays behind.
-    signal.signal(signal.SIGTERM, _interrupt)
     results: list[RunResult] = []
     code = 0
     try:
@@ -77,10 +74,6 @@ def main(argv: list[str] | None = None) -> int:
         config.json.write_text(text + "\n", "utf-8")
         _say(f"wrote {config.json}")
     return code
-
-
-def _interrupt(_signal, _frame):
-    raise KeyboardInterrupt
 
 
 def _say(line: str) -> None:

@@ -19,7 +19,6 @@ are hidden.
 
 import json
 import re
-import signal
 import sys
 import tempfile
 from dataclasses import asdict, dataclass, replace
@@ -84,8 +83,6 @@ class Options:
 
 def main() -> int:
     options = parse_args()
-    # SIGTERM ends the program like Ctrl-C, so that no server stays behind.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as folder:
         config = load_config(options, device_model(options, Path(folder)))
         try:

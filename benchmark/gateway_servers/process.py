@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Self
 from urllib.request import urlopen
 
+from benchmark.ending import end_like_ctrl_c, tied
+
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
 ROOT = Path(__file__).parents[2]
@@ -26,8 +28,9 @@ class ServerProcess:
         self._command = [sys.executable, "-m", module, *map(str, args)]
 
     def __enter__(self) -> Self:
+        end_like_ctrl_c()
         self._process = subprocess.Popen(
-            self._command,
+            tied(self._command, os.getpid()),
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

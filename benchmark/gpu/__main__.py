@@ -8,7 +8,6 @@ Exit status: 0 passed, 1 failed, 2 wrong usage, 77 cannot run here.
 import argparse
 import importlib
 import json
-import signal
 import sys
 import time
 import traceback
@@ -17,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmark.ending import end_like_ctrl_c
 from benchmark.gpu.findings import CannotRunError, Findings
 from benchmark.load.provenance import facts
 
@@ -95,10 +95,6 @@ def _run(name: str, check: Any, options: Any, args: argparse.Namespace) -> int:
     return FAILED if findings.problems else PASSED
 
 
-def _interrupt(_signal: int, _frame: Any) -> None:
-    raise KeyboardInterrupt
-
-
 def _import_needed(names: tuple[str, ...]) -> None:
     for name in names:
         try:
@@ -154,5 +150,5 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 if __name__ == "__main__":
     # The script's limit of time ends a check with SIGTERM: what it has started must end, too.
-    signal.signal(signal.SIGTERM, _interrupt)
+    end_like_ctrl_c()
     sys.exit(main())

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmark.ending import end_like_ctrl_c
 from benchmark.gpu.places import gpus_hidden, indexed
 from sglang_live.models.family import model_facts
 from sglang_live.stages.run_dir import RunDir
@@ -26,6 +27,7 @@ async def running_stage(
     environment: dict[str, str] | None = None,
 ) -> AsyncIterator[Replica]:
     """On an error, the end of the stage's log is printed."""
+    end_like_ctrl_c()
     owned = RunDir.make()
     run_dir = owned.path
     spec = StageSpec(

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
+from benchmark.ending import end_like_ctrl_c
 from sglang_live.engine_channel.lease_channel import BORROW, LEND
 from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
@@ -82,6 +83,7 @@ async def running_pair(
         elastic: whether both pools exchange memory.
         shallow: whether the thinker has one layer.
     """
+    end_like_ctrl_c()
     owned = RunDir.make()
     run_dir = owned.path
     size = DemoSize(thinker_end_logit=0.0, talker_end_logit=0.0)

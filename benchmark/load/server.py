@@ -13,6 +13,7 @@ import urllib.request
 from pathlib import Path
 from typing import Self
 
+from benchmark.ending import end_like_ctrl_c, tied
 from sglang_live.policy.policies import POLICIES
 
 HEALTH_POLL_S = 0.25
@@ -82,10 +83,11 @@ class ServerProcess:
 
     def __enter__(self) -> Self:
         began_s = time.monotonic()
+        end_like_ctrl_c()
         # A process group can be stopped as a whole. It is no session: Linux may schedule sessions
         # as units, and users and server then block each other's cores (sched(7), autogroup).
         self._process = subprocess.Popen(
-            self.command,
+            tied(self.command, os.getpid()),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,

@@ -6,7 +6,7 @@ only that they do not have yet. Everything here is frozen.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import Literal
 
@@ -266,6 +266,10 @@ class Usage:
     cached_tokens: int = 0
     output_text_tokens: int = 0
     output_audio_tokens: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        more = asdict(other)
+        return Usage(**{name: n + more[name] for name, n in asdict(self).items()})
 
 
 @dataclass(frozen=True, slots=True)

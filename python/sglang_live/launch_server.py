@@ -285,6 +285,7 @@ def _gateway_config(
         suggestions=config.model.introduction.suggestions,
         recognises=recognises,
         hears=model.hears,
+        hears_one_utterance=model.hears_one_utterance,
         knows_voices=config.speaker_model is not None,
         prefills_at_pauses=turn_prefill and recognises,
         preheat=config.policies.preheat,

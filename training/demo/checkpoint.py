@@ -85,6 +85,7 @@ def complete(model: Qwen3OmniMoeForConditionalGeneration, tokenizer, directory: 
     model.config.dtype = torch.float16
     model.config.good_tokens = GOOD_TOKENS
     setattr(model.config.thinker_config, CONFIG_KEY, CLIP_FORM)
+    model.config.thinker_config.live_one_utterance = True
     model.config.talker_config.live_speaks = "english words"
     model.config.save_pretrained(directory)
     weight_map = {name: _shard(_part_of(name)) for name in apart(model.state_dict())}

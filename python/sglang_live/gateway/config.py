@@ -43,6 +43,7 @@ class GatewayConfig:
     about: what the page says of the model. suggestions: questions that it offers.
     recognises: the model has a recogniser of its own. hears: the one language of it; "": it detects
         the language of each utterance.
+    hears_one_utterance: recordings are transcribed utterance by utterance.
     knows_voices: there is a speaker model, so that sessions ignore other voices by default.
     prefills_at_pauses: turn prefill of what a recogniser heard up to each pause of the user.
     turn_prefill_s: seconds of speech in each piece of a turn prefill; 0: no turn prefill.
@@ -87,6 +88,7 @@ class GatewayConfig:
     suggestions: tuple[str, ...] = ()
     recognises: bool = False
     hears: str = ""
+    hears_one_utterance: bool = False
     knows_voices: bool = False
     prefills_at_pauses: bool = False
     turn_prefill_s: float = 0.0

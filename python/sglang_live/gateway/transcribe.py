@@ -6,6 +6,9 @@ In: audio. Out: text as it comes; no text for audio without speech.
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
+
+import numpy as np
 
 from sglang_live.core import (
     AudioPart,
@@ -20,7 +23,7 @@ from sglang_live.errors import StageFailedError
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.json_forms import check_neutral
-from sglang_live.interaction.presence import speech_only
+from sglang_live.interaction.presence import speech_only, utterances
 from sglang_live.interaction.silero import SpeechModel
 from sglang_live.orchestrator.session import VoiceSession
 
@@ -56,10 +59,8 @@ async def transcribe(
     clips: tuple[AudioPart, ...],
     speech_model: SpeechModel | None,
     *,
-    language: str | None = None,
-    hint: str | None = None,
-    temperature: float = 0.0,
-    flex: bool = False,
+    apart: bool = False,
+    **options: Any,
 ) -> AsyncGenerator[str | Usage, None]:
     """Yield the deltas of the text, then the usage.
 
@@ -67,18 +68,52 @@ async def transcribe(
         clips: of one recording.
         speech_model: finds the speech; long silences are removed, because the model invents words
             for them. None: the clips are speech, as a recogniser has heard it.
-        language: of the speech, by name or code. hint: words that may occur in it.
-        flex: see TurnRequest.
+        apart: the model hears one utterance at a time.
+        options: of _turn.
     Raises:
         LiveError: the turn failed.
     """
-    duration_s = sum(clip.duration_s for clip in clips)
+    groups = [clips]
     if speech_model is not None:
-        found = [await asyncio.to_thread(speech_only, clip.pcm, speech_model) for clip in clips]
-        clips = tuple(AudioPart(speech) for speech in found if len(speech))
-        if not clips:
-            yield Usage()
-            return
+        spoken = utterances if apart else _one_clip
+        found = [await asyncio.to_thread(spoken, clip.pcm, speech_model) for clip in clips]
+        parts = tuple(AudioPart(speech) for stretches in found for speech in stretches)
+        groups = [(part,) for part in parts] if apart else [parts] * bool(parts)
+    usage, space = Usage(), ""
+    for group in groups:
+        async with aclosing(session.respond(_turn(group, **options))) as events:
+            async for event in events:
+                match event:
+                    case TranscriptDelta() if event.text:
+                        yield space + event.text
+                        space = ""
+                    case TurnDone():
+                        usage += event.usage
+                        break
+            else:
+                raise StageFailedError("The turn ended without a result.")
+        space = " "
+    yield usage
+
+
+def _one_clip(pcm: np.ndarray, model: SpeechModel) -> list[np.ndarray]:
+    speech = speech_only(pcm, model)
+    return [speech] if len(speech) else []
+
+
+def _turn(
+    clips: tuple[AudioPart, ...],
+    *,
+    language: str | None = None,
+    hint: str | None = None,
+    temperature: float = 0.0,
+    flex: bool = False,
+) -> TurnRequest:
+    """
+    Args:
+        language: of the speech, by name or code. hint: words that may occur in it.
+        flex: see TurnRequest.
+    """
     instruction = [_INSTRUCTION]
     if language:
         instruction.append(f"The language is {language}.")
@@ -87,7 +122,8 @@ async def transcribe(
     item = HistoryItem(
         key=new_id("key"), role="user", parts=(*clips, TextPart(" ".join(instruction)))
     )
-    turn = TurnRequest(
+    duration_s = sum(clip.duration_s for clip in clips)
+    return TurnRequest(
         instructions="",
         history=(item,),
         voice="",
@@ -98,12 +134,3 @@ async def transcribe(
         transcribes=True,
         flex=flex,
     )
-    async with aclosing(session.respond(turn)) as events:
-        async for event in events:
-            match event:
-                case TranscriptDelta() if event.text:
-                    yield event.text
-                case TurnDone():
-                    yield event.usage
-                    return
-    raise StageFailedError("The turn ended without a result.")

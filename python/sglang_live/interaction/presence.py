@@ -6,6 +6,7 @@ speech counts, unless even its loudest part is within the noise of 16 bits.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -55,6 +56,14 @@ def speech_only(pcm: np.ndarray, model: SpeechModel) -> np.ndarray:
     if kept == [(0, len(pcm))]:
         return pcm
     return np.concatenate([pcm[start:end] for start, end in kept])
+
+
+def utterances(pcm: np.ndarray, model: SpeechModel) -> list[np.ndarray]:
+    """Return the clip's stretches of speech, each with the silence around it; [] without speech."""
+    stretches = list(_stretches(pcm, model))
+    cuts = [(end + start) // 2 for (_, end), (start, _) in pairwise(stretches)]
+    bounds = [0, *cuts, len(pcm)] if stretches else []
+    return [speech_only(pcm[begin:end], model) for begin, end in pairwise(bounds)]
 
 
 def _stretches(pcm: np.ndarray, model: SpeechModel) -> Iterator[Stretch]:

@@ -42,6 +42,7 @@ class ModelFacts:
         clones_voices: whether its talker takes on voices of recordings.
         recordings: directory of those that it takes on (voice_files.py).
         hears: the one language of its recogniser; "": it detects the language, or there is none.
+        hears_one_utterance: whether it loses what is said behind a pause.
         vocab_size, context_tokens: of the thinker; 0: the family has none.
         kv_values: numbers in the thinker's KV of one token; 0: not known.
         good_tokens: length of a conversation that the thinker is good for, if its training was
@@ -59,6 +60,7 @@ class ModelFacts:
     clones_voices: bool = False
     recordings: Path | None = None
     hears: str = ""
+    hears_one_utterance: bool = False
     vocab_size: int = 0
     context_tokens: int = 0
     good_tokens: int = 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import soundfile as sf
 
-from sglang_live.interaction.presence import has_speech, speech_only
+from sglang_live.interaction.presence import has_speech, speech_only, utterances
 from sglang_live.interaction.silero import SileroModel
 
 AUDIO = Path(__file__).parents[2] / "data" / "audio"
@@ -88,3 +88,12 @@ def test_quiet_speech_beside_a_loud_click_is_found(model):
     speech = recorded("sp_librivox_0880", -40)
     speech[200:220] = 30_000
     assert has_speech(speech, model)
+
+
+def test_a_recording_is_divided_at_its_pauses(model):
+    said, pause = recorded("sp_librivox_0880.flac"), np.zeros(16_000, np.int16)
+    found = utterances(np.concatenate([said, pause] * 3), model)
+    alone = len(utterances(said, model))
+    assert len(found) == 3 * alone
+    assert sum(map(len, found)) <= 3 * (len(said) + len(pause))
+    assert utterances(pause, model) == []

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from sglang_live.core import AudioPart, Usage
 from sglang_live.errors import CapacityError, LiveError
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.errors import ClientEventError, cut, error_response
+from sglang_live.gateway.errors import ClientEventError, cut, error_body, error_response
 from sglang_live.gateway.flex.gate import FlexGate
 from sglang_live.gateway.flex.tier import Tier, Tiers
 from sglang_live.gateway.http.body import (
@@ -55,7 +55,10 @@ Piece = str | Usage  # a piece of the text; the usage comes last
 
 @dataclass(frozen=True, slots=True)
 class _Order:
+    """in_seconds: a recogniser has no tokens to count."""
+
     audio: AudioPart
+    in_seconds: bool
     language: str | None
     hint: str | None
     temperature: float
@@ -89,7 +92,7 @@ class TranscriptionRoute:
                 # A failure before the first word has an HTTP status.
                 first = await while_connected(request, first_of(pieces))
                 headers = order.tier.headers()
-                events = _events(first, pieces)
+                events = _events(order, first, pieces)
                 return Streamed(events, media_type="text/event-stream", headers=headers)
             return _whole(order, await while_connected(request, _all_of(pieces)))
         except LiveError as error:
@@ -129,6 +132,7 @@ class TranscriptionRoute:
         data = await file.read()
         return _Order(
             audio=await asyncio.to_thread(read_audio, data, max_s=self._config.max_input_audio_s),
+            in_seconds=self._config.recognises,
             language=language,
             hint=hint,
             temperature=warmth,
@@ -144,6 +148,7 @@ class TranscriptionRoute:
                 session,
                 (order.audio,),
                 self._speech_model,
+                apart=self._config.hears_one_utterance,
                 language=order.language,
                 hint=order.hint,
                 temperature=order.temperature,
@@ -165,28 +170,35 @@ def _whole(order: _Order, pieces: list[Piece]) -> Response:
     if order.plain:
         return PlainTextResponse(text + "\n", headers=headers)
     [usage] = [piece for piece in pieces if isinstance(piece, Usage)]
-    return JSONResponse({"text": text, "usage": _cost(usage)}, headers=headers)
+    return JSONResponse({"text": text, "usage": _cost(order, usage)}, headers=headers)
 
 
 async def _events(
-    first: Piece | None, rest: AsyncGenerator[Piece, None]
+    order: _Order, first: Piece | None, rest: AsyncGenerator[Piece, None]
 ) -> AsyncGenerator[bytes, None]:
     text = ""
     async with aclosing(rest):
         piece = first
-        while isinstance(piece, str):
-            text += piece
-            yield _event("transcript.text.delta", delta=piece)
-            piece = await anext(rest)
+        try:
+            while isinstance(piece, str):
+                text += piece
+                yield _event("transcript.text.delta", delta=piece)
+                piece = await anext(rest)
+        except LiveError as error:
+            log.warning("transcription_failed code=%s: %s", error.code, error)
+            yield _event("error", error=error_body(error))
+            return
     assert piece is not None, "a transcription ends with its usage"
-    yield _event("transcript.text.done", text=text.strip(), usage=_cost(piece))
+    yield _event("transcript.text.done", text=text.strip(), usage=_cost(order, piece))
 
 
 def _event(kind: str, **fields: Any) -> bytes:
     return b"data: " + orjson.dumps({"type": kind, **fields}) + b"\n\n"
 
 
-def _cost(usage: Usage) -> dict[str, Any]:
+def _cost(order: _Order, usage: Usage) -> dict[str, Any]:
+    if order.in_seconds:
+        return {"type": "duration", "seconds": round(order.audio.duration_s, 3)}
     n_in = usage.input_text_tokens + usage.input_audio_tokens
     return {
         "type": "tokens",

@@ -122,6 +122,7 @@ class RealtimeSession:
             emit,
             services.metrics,
             services.scorer.model,
+            apart=config.hears_one_utterance,
             past_first_audio=self._responses.past_first_audio,
             admit=self._admit,
         )

@@ -25,6 +25,7 @@ class Qwen3Omni:
             family=__name__,
             weights=path,
             voices=spec.voices,
+            hears_one_utterance=spec.hears_one_utterance,
             vocab_size=spec.thinker_vocab,
             context_tokens=spec.thinker_context,
             good_tokens=spec.good_tokens,

@@ -58,6 +58,7 @@ class Qwen3OmniSpec:
     end_of_turn_ids: tuple[int, ...]
     sampling: MappingProxyType[str, float]
     clip_form: ClipForm | None
+    hears_one_utterance: bool
     script_style: SpeechStyle | None
 
     @staticmethod
@@ -115,6 +116,7 @@ class Qwen3OmniSpec:
             end_of_turn_ids=tuple(end) if isinstance(end, list) else (end,),
             sampling=MappingProxyType(_sampling(generation)),
             clip_form=ClipForm.of(thinker),
+            hears_one_utterance=bool(thinker.get("live_one_utterance")),
             script_style=_script_style(talker),
         )
 

@@ -68,6 +68,47 @@ async def test_plain_text_and_usage():
     assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (12, 3, 15)
 
 
+async def test_a_recogniser_counts_seconds():
+    response = await ask(writes("Yes."), file_of(0.5), {"recognises": True})
+    assert response.json()["usage"] == {"type": "duration", "seconds": 0.5}
+
+
+def three_times() -> bytes:
+    """A sound three times, with pauses of 0.7 s."""
+    t = np.arange(INPUT_RATE_HZ) / INPUT_RATE_HZ
+    pause = np.zeros(round(0.7 * INPUT_RATE_HZ))
+    file, sound = io.BytesIO(), 0.3 * np.sin(2 * np.pi * 440 * t)
+    sf.write(file, np.concatenate([sound, pause] * 3), INPUT_RATE_HZ, format="WAV")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("stream", ["false", "true"])
+async def test_a_sentence_is_transcribed_as_often_as_it_was_said(stream):
+    again = [TranscriptDelta("Once "), TranscriptDelta("more."), done("Once more.")]
+    orchestrator = FakeOrchestrator([again] * 3)
+    config = {"hears_one_utterance": True}
+    response = await ask(orchestrator, three_times(), config, stream=stream)
+    body = response.json() if stream == "false" else json.loads(response.text.split("data: ")[-1])
+    assert body["text"] == "Once more. Once more. Once more."
+    assert (body["usage"]["input_tokens"], body["usage"]["output_tokens"]) == (36, 9)
+    heard = [turn.history[0].parts[0].duration_s for turn in orchestrator.turns]
+    assert len(heard) == 3 and max(heard) < 1.5 * min(heard)
+
+
+async def test_a_model_that_hears_more_gets_the_whole_recording():
+    orchestrator = writes("Once more.")
+    await ask(orchestrator, three_times())
+    assert len(orchestrator.turns) == 1
+
+
+async def test_events_report_a_failure_during_the_transcription():
+    broken = FakeOrchestrator([[TranscriptDelta("A "), StageUnavailableError("gone")]])
+    response = await ask(broken, stream="true")
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line]
+    assert [event["type"] for event in events] == ["transcript.text.delta", "error"]
+    assert events[-1]["error"]["code"] == "stage_unavailable"
+
+
 async def test_events_have_the_same_text():
     response = await ask(writes("A ", "tone."), stream="true")
     events = [json.loads(line[6:]) for line in response.text.splitlines() if line]

@@ -86,6 +86,7 @@ class _Transcript:
 class InputTranscription:
     """
     speech_model: finds the speech; audio without any has an empty transcript.
+    apart: the model hears one utterance at a time.
     past_first_audio: cleared while a response has not sent any audio yet.
     admit: counts one more response; raises RateLimitError or DrainingError.
     """
@@ -94,6 +95,7 @@ class InputTranscription:
     emit: Emit
     metrics: GatewayMetrics
     speech_model: SpeechModel
+    apart: bool
     past_first_audio: asyncio.Event
     admit: Callable[[], object]
     _waiting: deque[_Transcript] = field(default_factory=deque)
@@ -212,6 +214,7 @@ class InputTranscription:
             self.session,
             clips,
             speech_model,
+            apart=self.apart,
             language=settings.get("language"),
             hint=settings.get("prompt"),
         )
