@@ -16,9 +16,9 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeForConditionalGeneration,
 )
 
-from sglang_live.models.clip_form import CONFIG_KEY
 from sglang_live.models.demo.architecture import config_of
 from sglang_live.models.demo.tokenizer import build_tokenizer, save_processor
+from sglang_live.sound.clip_form import CONFIG_KEY
 from training.demo.sizes import GOOD_TOKENS, SIZE
 
 EMBEDDING_STD = 0.3

@@ -20,8 +20,8 @@ import numpy as np
 
 import sglang_live.models
 from sglang_live.errors import BadInputError
-from sglang_live.models.clip_form import ClipForm
 from sglang_live.models.prompt import PiecewisePrompt, Tokenizer
+from sglang_live.sound.clip_form import ClipForm
 from sglang_live.speakable.style import SpeechStyle
 
 # For a thinker's engine on a CPU: INT8. Empty or absent: its weights stay as in the checkpoint.

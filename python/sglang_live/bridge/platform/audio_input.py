@@ -14,7 +14,7 @@ import torch
 
 from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.errors import BadInputError
-from sglang_live.models.clip_form import MAX_ADDED_S, ClipForm
+from sglang_live.sound.clip_form import MAX_ADDED_S, ClipForm
 from sglang_live.sound.decoder import MAX_CLIP_S, Limits, decode_samples, duration_s
 
 # Bound of a file that is given by path; 10 minutes of stereo float at 48 kHz.

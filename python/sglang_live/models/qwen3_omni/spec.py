@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import Any
 
 from sglang_live.errors import BadInputError
-from sglang_live.models.clip_form import ClipForm
 from sglang_live.models.family import kv_values, read_json
+from sglang_live.sound.clip_form import ClipForm
 from sglang_live.speakable.style import SpeechStyle
 
 ARCHITECTURE = "Qwen3OmniMoeForConditionalGeneration"

@@ -64,7 +64,7 @@ from sglang_live.stages.thinker.prompt_sizes import PromptSizes
 from sglang_live.stages.thinker.sampling import sampling_of
 from sglang_live.stages.thinker.session import ThinkerSession
 from sglang_live.stages.thinker.turn import Generated, Prefilled, Started, TurnState
-from sglang_live.stages.thinker.wire_items import history_item, retention_of
+from sglang_live.stages.thinker.wire_items import formed, history_item, retention_of
 from sglang_live.stages.transport.server import ServedJob
 
 # On a CPU, for any language model: KV of a small one takes 46 kB a token in float32.
@@ -370,7 +370,7 @@ class ThinkerStage:
             if self._hearing is not None:
                 new = await self._hearing.as_text(new, is_told=is_told)
             elif self.model.clip_form is not None and not request.frame:
-                new = self.model.clip_form.of_item(new)
+                new = formed(new, self.model.clip_form)
             known[item.key] = new
         missing = [key for key in request.keys if key not in known]
         if missing:

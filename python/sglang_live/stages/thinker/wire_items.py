@@ -1,11 +1,13 @@
 """What messages carry of a conversation: its items, made into HistoryItems, and its bound."""
 
+from dataclasses import replace
 from typing import cast
 
 from sglang_live.core import AudioPart, HistoryItem, Role, TextPart
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.message_parts import WireAudio, WireItem, WireText
 from sglang_live.messages import ThinkerRequest
+from sglang_live.sound.clip_form import ClipForm
 from sglang_live.stages.transport import wire
 
 
@@ -19,6 +21,17 @@ def history_item(item: WireItem, frames: list[bytes]) -> HistoryItem:
         opens=item.opens,
         closes=item.closes,
     )
+
+
+def formed(item: HistoryItem, form: ClipForm) -> HistoryItem:
+    """The item with its recordings in the form that the model hears."""
+    parts = tuple(
+        AudioPart(form.of_pcm(part.pcm, begins=item.opens, ends=item.closes))
+        if isinstance(part, AudioPart)
+        else part
+        for part in item.parts
+    )
+    return replace(item, parts=parts)
 
 
 def _part(part: WireText | WireAudio, frames: list[bytes]) -> TextPart | AudioPart:

@@ -7,13 +7,12 @@ clips as they are.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem
 from sglang_live.errors import BadInputError
 
 CONFIG_KEY = "live_clip_form"
@@ -21,7 +20,9 @@ CONFIG_KEY = "live_clip_form"
 MAX_ADDED_S = 0.9
 
 Samples = npt.NDArray[np.float32]
+Pcm = npt.NDArray[np.int16]
 
+INPUT_RATE_HZ = 16_000
 _FRAME_SAMPLES = INPUT_RATE_HZ // 100
 # Sound is what is less than 40 dB below the clip's loudest frame, and above its noise; what is less
 # than 12 dB below is no noise.
@@ -60,18 +61,10 @@ class ClipForm:
         except (TypeError, ValueError, AttributeError) as error:
             raise BadInputError(f"{CONFIG_KEY} is malformed: {error}") from error
 
-    def of_item(self, item: HistoryItem) -> HistoryItem:
-        """A message of the conversation, or a piece of an utterance."""
-        parts = tuple(
-            self._of_part(part, item) if isinstance(part, AudioPart) else part
-            for part in item.parts
-        )
-        return replace(item, parts=parts)
-
-    def _of_part(self, part: AudioPart, item: HistoryItem) -> AudioPart:
-        samples = part.pcm.astype(np.float32) / 32768
-        formed = self.of_clip(samples, begins=item.opens, ends=item.closes) * 32768
-        return AudioPart(np.clip(np.round(formed), -32768, 32767).astype(np.int16))
+    def of_pcm(self, pcm: Pcm, *, begins: bool, ends: bool) -> Pcm:
+        """See of_clip. pcm: [n] int16."""
+        formed = self.of_clip(pcm.astype(np.float32) / 32768, begins=begins, ends=ends) * 32768
+        return np.clip(np.round(formed), -32768, 32767).astype(np.int16)
 
     def of_clip(self, samples: Samples, *, begins: bool = True, ends: bool = True) -> Samples:
         """

@@ -5,7 +5,8 @@ import pytest
 
 from sglang_live.core import AudioPart, HistoryItem
 from sglang_live.errors import BadInputError
-from sglang_live.models.clip_form import CONFIG_KEY, ClipForm
+from sglang_live.sound.clip_form import CONFIG_KEY, ClipForm
+from sglang_live.stages.thinker.wire_items import formed
 
 RATE_HZ = 16_000
 FORM = ClipForm(before_s=0.3, after_s=0.5, least_peak=0.03)
@@ -25,18 +26,18 @@ def speech(seconds: float = 1.0, peak: float = 0.5, seed: int = 1) -> np.ndarray
 
 def test_silence_is_added_where_sound_begins_and_ends_with_the_clip():
     sound = speech()
-    formed = FORM.of_clip(sound)
-    assert len(formed) == BEFORE + len(sound) + AFTER
-    assert np.allclose(formed[BEFORE:-AFTER], sound, atol=1e-6)
-    assert not formed[:BEFORE].any() and not formed[-AFTER:].any()
+    made = FORM.of_clip(sound)
+    assert len(made) == BEFORE + len(sound) + AFTER
+    assert np.allclose(made[BEFORE:-AFTER], sound, atol=1e-6)
+    assert not made[:BEFORE].any() and not made[-AFTER:].any()
 
 
 @pytest.mark.parametrize(("before_s", "after_s"), [(0.3, 0.5), (0.4, 0.9), (0.1, 0.0), (2.0, 0.2)])
 def test_sound_begins_at_one_place_whatever_silence_is_before_it(before_s, after_s):
     sound = np.pad(speech(), (int(before_s * RATE_HZ), int(after_s * RATE_HZ)))
-    formed = FORM.of_clip(sound)
-    assert abs(np.flatnonzero(np.abs(formed) > 0.05)[0] - BEFORE) < 0.01 * RATE_HZ
-    assert len(formed) == pytest.approx(BEFORE + RATE_HZ + max(0.5, after_s) * RATE_HZ, abs=160)
+    made = FORM.of_clip(sound)
+    assert abs(np.flatnonzero(np.abs(made) > 0.05)[0] - BEFORE) < 0.01 * RATE_HZ
+    assert len(made) == pytest.approx(BEFORE + RATE_HZ + max(0.5, after_s) * RATE_HZ, abs=160)
 
 
 def test_noise_around_speech_is_no_sound():
@@ -47,9 +48,9 @@ def test_noise_around_speech_is_no_sound():
 
 
 def test_a_constant_offset_is_taken_away_before_silence_is_added():
-    formed = FORM.of_clip(speech() + np.float32(0.2))
-    assert len(formed) == BEFORE + RATE_HZ + AFTER
-    assert np.allclose(formed[BEFORE:-AFTER], speech(), atol=1e-5)
+    made = FORM.of_clip(speech() + np.float32(0.2))
+    assert len(made) == BEFORE + RATE_HZ + AFTER
+    assert np.allclose(made[BEFORE:-AFTER], speech(), atol=1e-5)
 
 
 def test_a_quiet_clip_is_amplified_and_a_piece_of_an_utterance_is_not():
@@ -78,9 +79,9 @@ def test_clips_of_any_length_and_level_are_taken(n_samples, value):
 def test_an_item_keeps_its_text_and_its_place_in_the_message():
     pcm = (speech() * 32767).astype(np.int16)
     item = HistoryItem(key="k", role="user", parts=(AudioPart(pcm),), closes=False)
-    formed = FORM.of_item(item)
-    [part] = formed.parts
-    assert (formed.key, formed.opens, formed.closes) == ("k", True, False)
+    with_form = formed(item, FORM)
+    [part] = with_form.parts
+    assert (with_form.key, with_form.opens, with_form.closes) == ("k", True, False)
     assert part.pcm.dtype == np.int16 and len(part.pcm) == BEFORE + len(pcm)
 
 
