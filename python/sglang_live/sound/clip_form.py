@@ -63,7 +63,9 @@ class ClipForm:
 
     def of_pcm(self, pcm: Pcm, *, begins: bool, ends: bool) -> Pcm:
         """See of_clip. pcm: [n] int16."""
-        formed = self.of_clip(pcm.astype(np.float32) / 32768, begins=begins, ends=ends) * 32768
+        formed = self.of_clip(
+            pcm.astype(np.float32) / np.float32(32768), begins=begins, ends=ends
+        ) * np.float32(32768)
         return np.clip(np.round(formed), -32768, 32767).astype(np.int16)
 
     def of_clip(self, samples: Samples, *, begins: bool = True, ends: bool = True) -> Samples:
