@@ -232,8 +232,7 @@ class TalkerJob:
         if self._reads_text:
             await self._write_text(text)
             return
-        self._unspoken += ids
-        # A response that no letter follows, such as an ellipsis, would be noise.
+        self._unspoken += ids  # without a letter, such as an ellipsis, it would be noise
         if self._unspoken and (self._begun.done() or is_speakable(text)):
             await self._write_ids(self._unspoken)
             self._unspoken = []

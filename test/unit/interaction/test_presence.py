@@ -91,7 +91,7 @@ def test_quiet_speech_beside_a_loud_click_is_found(model):
 
 
 def test_a_recording_is_divided_at_its_pauses(model):
-    said, pause = recorded("sp_librivox_0880.flac"), np.zeros(16_000, np.int16)
+    said, pause = recorded("sp_librivox_0880"), np.zeros(16_000, np.int16)
     found = utterances(np.concatenate([said, pause] * 3), model)
     alone = len(utterances(said, model))
     assert len(found) == 3 * alone
