@@ -119,7 +119,7 @@ def test_a_seed_draws_the_same_mutants_again(script):
 
 def run(tree: Path, *args: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "scripts/mutants.py", "toy", *args]
-    return subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=600)
 
 
 def test_boundaries_that_no_test_sees_are_reported(tree):
