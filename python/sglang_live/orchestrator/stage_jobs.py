@@ -339,6 +339,7 @@ class TextJob:
 
     def __init__(self, turn: TurnRequest):
         self._wants_audio = turn.wants_audio
+        # Without a bound: the text of one response.
         self._texts: asyncio.Queue[SpokenText | None] = asyncio.Queue()
         self._n_tokens, self._cancelled = 0, False
         self.on_stream_event: OnStreamEvent = ignore_event

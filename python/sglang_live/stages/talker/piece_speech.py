@@ -52,6 +52,7 @@ class PieceSpeech:
     def __init__(self, model: PieceTalker, clock: Clock):
         self._model, self._clock = model, clock
         self._cutter, self._text = Pieces(model.style), TokenPlaces()
+        # Without a bound: the text of one response.
         self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
         self._character_s = SLOW_CHARACTER_S
         self._before_s = 0.0  # speech of the pieces that have ended

@@ -230,6 +230,7 @@ class _Response:
         self, job: ServedJob, request: VocoderRequest, cutter: Pieces, begins_early: bool
     ) -> None:
         self.job, self.request = job, request
+        # Without a bound: the text of one response.
         self.pieces: asyncio.Queue[Piece | _Beginning | None] = asyncio.Queue()
         self.begun: PieceSound | None = None
         self._cutter, self._text = cutter, TokenPlaces()

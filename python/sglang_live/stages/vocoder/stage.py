@@ -70,7 +70,7 @@ class VocoderStage:
         request = job.opener
         assert isinstance(request, VocoderRequest)
         self._engine.open(job.job_id, flex=request.flex)  # raises if it is full
-        outputs = self._outputs[job.job_id] = asyncio.Queue()
+        outputs = self._outputs[job.job_id] = asyncio.Queue()  # _feed_when_room bounds it
         feeding = asyncio.create_task(self._feed(job))
         try:
             while True:
