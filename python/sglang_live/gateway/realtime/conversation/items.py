@@ -145,10 +145,10 @@ class MessageItem(Item):
 
     def judge(self) -> None:
         """Determine whether the audio has speech; takes milliseconds the first time."""
-        judged, self._is_speech = self._is_speech, None
-        if judged is not None and not judged(self._audio[0].pcm):
+        if self._is_speech is not None and not self._is_speech(self._audio[0].pcm):
             self.is_silent = True
             self._history, self._pieces = None, ()
+        self._is_speech = None
 
     def transcribed(self, text: str) -> None:
         """Set the transcript of the audio. The model's history keeps the audio."""
@@ -172,6 +172,10 @@ class MessageItem(Item):
     @property
     def has_sound(self) -> bool:
         return bool(self._raw)
+
+    @property
+    def is_raw(self) -> bool:
+        return self.has_sound and not self.is_unjudged  # judge() runs in a thread
 
     def raw_sounds(self) -> list[Samples]:
         return [part.pcm for part in self._raw]
