@@ -43,7 +43,7 @@ class AudioPart:
     def pcm(self) -> np.ndarray:
         """[n_samples] int16. A packed sound is decoded, which takes milliseconds."""
         whole = self.sound.pcm() if isinstance(self.sound, PackedSound) else self.sound
-        return whole[self.begin : self.end]
+        return whole if (self.begin, self.end) == (0, None) else whole[self.begin : self.end]
 
     @property
     def is_packed(self) -> bool:

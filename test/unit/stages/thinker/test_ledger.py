@@ -6,6 +6,7 @@ the tokens that the history alone stands for.
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,7 @@ from sglang_live.stages.thinker.ledger import (
     reconcile,
 )
 
-PCM = (AudioPart(pcm=None),)
+PCM = (AudioPart(np.zeros(0, np.int16)),)
 
 
 def user(key: str) -> HistoryItem:
