@@ -78,10 +78,14 @@ def test_a_text_without_an_end_stops_at_the_limit_of_its_duration():
     assert model._decoder.n_steps == 14
 
 
-def test_a_loop_is_left_after_its_first_round():
-    model = recogniser([3, 4] * 40)
+def test_of_a_loop_that_does_not_end_one_round_is_kept():
+    model = recogniser([3, 4] * 80)
     assert model.transcribe(noise(20.0)) == "hello"
-    assert model._decoder.n_steps == 12
+
+
+def test_words_that_are_said_again_and_again_are_all_kept():
+    model = recogniser([3, 4] * 40 + [END])
+    assert model.transcribe(noise(20.0)) == " ".join(["hello"] * 40)
 
 
 @pytest.mark.parametrize("pcm", [noise(0.0), noise(0.09), np.zeros(32_000, np.int16)])
