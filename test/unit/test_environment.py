@@ -1,6 +1,7 @@
 """Containers without a user's home, and locales without UTF-8."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from sglang_live import preflight
 from sglang_live.arguments import parse
 from sglang_live.environment import CACHE_ENV, cache_directory, check_cache_folder, provide_home
 from sglang_live.errors import BadInputError, LiveError
+from sglang_live.models.checkpoint_files import find_checkpoint
 from sglang_live.models.demo.location import TRAINED, is_demo
 from sglang_live.models.speech_kinds import find_voice
 from sglang_live.stages.run_dir import clear_dead
@@ -48,6 +50,8 @@ def test_without_a_home_the_flag_to_set_is_named(homeless):
 def test_a_path_below_an_unknown_home_is_a_path_that_is_missing(homeless):
     with pytest.raises(BadInputError, match="~/voice"):
         find_voice("~/voice")
+    with pytest.raises(BadInputError, match="~/model"):
+        find_checkpoint("~/model", ())
 
 
 def test_the_default_is_below_the_home(monkeypatch):
@@ -95,6 +99,16 @@ def test_without_any_temporary_folder_the_variable_to_set_is_named(monkeypatch):
     clear_dead()
     with pytest.raises(LiveError, match=r"no folder for temporary files: .*: set TMPDIR"):
         preflight.check_temporary_folder()
+
+
+def test_a_home_is_looked_for_in_one_place():
+    package = Path(__file__).parents[2] / "python" / "sglang_live"
+    # A user types these paths, and `~` in them stays as it is where there is no home.
+    typed = {"speech_kinds.py", "cascade/talkers.py", "checkpoint_files.py"}
+    looks = re.compile(r"Path\.home\(|expanduser\(|\bgetpass\b|getpwuid")
+    found = {path for path in package.rglob("*.py") if looks.search(path.read_text("utf-8"))}
+    allowed = {package / "environment.py", *(package / "models" / name for name in typed)}
+    assert found == allowed
 
 
 # --- UTF-8 ---

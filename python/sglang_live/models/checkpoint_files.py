@@ -6,6 +6,7 @@ the offsets of every tensor, then the tensors.
 
 import difflib
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ def find_checkpoint(given: str, built_in: Sequence[str]) -> Path:
     Raises:
         BadInputError: there is none; says what is there instead, and how to get one.
     """
-    path = Path(given).expanduser()
+    path = Path(os.path.expanduser(given))
     if (path / "config.json").is_file() and given:
         return path
     or_name = f"{_EXPECTED}, or {', '.join(built_in)}"
