@@ -65,10 +65,11 @@ def check_certificate(certificate: Path, key: Path | None) -> None:
 
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, refuse)
-    except OSError as error:  # also an SSLError
+    except OSError as error:
+        reason = error.reason if isinstance(error, ssl.SSLError) else reason_of(error)
         raise BadInputError(
-            f"--ssl-certfile: {certificate}, with the key in {key or certificate}: "
-            f"{reason_of(error)}; PEM files are needed, the key of that certificate"
+            f"--ssl-certfile: {certificate}, with the key in {key or certificate}: needed are PEM "
+            f"files, and the key of that certificate ({reason})"
         ) from error
 
 
