@@ -66,7 +66,9 @@ def check_certificate(certificate: Path, key: Path | None) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, refuse)
     except OSError as error:
-        reason = error.reason if isinstance(error, ssl.SSLError) else reason_of(error)
+        reason = reason_of(error)
+        if isinstance(error, ssl.SSLError):
+            reason = error.reason or "no PEM"
         raise BadInputError(
             f"--ssl-certfile: {certificate}, with the key in {key or certificate}: needed are PEM "
             f"files, and the key of that certificate ({reason})"
