@@ -10,4 +10,4 @@ WHY = "upstream keeps every compiled grammar: clients could fill the memory with
 DROP_WHEN = "upstream bounds its cache of grammars"
 STAGES = ("thinker",)
 CPU_ONLY = False
-HOOK = "sglang_live.bridge.scheduler.grammar_cache:keep_bounded"
+HOOK = "sglang_live.bridge.grammars.grammar_cache:keep_bounded"

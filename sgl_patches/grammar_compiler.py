@@ -10,4 +10,4 @@ WHY = "upstream sets no bound, and clearing the cache keeps the rules of all gra
 DROP_WHEN = "upstream passes cache_limit_bytes"
 STAGES = ("thinker",)
 CPU_ONLY = False
-HOOK = "sglang_live.bridge.scheduler.grammar_cache:BoundedCompiler"
+HOOK = "sglang_live.bridge.grammars.grammar_cache:BoundedCompiler"

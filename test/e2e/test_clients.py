@@ -40,6 +40,8 @@ NAMES = (
     "openai_js.mjs",
 )
 PARTS = ("text", "speech", "tool", "interruption", "reconnect")
+# Of these, a function call is forced as well; the model makes it, with a grammar.
+FORCING = ("openai_blocking.py", "openai_async.py", "livekit_agent.py")
 CALL = '{"name": "weather", "arguments": {"town": "Rome"}}'
 # The demo model's responses end at random, but greedy ones rarely.
 LONG = {"temperature": 0}
@@ -94,7 +96,7 @@ async def play(name: str, server: Server, directory: Path) -> dict[str, Played]:
         fake = await open_.enter_async_context(listening(gateway))
         relays = {
             part: Relay(fake if part == "tool" else real, breaks=part == "reconnect")
-            for part in PARTS
+            for part in (*PARTS, *(["forced"] if name in FORCING else []))
         }
         tls, scheme, environment = None, "http", {}
         if name.endswith(".mjs"):  # the SDK uses TLS only
@@ -175,6 +177,15 @@ def test_speech_gets_a_response(played):
     assert "conversation.item.create" not in {event["type"] for event in speech.line.asked}
     check_heard(speech.told, speech.line)
     assert speech.line.when(turn) < speech.line.when(speech.line.of_type(DELTA)[0])
+
+
+@pytest.mark.parametrize("played", FORCING, indirect=True)
+def test_a_forced_call_reaches_the_clients_function(played):
+    forced = part(played, "forced")
+    assert forced.told["called"].keys() == {"town"}
+    first = forced.line.of_type(DONE)[0]["response"]
+    assert first["status"] == "completed"
+    assert [item["type"] for item in first["output"]] == ["function_call"]
 
 
 def test_the_clients_function_is_called_and_its_result_is_spoken(played):

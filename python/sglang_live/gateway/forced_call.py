@@ -3,15 +3,18 @@
 In: the functions that a tool_choice forces. Out: nothing, or ParameterError with what the grammar
 cannot enforce. Without this check a response could end with arguments that do not fit, and the
 client would get no call. What the grammar (xgrammar) enforces is tested in
-test/unit/models/test_call_grammar.py.
+test/unit/models/grammars/test_call_grammar.py.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
+from sglang_live.errors import BadInputError
+from sglang_live.gateway.disjoint_schemas import are_disjoint
 from sglang_live.gateway.native import grammars
 from sglang_live.gateway.native.checks import ParameterError
 from sglang_live.gateway.tool_schema import KEYWORDS, parts_of
+from sglang_live.models.grammars.call_grammar import arguments_rules
 
 _NEVER = frozenset(
     (
@@ -46,6 +49,8 @@ def check_enforceable(tools: list[dict[str, Any]], at: str) -> None:
             raise ParameterError(at, f"the parameters of {tool['name']} must be an 'object'.")
         for place, part in parts_of(parameters):
             fault = next(_unenforced(part), None) if isinstance(part, dict) else None
+            if isinstance(part, dict) and not are_disjoint(parameters, part.get("oneOf", [])):
+                fault = "'oneOf' of schemas that one value may fit"
             if fault is not None:
                 raise ParameterError(
                     at,
@@ -53,6 +58,10 @@ def check_enforceable(tools: list[dict[str, Any]], at: str) -> None:
                     "function can be called.",
                 )
         grammars.schema(parameters, at)
+        try:
+            arguments_rules(tool["name"], parameters, "")
+        except BadInputError as error:
+            raise ParameterError(at, str(error)) from None
 
 
 def _unenforced(part: dict[str, Any]) -> Iterator[str]:
@@ -88,8 +97,21 @@ def _unenforced_forms(part: dict[str, Any]) -> Iterator[str]:
         yield "'allOf' of several schemas"
     if "multipleOf" in part and _allows(part, "number"):
         yield "'multipleOf' of a number"
+    if part.get("additionalProperties") and not all(map(str.isascii, part.get("properties", {}))):
+        yield "'additionalProperties' beside a name beyond ASCII"
+    if _least_undeclared(part) > 1:
+        yield "'minProperties' of several names that are not declared"
     if undeclared := set(part.get("required", ())) - set(part.get("properties", {})):
         yield f"'required' of {min(undeclared)!r}, which is not in 'properties',"
+
+
+def _least_undeclared(part: dict[str, Any]) -> int:
+    """Properties that must have names of the model's choice, of which two could be the same."""
+    if "properties" in part and not (
+        part.get("patternProperties") or part.get("additionalProperties")
+    ):
+        return 0
+    return int(part.get("minProperties", 0)) - len(part.get("required", ()))
 
 
 def _allows(part: dict[str, Any], name: str) -> bool:

@@ -1,11 +1,13 @@
 """Functions that a client declares: read and checked, shown to the model, and called by it.
 
 In: tools and a choice as clients write them; function calls as the model writes them.
-Out: Tools for a turn; FunctionCalls, or errors. A malformed function call is neither spoken nor
-sent to the client, only counted.
+Out: Tools for a turn; FunctionCalls, or errors. A malformed function call is never sent as one.
 """
 
+import json
+import logging
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,9 @@ from sglang_live.gateway.tool_schema import (
     check_schema,
     fault_in,
 )
+from sglang_live.telemetry.metrics import GatewayMetrics
+
+log = logging.getLogger(__name__)
 
 # All functions together, as the model reads them: a longer list would delay every response.
 MAX_TOOLS_BYTES = 1 << 16
@@ -39,8 +44,6 @@ _CHOICES = ("auto", "none", "required")
 
 class MalformedCallError(LiveError):
     """What the model wrote as a function call is not a call of a function of the session."""
-
-    code = "malformed_tool_call"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +201,34 @@ def tools_of(tools: tuple[dict[str, Any], ...], choice: str | dict[str, Any]) ->
     return Tools(functions=functions, must_call=must_call)
 
 
+def read_calls(
+    written: Iterable[str],
+    tools: tuple[dict[str, Any], ...],
+    *,
+    most: int | None,
+    metrics: GatewayMetrics,
+    response_id: str,
+) -> tuple[list[FunctionCall], str]:
+    """The function calls of one response, and the text of those that are none.
+
+    Args:
+        most: calls that the client takes; the others are only counted.
+    """
+    calls: list[FunctionCall] = []
+    malformed: list[str] = []
+    for text in written:
+        try:
+            calls.append(read_function_call(text, tools))
+        except MalformedCallError as error:
+            log.warning("tool_call_malformed response=%s: %r", response_id, str(error))
+            malformed.append(text)
+    made = calls[:most]
+    metrics.tool_calls.labels("made").inc(len(made))
+    metrics.tool_calls.labels("malformed").inc(len(malformed))
+    metrics.tool_calls.labels("surplus").inc(len(calls) - len(made))
+    return made, "\n".join(malformed)
+
+
 def read_function_call(text: str, tools: tuple[dict[str, Any], ...]) -> FunctionCall:
     """Read and check a function call of the model.
 
@@ -207,8 +238,9 @@ def read_function_call(text: str, tools: tuple[dict[str, Any], ...]) -> Function
         MalformedCallError: the text is not a call of one of the tools; the message says why.
     """
     try:
-        call = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
+        call = json.loads(text)  # integers of any length, unlike orjson's
+        json.dumps(call, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
         raise MalformedCallError(f"A function call is not JSON: {error}.") from None
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         raise MalformedCallError("A function call has no name.")
@@ -219,7 +251,7 @@ def read_function_call(text: str, tools: tuple[dict[str, Any], ...]) -> Function
     try:
         # Faults go to the log, so they quote no argument: those repeat what the user said.
         fault = fault_in(arguments, tool.get("parameters") or {})
-        written = orjson.dumps(arguments).decode()
+        written = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
     except SchemaFaultError as error:
         raise MalformedCallError(f"Parameters of {tool['name']}: {error}") from None
     except (TooManyStepsError, orjson.JSONEncodeError):

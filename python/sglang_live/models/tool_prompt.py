@@ -57,31 +57,31 @@ def opening_of(must_call: str) -> str:
 
 class ResponseParts:
     """Splits a growing response into speech and function calls. All text after the first call
-    belongs to calls.
+    belongs to calls. Without functions there are no calls, whatever the model writes.
 
     Attributes:
         n_spoken: the response's leading tokens that are to be spoken.
         spoken: their text.
     """
 
-    def __init__(self, begin_id: int | None):
+    def __init__(self, begin_id: int | None, has_functions: bool = True):
         """begin_id: the token of CALL_BEGIN; None if it is several tokens."""
-        self._begin_id = begin_id
+        self._begin_id, self._has_functions = begin_id, has_functions
         self.n_spoken, self.spoken, self._calls = 0, "", ""
 
     def take(self, ids: list[int], text: str) -> None:
         """Take the whole response so far."""
-        at = text.find(CALL_BEGIN)
+        at = text.find(CALL_BEGIN) if self._has_functions else -1
         if at >= 0:
             self.spoken, self._calls = text[:at].rstrip(), text[at:]
             if self._begin_id in ids:
                 self.n_spoken = ids.index(self._begin_id)
-        elif not _may_begin_a_call(text):
+        elif not (self._has_functions and _may_begin_a_call(text)):
             self.n_spoken, self.spoken = len(ids), text
 
     def end(self, ids: list[int], text: str) -> None:
         """Take the complete response: an unfinished beginning of a call is speech."""
-        if CALL_BEGIN not in text:
+        if not self._has_functions or CALL_BEGIN not in text:
             self.n_spoken, self.spoken = len(ids), text
 
     @property

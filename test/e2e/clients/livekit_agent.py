@@ -120,6 +120,14 @@ async def tool(url: str) -> dict:
         return {"called": called.pop(), **heard}
 
 
+async def forced(url: str) -> dict:
+    async with connected(url, LONG) as (session, _):
+        session.generate_reply(user_input=QUESTION, tool_choice="required")
+        while not called:
+            await asyncio.sleep(0.1)
+        return {"called": called.pop()}
+
+
 async def interruption(url: str) -> dict:
     """Interrupts every response, until one ends incomplete and the next has begun."""
     async with connected(url, LONG) as (session, _):
@@ -152,4 +160,11 @@ async def reconnect(url: str) -> dict:
         return await next_response(session, said)
 
 
-play(text=text, speech=speech, tool=tool, interruption=interruption, reconnect=reconnect)
+play(
+    text=text,
+    speech=speech,
+    tool=tool,
+    forced=forced,
+    interruption=interruption,
+    reconnect=reconnect,
+)

@@ -72,6 +72,15 @@ async def tool(url: str) -> dict:
         return {"called": arguments, **(await next_response(connection))[0]}
 
 
+async def forced(url: str) -> dict:
+    async with connected(url, LONG) as (connection, _):
+        settings = {"type": "realtime", "tools": [TOOL], "tool_choice": "required"}
+        await connection.session.update(session=settings)
+        await ask(connection)
+        _, [item] = await next_response(connection)
+        return {"called": json.loads(item.arguments)}
+
+
 async def interruption(url: str) -> dict:
     """Interrupts every response, until one ends incomplete and the next has begun."""
     async with connected(url, LONG) as (connection, source):
@@ -107,4 +116,11 @@ async def reconnect(url: str) -> dict:
     raise RuntimeError("the connection ended")
 
 
-play(text=text, speech=speech, tool=tool, interruption=interruption, reconnect=reconnect)
+play(
+    text=text,
+    speech=speech,
+    tool=tool,
+    forced=forced,
+    interruption=interruption,
+    reconnect=reconnect,
+)

@@ -67,6 +67,15 @@ def tool(url: str) -> dict:
         return {"called": arguments, **next_response(connection)[0]}
 
 
+def forced(url: str) -> dict:
+    with connect(url, LONG) as connection:
+        settings = {"type": "realtime", "tools": [TOOL], "tool_choice": "required"}
+        connection.session.update(session=settings)
+        ask(connection)
+        _, [item] = next_response(connection)
+        return {"called": json.loads(item.arguments)}
+
+
 def interruption(url: str) -> dict:
     """Interrupts every response, until one ends incomplete and the next has begun."""
     with connect(url, LONG) as connection:
@@ -106,4 +115,11 @@ def reconnect(url: str) -> dict:
     raise RuntimeError("the connection ended")
 
 
-play(text=text, speech=speech, tool=tool, interruption=interruption, reconnect=reconnect)
+play(
+    text=text,
+    speech=speech,
+    tool=tool,
+    forced=forced,
+    interruption=interruption,
+    reconnect=reconnect,
+)

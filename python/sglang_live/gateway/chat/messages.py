@@ -4,6 +4,7 @@ In: messages in OpenAI's form, also answers of this server that a client sends b
 Out: Messages with the words of each answer in place of its audio, or ClientEventError with a path.
 """
 
+from collections import Counter
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -138,9 +139,9 @@ def read_messages(
         The same, without `audio` and `refusal`, which become parts of the content.
     Raises:
         ClientEventError: content that a role cannot have, no content, audio of an unknown answer,
-            an output without a function call, or too much text.
+            an output without a function call or a second one, or too much text.
     """
-    call_ids: set[str] = set()
+    unanswered = Counter[str]()
     read = []
     for n, message in enumerate(messages):
         at = f"messages[{n}]"
@@ -150,9 +151,9 @@ def read_messages(
             check_name(call.function.name, f"{at}.tool_calls[{k}].function.name")
             arguments = call.function.arguments
             check_arguments(arguments or "", f"{at}.tool_calls[{k}].function.arguments")
-            call_ids.add(call.id or "")
+            unanswered[call.id or ""] += 1
         if message.role == "tool":
-            _check_output(message.tool_call_id, call_ids, f"{at}.tool_call_id")
+            _check_output(message.tool_call_id, unanswered, f"{at}.tool_call_id")
         read.append(_in_words(message, answers, at))
         _check_content(read[-1], at)
     check_text(sum(map(_n_characters, read)), "messages")
@@ -186,15 +187,16 @@ def _check_parts(message: Message, takes: tuple[type, ...], at: str) -> None:
             )
 
 
-def _check_output(call_id: str | None, call_ids: set[str], at: str) -> None:
+def _check_output(call_id: str | None, unanswered: Counter[str], at: str) -> None:
     if call_id is None:
         raise missing_parameter(at)
-    if call_id not in call_ids:
+    if not unanswered[call_id]:
+        has_output = call_id in unanswered  # an entry that is read is not made
+        what = "already has an output" if has_output else "not found in the messages before"
         raise ClientEventError(
-            f"Tool call ID {cut(call_id)!r} not found in the messages before.",
-            code="invalid_tool_call_id",
-            param=at,
+            f"Tool call ID {cut(call_id)!r} {what}.", code="invalid_tool_call_id", param=at
         )
+    unanswered[call_id] -= 1
 
 
 def _in_words(message: Message, answers: SpokenAnswers, at: str) -> Message:

@@ -46,7 +46,7 @@ from sglang_live.gateway.model import brief_session, check_model, known_voice
 from sglang_live.gateway.owner import owner_salt
 from sglang_live.gateway.realtime.context_limit import ContextLimit
 from sglang_live.gateway.realtime.conversation.item_schema import check_text
-from sglang_live.gateway.tools import MalformedCallError, read_function_call, tools_of
+from sglang_live.gateway.tools import read_calls, tools_of
 from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.telemetry.metrics import GatewayMetrics
 
@@ -143,7 +143,7 @@ class ChatRoute:
         self, completion: "_Completion", file: bytes, calls: list[dict[str, Any]]
     ) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
-        if not completion.form.wants_audio:
+        if not completion.form.wants_audio or (completion.text and not completion.pcm):
             message["content"] = completion.text
         elif completion.pcm:
             message["audio"] = {
@@ -186,7 +186,10 @@ class ChatRoute:
         if completion.pcm:
             until = self._answers.keep(completion.audio_id, completion.text)
             yield completion.chunk({"audio": {"id": completion.audio_id, "expires_at": until}})
+        n_sent = len(completion.text)
         calls = self._calls(completion)
+        if malformed := completion.text[n_sent:]:
+            yield completion.chunk({"content": malformed})
         if calls:
             indexed = [{"index": n, **call} for n, call in enumerate(calls)]
             yield completion.chunk({"tool_calls": indexed})
@@ -197,30 +200,25 @@ class ChatRoute:
         yield b"data: [DONE]\n\n"
 
     def _calls(self, completion: "_Completion") -> list[dict[str, Any]]:
-        """The function calls of a completion.
-
-        Raises:
-            MalformedCallError: the completion consists of malformed function calls only.
-        """
-        calls: list[dict[str, Any]] = []
-        tools, fault = completion.form.functions_of(), None
-        for text in completion.end.function_calls:
-            try:
-                call = read_function_call(text, tools)
-            except MalformedCallError as error:
-                log.warning("tool_call_malformed completion=%s: %r", completion.id, str(error))
-                self._metrics.tool_calls.labels("malformed").inc()
-                fault = error
-                continue
-            if len(calls) == completion.form.max_calls:
-                self._metrics.tool_calls.labels("surplus").inc()
-                continue
-            self._metrics.tool_calls.labels("made").inc()
-            function = {"name": call.name, "arguments": call.arguments}
-            calls.append({"id": new_id("call"), "type": "function", "function": function})
-        if fault and not calls and not completion.text and not completion.pcm:
-            raise fault
-        return calls
+        """The function calls. If the completion has nothing else, malformed ones are its text."""
+        calls, malformed = read_calls(
+            completion.end.function_calls,
+            completion.form.functions_of(),
+            most=completion.form.max_calls,
+            metrics=self._metrics,
+            response_id=completion.id,
+        )
+        is_empty = not calls and not completion.text and not completion.pcm
+        if is_empty and completion.end.status == "completed":
+            completion.take(TranscriptDelta(malformed, 0))
+        return [
+            {
+                "id": new_id("call"),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in calls
+        ]
 
 
 class _Completion:

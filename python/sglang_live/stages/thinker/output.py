@@ -18,6 +18,7 @@ class ResponseOutput:
 
     Args:
         report_progress: called with the progress of the response's consumer.
+        has_functions: whether the response may call functions.
 
     Attributes:
         finish: "" until the response ends.
@@ -30,10 +31,11 @@ class ResponseOutput:
         end_ids: tuple[int, ...],
         call_begin_id: int | None,
         report_progress: Callable[[Progress], None],
+        has_functions: bool = True,
     ):
         self._job, self._end_ids, self._report_progress = job, end_ids, report_progress
         self.ids: list[int] = []
-        self.parts = ResponseParts(call_begin_id)
+        self.parts = ResponseParts(call_begin_id, has_functions)
         self.finish, self.n_audio = "", 0
         self._n_sent, self._sent, self._n_unreported = 0, "", 0
         self._told_of_call = False

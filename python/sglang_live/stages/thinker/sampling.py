@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_live.messages import ThinkerRequest
-from sglang_live.models.call_grammar import call_grammar
+from sglang_live.models.grammars.call_grammar import call_grammar
 
 MAX_RESPONSE_TOKENS = 1024
+# Of a response that has to be a function call.
+MAX_CALL_TOKENS = 512
 
 
 def sampling_of(
@@ -19,11 +21,14 @@ def sampling_of(
     Raises:
         BadInputError: no grammar can be made of the function that the response has to call.
     """
-    n_max = MAX_RESPONSE_TOKENS if request.max_tokens is None else request.max_tokens
+    forced = request.must_call is not None and not request.prefill_only
+    n_max = request.max_tokens
+    if n_max is None:
+        n_max = MAX_CALL_TOKENS if forced else MAX_RESPONSE_TOKENS
     sampling: dict[str, Any] = dict(defaults)
     if request.temperature is not None:
         sampling["temperature"] = request.temperature
-    if request.must_call is not None and not request.prefill_only:
+    if forced and request.must_call is not None:
         sampling["ebnf"] = call_grammar(tuple(request.functions), request.must_call)
         # Where the grammar ends, no token but the end is allowed.
         sampling.pop("min_new_tokens", None)

@@ -250,7 +250,7 @@ class ThinkerStage:
             flex=request.flex,
         )
         state.on_generating = lambda rid: self._stream_events.add(rid, job)
-        output = self._output(job, state)
+        output = self._output(job, state, has_functions=bool(request.functions))
         receiving = asyncio.create_task(self._receive(job, session, state, output))
         signs = asyncio.create_task(
             show_prefill(job, self.host.prefill_tokens, lambda: bool(output.ids))
@@ -292,13 +292,13 @@ class ThinkerStage:
             )
         )
 
-    def _output(self, job: ServedJob, state: TurnState) -> ResponseOutput:
+    def _output(self, job: ServedJob, state: TurnState, *, has_functions: bool) -> ResponseOutput:
         def report_progress(progress: Progress) -> None:
             if self._feed is not None and state.generating is not None:
                 self._feed.progress.put(state.generating, progress)
 
         end_ids, call_begin_id = self.prompt.end_ids, self.prompt.call_begin_id()
-        return ResponseOutput(job, end_ids, call_begin_id, report_progress)
+        return ResponseOutput(job, end_ids, call_begin_id, report_progress, has_functions)
 
     async def _receive(
         self, job: ServedJob, session: ThinkerSession, state: TurnState, output: ResponseOutput

@@ -326,17 +326,33 @@ async def test_the_audio_of_all_messages_together_is_bounded():
     assert "longer than" in response.json()["error"]["message"]
 
 
-async def test_a_completion_with_only_a_malformed_function_call_fails():
+async def test_a_malformed_function_call_alone_is_the_text_of_a_completion():
     end = done("", function_calls=("{",))
-    response = await ask(FakeOrchestrator([[end]]), tools=[WEATHER])
-    assert response.status_code == 500
-    assert response.json()["error"]["code"] == "malformed_tool_call"
+    [choice] = (await ask(FakeOrchestrator([[end]]), tools=[WEATHER])).json()["choices"]
+    assert choice["message"]["content"] == "{" and choice["finish_reason"] == "stop"
     fields = {"stream": True, "audio": {"format": "pcm16"}}
     streamed = await ask(FakeOrchestrator([[end]]), tools=[WEATHER], **fields)
-    last = json.loads(streamed.text.strip().splitlines()[-1].removeprefix("data: "))
-    assert last["error"]["code"] == "malformed_tool_call"
+    assert '"content":"{"' in streamed.text and "[DONE]" in streamed.text
     words = await ask(FakeOrchestrator([[TranscriptDelta("Well."), end]]), tools=[WEATHER])
     assert words.status_code == 200
+
+
+async def test_a_function_call_that_is_cut_ends_a_completion_by_its_length():
+    end = done("", status="incomplete", reason="max_output_tokens", function_calls=('{"name',))
+    [choice] = (await ask(FakeOrchestrator([[end]]), tools=[WEATHER])).json()["choices"]
+    assert choice["finish_reason"] == "length" and "tool_calls" not in choice["message"]
+
+
+async def test_a_function_call_has_one_output():
+    asked = {"role": "user", "content": "Hi"}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    calls = {"role": "assistant", "tool_calls": [call]}
+    output = {"role": "tool", "tool_call_id": "c", "content": "1"}
+    twice = await ask(FakeOrchestrator(), asked, calls, output, output)
+    assert twice.status_code == 400
+    assert twice.json()["error"]["param"] == "messages[3].tool_call_id"
+    again = await ask(FakeOrchestrator([spoken("Hi.")]), asked, calls, output, calls, output)
+    assert again.status_code == 200
 
 
 async def test_files_are_encoded_outside_the_event_loop(monkeypatch):

@@ -190,7 +190,7 @@ def test_random_events_get_an_error_or_their_result_and_the_connection_stays_ope
 
 @settings(max_examples=60, derandomize=True)
 @given(st.sampled_from(HOSTILE_SCHEMAS) | schemas(), json_values())
-def test_with_any_parameters_a_function_call_is_sent_or_fails(parameters, argument):
+def test_with_any_parameters_a_function_call_is_sent_or_text(parameters, argument):
     """With any declared parameters, and any arguments that the model writes."""
     call = json.dumps({"name": "f", "arguments": {"x": argument}})
 
@@ -202,9 +202,9 @@ def test_with_any_parameters_a_function_call_is_sent_or_fails(parameters, argume
                 return
             client.send("response.create")
             response = (await client.find("response.done"))["response"]
-            assert response["status"] in ("completed", "failed")
-            if response["status"] == "failed":
-                assert response["status_details"]["error"]["code"] == "malformed_tool_call"
+            assert response["status"] == "completed"
+            [item] = response["output"]
+            assert item["type"] == "function_call" or item["content"][0]["transcript"] == call
 
     asyncio.run(talk())
 

@@ -148,8 +148,8 @@ def test_a_malformed_function_call_is_recognised(text, why):
 
 
 def test_a_function_call_nested_too_deeply_is_malformed():
-    text = '{"name": "stop", "arguments": {"x": ' + "[" * 300 + "]" * 300 + "}}"
-    with pytest.raises(MalformedCallError, match="too much"):
+    text = '{"name": "stop", "arguments": {"x": ' + "[" * 5000 + "]" * 5000 + "}}"
+    with pytest.raises(MalformedCallError, match="not JSON"):
         read_function_call(text, ({"type": "function", "name": "stop"},))
 
 
@@ -276,19 +276,45 @@ async def test_function_calls_leave_the_window_with_the_text_before_them():
         assert not any("<tool_call>" in str(seen.parts) for seen in orchestrator.turns[-1].history)
 
 
-async def test_a_malformed_function_call_alone_fails_the_response():
+async def test_a_malformed_function_call_alone_is_the_text_of_a_response():
     orchestrator = FakeOrchestrator([[done(item=generated(""), function_calls=("{",))]])
     shared = services(orchestrator)
     async with connected(orchestrator, shared) as client:
         client.update(tools=[WEATHER])
         client.send("response.create")
         ended = (await client.find("response.done"))["response"]
-        assert ended["status"] == "failed"
-        assert ended["status_details"]["error"]["code"] == "malformed_tool_call"
-        assert ended["output"] == []
+        assert ended["status"] == "completed"
+        [item] = ended["output"]
+        assert item["content"][0]["transcript"] == "{"
     name = "sglang_live_gateway_tool_calls_total"
     count = shared.metrics.registry.get_sample_value(name, {"outcome": "malformed"})
     assert count == 1
+
+
+async def test_a_function_call_that_is_cut_makes_an_incomplete_response():
+    end = done("", status="incomplete", reason="max_output_tokens", function_calls=('{"name',))
+    async with connected(FakeOrchestrator([[end]])) as client:
+        client.update(tools=[WEATHER])
+        client.send("response.create")
+        ended = (await client.find("response.done"))["response"]
+        assert ended["status"] == "incomplete"
+        assert ended["status_details"]["reason"] == "max_output_tokens"
+        assert all(item["type"] == "message" for item in ended["output"])
+
+
+async def test_a_second_output_of_a_function_call_is_refused():
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "1"}
+    async with connected(FakeOrchestrator()) as client:
+        client.send("conversation.item.create", item=call)
+        client.send("conversation.item.create", item=output | {"id": "first"})
+        client.send("conversation.item.create", item=output, event_id="twice")
+        error = (await client.find("error"))["error"]
+        assert error["event_id"] == "twice" and error["code"] == "invalid_tool_call_id"
+        client.send("conversation.item.delete", item_id="first")
+        await client.find("conversation.item.deleted")
+        client.send("conversation.item.create", item=output | {"id": "other"})
+        assert (await client.find("conversation.item.added"))["item"]["id"] == "other"
 
 
 async def test_text_beside_a_malformed_function_call_completes_the_response():

@@ -32,14 +32,15 @@ ROOT = "root"
 class Conversation:
     """
     promised_id: id reserved for an item that is not inserted yet, or None.
-    call_ids: ids of function calls, also of those that have left, oldest first.
+    call_ids: whether a function call has an output, by its id; also of those that have left,
+        oldest first.
     """
 
     promised_id: str | None = None
 
     def __init__(self, max_bytes: int, budget: ItemBudget):
         self.id = new_id("conv")
-        self.call_ids: dict[str, None] = {}
+        self.call_ids: dict[str, bool] = {}
         self._max_bytes, self.budget = max_bytes, budget
         self._items: list[Item] = []
         self._by_id: dict[str, Item] = {}
@@ -105,6 +106,8 @@ class Conversation:
         self._count(item, item.size_bytes)
         if item.call_id is not None:
             self.remember_call(item.call_id)
+        if item.answers in self.call_ids:
+            self.call_ids[item.answers] = True
         if isinstance(item, AssistantItem):
             self._drop_old_audio()
         if item.has_sound:
@@ -119,7 +122,7 @@ class Conversation:
 
     def remember_call(self, call_id: str) -> None:
         """Accept an output for this call from now on."""
-        self.call_ids[call_id] = None
+        self.call_ids.setdefault(call_id, False)
         if len(self.call_ids) > _MAX_CALL_IDS:
             del self.call_ids[next(iter(self.call_ids))]
 

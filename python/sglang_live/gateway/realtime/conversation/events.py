@@ -84,7 +84,10 @@ class ConversationEvents:
         self.add(item, event.previous_item_id)
 
     def delete(self, event: ItemDelete) -> None:
-        self.conversation.delete(self.conversation.get(event.item_id, action="delete"))
+        item = self.conversation.get(event.item_id, action="delete")
+        self.conversation.delete(item)
+        if item.answers in self.conversation.call_ids:
+            self.conversation.call_ids[item.answers] = False
         self._emit("conversation.item.deleted", item_id=event.item_id)
 
     def retrieve(self, event: ItemRetrieve, audio_format: WireFormat) -> None:

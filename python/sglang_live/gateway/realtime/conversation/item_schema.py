@@ -3,7 +3,7 @@
 In: ItemForm. Out: Item, or ClientEventError with the path of the faulty field.
 """
 
-from collections.abc import Container
+from collections.abc import Mapping
 from typing import Literal
 
 import orjson
@@ -53,17 +53,17 @@ def build_item(
     *,
     max_bytes: int,
     path: str,
-    call_ids: Container[str],
+    call_ids: Mapping[str, bool],
 ) -> Item:
     """Check a client's item and decode its audio.
 
     Args:
         max_bytes: audio in one event, decoded.
         path: place of the item in the event, for errors.
-        call_ids: ids of function calls that an output can belong to.
+        call_ids: whether a function call has an output, by its id.
     Raises:
         ClientEventError: unknown role, content that the role cannot have, arguments that are not
-            JSON, or an output without a function call.
+            JSON, or an output without a function call or a second one.
     """
     item_id = form.id or new_id("item")
     check_text(_characters(form), path)
@@ -75,6 +75,12 @@ def build_item(
         if form.call_id not in call_ids:
             raise ClientEventError(
                 f"Tool call ID '{cut(form.call_id)}' not found in conversation.",
+                code="invalid_tool_call_id",
+                param=f"{path}.call_id",
+            )
+        if call_ids[form.call_id]:
+            raise ClientEventError(
+                f"Tool call ID '{cut(form.call_id)}' already has an output.",
                 code="invalid_tool_call_id",
                 param=f"{path}.call_id",
             )

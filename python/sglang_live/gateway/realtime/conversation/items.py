@@ -62,11 +62,13 @@ class Item:
     """Base of all items. `to_json(audio_format)` includes audio only if a format is given.
 
     call_id: id of a function call; None for other items.
+    answers: id of the call of a function call's output; None for other items.
     has_left: whether the item has left the conversation.
     """
 
     id: str
     call_id: str | None = None
+    answers: str | None = None
     has_left: bool = False
 
     def to_json(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
@@ -224,6 +226,8 @@ class FunctionItem(Item):
         self._fields = fields
         if kind == "function_call":
             self.call_id = fields["call_id"]
+        else:
+            self.answers = fields["call_id"]
         self._history = history
 
     def to_json(self, audio_format: WireFormat | None = None) -> dict[str, Any]:

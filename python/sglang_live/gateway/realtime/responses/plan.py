@@ -115,7 +115,7 @@ def _context(
     if form.input is None:
         return None
     items: list[Item] = []
-    call_ids = set(conversation.call_ids)
+    call_ids = dict.fromkeys(conversation.call_ids, False)  # an input is a history of its own
     for index, entry in enumerate(form.input):
         path = f"response.input[{index}]"
         if isinstance(entry, ItemReference):
@@ -131,7 +131,9 @@ def _context(
                 )
             )
             if call_id := items[-1].call_id:
-                call_ids.add(call_id)
+                call_ids[call_id] = False
+            if answered := items[-1].answers:
+                call_ids[answered] = True
     return tuple(items)
 
 

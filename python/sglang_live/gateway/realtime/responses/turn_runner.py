@@ -32,7 +32,7 @@ from sglang_live.gateway.realtime.responses.active import ActiveResponse
 from sglang_live.gateway.realtime.responses.plan import ResponsePlan
 from sglang_live.gateway.realtime.responses.speculation import SpeculativeTurn, Utterance
 from sglang_live.gateway.realtime.session_config import SessionConfig
-from sglang_live.gateway.tools import MalformedCallError, read_function_call, tools_of
+from sglang_live.gateway.tools import read_calls, tools_of
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.orchestrator.session import VoiceSession
 from sglang_live.telemetry.metrics import GatewayMetrics
@@ -284,23 +284,17 @@ class TurnRunner:
 
     def _complete(self, response: ActiveResponse, end: TurnDone) -> None:
         config, writer = response.plan.config, response.writer
-        calls, fault = [], None
-        for text in end.function_calls:
-            try:
-                calls.append(read_function_call(text, config.tools))
-            except MalformedCallError as error:
-                log.warning("tool_call_malformed response=%s: %r", response.id, str(error))
-                fault = error
-        n_malformed = len(end.function_calls) - len(calls)
-        n_made = len(calls) if config.parallel_tool_calls else min(1, len(calls))
-        self.metrics.tool_calls.labels("made").inc(n_made)
-        self.metrics.tool_calls.labels("malformed").inc(n_malformed)
-        self.metrics.tool_calls.labels("surplus").inc(len(calls) - n_made)
-        if fault and not calls and writer.item is None:
-            # A completed response with neither text nor function call would hide the fault.
-            writer.fail(fault)
-        else:
-            writer.complete(end, calls[:n_made])
+        calls, malformed = read_calls(
+            end.function_calls,
+            config.tools,
+            most=None if config.parallel_tool_calls else 1,
+            metrics=self.metrics,
+            response_id=response.id,
+        )
+        if not calls and writer.item is None and end.status == "completed":
+            # A completed response with neither text nor function call would hide what was written.
+            writer.add_transcript(malformed)
+        writer.complete(end, calls)
 
     def _request(self, plan: ResponsePlan, items: tuple[Item, ...] | None = None) -> TurnRequest:
         """items: of the conversation; None: those it has now."""

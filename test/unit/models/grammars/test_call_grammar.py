@@ -7,7 +7,7 @@ import xgrammar
 
 from sglang_live.gateway.forced_call import check_enforceable
 from sglang_live.gateway.native.checks import ParameterError
-from sglang_live.models.call_grammar import call_grammar
+from sglang_live.models.grammars.call_grammar import call_grammar
 from sglang_live.models.tool_prompt import CALL_END
 
 END = 127
@@ -34,7 +34,7 @@ def taking(schema: dict) -> dict:
 
 def fits(schema: dict, value: object) -> bool:
     grammar = call_grammar((json.dumps(taking(schema)),), "f")
-    return accepts(grammar, json.dumps({"x": value}) + f"}}\n{CALL_END}")
+    return accepts(grammar, json.dumps({"x": value}, ensure_ascii=False) + f"}}\n{CALL_END}")
 
 
 def test_a_named_function_is_called_with_its_arguments_alone():
@@ -127,6 +127,15 @@ NOT_ENFORCED = {
     "beside '$ref'": ({"$defs": {"n": INTEGER}, "$ref": "#/$defs/n", "minimum": 3}, 1),
     "beside a length": ({**STRING, "maxLength": 2, "pattern": "^a+$"}, "aaa"),
     "without 'type'": ({"minimum": 3}, 1),
+    "minProperties": (
+        {"type": "object", "additionalProperties": INTEGER, "minProperties": 2},
+        {"a": 1, "b": 1},
+    ),
+    "oneOf": ({"oneOf": [INTEGER, {"type": "number"}]}, 1.5),
+    "beyond ASCII": (
+        {"type": "object", "properties": {"é": INTEGER}, "additionalProperties": INTEGER},
+        {"é": 1},
+    ),
     "of a number": ({**NUMBER, "multipleOf": 5}, 7),
     "not in 'properties'": ({**AB, "required": ["z"], "additionalProperties": INTEGER}, {"a": 1}),
 }
@@ -146,7 +155,59 @@ def test_what_xgrammar_leaves_out_is_refused_by_name(name):
     with pytest.raises(ParameterError, match=r"tool_choice: of f, .* at #/properties/x") as error:
         check_enforceable([taking(schema)], "tool_choice")
     assert name in str(error.value)
-    assert fits(schema, other)
+    if name != "beyond ASCII":  # which xgrammar cannot read
+        assert fits(schema, other)
+
+
+TAGGED = [
+    {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]}
+    for kind in ("a", "b")
+]
+
+
+def test_one_of_schemas_that_differ_is_enforced():
+    for sides in (TAGGED, [INTEGER, STRING], [{"const": 1}, {"enum": [2, "1"]}]):
+        check_enforceable([taking({"oneOf": sides})], "tool_choice")
+    assert fits({"oneOf": TAGGED}, {"kind": "b"})
+
+
+BARE = {
+    "a tab": "\t",
+    "a control character": "\x01",
+    "half a pair": "\\ud800",
+    "a bare quote": 'a"b',
+}
+
+
+@pytest.mark.parametrize("text", BARE.values(), ids=list(BARE))
+@pytest.mark.parametrize("schema", [STRING, {**STRING, "maxLength": 9}], ids=["free", "bounded"])
+def test_a_string_is_valid_json(schema, text):
+    grammar = call_grammar((json.dumps(taking(schema)),), "f")
+    assert not accepts(grammar, f'{{"x": "{text}"}}}}\n{CALL_END}')
+    assert fits(schema, 'a "b" \\')
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fitting", "other"),
+    [
+        (r"^\d{2}:[0-5]\d$", "10:59", "10:60"),
+        ("^[^x]+$", 'a "b" \\ é', "ax"),
+        ("a|b", "b", "c"),
+        ("^(ab|c)*d$", "abcd", "abd "),
+        (r'^"\w*"$', '"a"', "a"),
+    ],
+)
+def test_a_pattern_is_enforced_on_the_value(pattern, fitting, other):
+    schema = {**STRING, "pattern": pattern}
+    check_enforceable([taking(schema)], "tool_choice")
+    assert fits(schema, fitting)
+    assert not fits(schema, other)
+
+
+@pytest.mark.parametrize("pattern", ["^a$b|c", "(?=a)b", r"\bfoo", r"(a)\1", "(?i)a", "["])
+def test_a_pattern_that_cannot_be_enforced_is_refused(pattern):
+    with pytest.raises(ParameterError):
+        check_enforceable([taking({**STRING, "pattern": pattern})], "tool_choice")
 
 
 @pytest.mark.parametrize(

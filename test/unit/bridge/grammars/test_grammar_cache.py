@@ -5,8 +5,8 @@ import json
 import xgrammar
 from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend, InvalidGrammarObject
 
-from sglang_live.bridge.scheduler import grammar_cache
-from sglang_live.bridge.scheduler.grammar_cache import MOST_GRAMMARS, BoundedCompiler, keep_bounded
+from sglang_live.bridge.grammars import grammar_cache
+from sglang_live.bridge.grammars.grammar_cache import MOST_GRAMMARS, BoundedCompiler, keep_bounded
 
 VOCABULARY = xgrammar.TokenizerInfo([chr(code) for code in range(32, 127)])
 
