@@ -139,7 +139,7 @@ async def _realtime(case: Case, url: str) -> Ending:
         return Ending(
             status,
             tuple((call["name"], call["arguments"]) for call in calls),
-            done["usage"]["output_token_details"]["text_tokens"],
+            done["usage"]["output_token_details"]["text_tokens"] if done["usage"] else 0,
         )
 
 

@@ -26,6 +26,7 @@ from sglang_live.models.grammars.pattern_rules import pattern_rules
 
 _MOST_EXPONENT_DIGITS = 2
 _PLAIN = Characters(((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x10FFFF)))
+_EXPONENT = Characters(((101, 101), (69, 69)))
 _CHARACTER = Rule("json_character")
 _OWN: Rules = {
     _CHARACTER.name: [
@@ -35,14 +36,6 @@ _OWN: Rules = {
     # Behind the opening quote. Without \uXXXX, which could write declared names in disguise.
     "basic_string_sub": [(Repeat(_CHARACTER.name, 0, None), Text('"'))],
     "basic_escape": [(Characters(tuple((ord(char), ord(char)) for char in '"\\nt')),)],
-    "basic_number_5": [
-        (),
-        (
-            Characters(((69, 69), (101, 101))),
-            Rule("basic_number_4"),
-            Repeat("basic_number_digits", 1, _MOST_EXPONENT_DIGITS),
-        ),
-    ],
 }
 # xgrammar's character of a string with a length.
 _BARE = Characters(((34, 34), (92, 92), (13, 13), (10, 10)), negated=True)
@@ -70,7 +63,7 @@ def schema_rules(schema: dict[str, Any]) -> Rules:
         _replace(rules, Text(mark), Rule(entry))
     _replace(rules, _BARE, _PLAIN)
     for name, sides in list(rules.items()):
-        rules[name] = _without_tail_call(name, sides, rules)
+        rules[name] = _without_tail_call(name, [_in_range(side) for side in sides], rules)
     return rules
 
 
@@ -104,6 +97,15 @@ def _marked(part: Any, marks: Any, patterns: dict[str, str]) -> Any:
 def _replace(rules: Rules, old: Element, new: Element) -> None:
     for name, sides in rules.items():
         rules[name] = [tuple(new if one == old else one for one in side) for side in sides]
+
+
+def _in_range(side: Sequence) -> Sequence:
+    """An exponent, and else what there is."""
+    if not side or side[0] != _EXPONENT:
+        return side
+    *begin, digits = side
+    assert isinstance(digits, Repeat)
+    return (*begin, Repeat(digits.name, digits.least, _MOST_EXPONENT_DIGITS))
 
 
 def _without_tail_call(name: str, sides: list[Sequence], rules: Rules) -> list[Sequence]:

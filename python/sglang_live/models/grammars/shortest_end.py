@@ -85,7 +85,8 @@ class ShortestTexts:
                 case Characters() as one:
                     yield one.any_of(_PREFERRED)
                 case Rule(name):
-                    pending += reversed(min(self.sides[name], key=self.least_of))
+                    shortest: Sequence = min(self.sides[name], key=self.least_of)
+                    pending += reversed(shortest)
                 case Repeat(name, least, most):
                     if least > 0:
                         pending += (Repeat(name, least - 1, most), Rule(name))
@@ -123,7 +124,7 @@ class _Place:
     ):
         self.texts, self.side, self.at, self.n, self.behind = texts, side, at, n, behind
         left = texts.rest(side, at)
-        self.has_enough = behind is not None and behind.has_enough
+        self.has_enough: bool = behind is not None and behind.has_enough
         if n:
             repeat = side[at]
             assert isinstance(repeat, Repeat)
