@@ -4,9 +4,8 @@ from typing import Any
 
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 
-from sglang_live.models.grammars.call_grammar import calls_grammar
+from sglang_live.models.grammars.call_grammar import MAX_CALL_TOKENS, calls_grammar
 
-MAX_CALL_TOKENS = 512
 _MOST_CALLS = 8
 
 

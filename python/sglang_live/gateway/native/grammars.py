@@ -12,6 +12,7 @@ from sglang_live.errors import BadInputError
 from sglang_live.gateway.native.checks import Check, ParameterError, text
 from sglang_live.gateway.native.patterns import MAX_DEPTH, MAX_EXPANDED, regex
 from sglang_live.gateway.tool_schema import check_schema, target_of
+from sglang_live.models.grammars.call_grammar import MARK
 
 _GRAMMAR_BYTES = 16_384
 _NODES = 4_000
@@ -27,6 +28,8 @@ _MAX_PROPERTY_RULES = 4_096
 
 def ebnf(value: Any, at: str) -> str:
     grammar = text(_GRAMMAR_BYTES, least=1)(value, at)
+    if grammar.startswith(MARK):
+        raise ParameterError(at, "begins with a line that this server writes itself.")
     depth = most = 0
     for char in grammar:
         depth += (char in "([{") - (char in ")]}")

@@ -25,6 +25,8 @@ from sglang_live.models.tool_prompt import CALL_END
 _REFERENCES = ("$ref", "anyOf", "oneOf", "allOf")
 _MEMBERS = ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties")
 _END = Text(f"}}\n{CALL_END}")
+# Of a response that has to be a call, where its client gives no limit.
+MAX_CALL_TOKENS = 512
 # The grammar's first line: it is closed in time where it has one (bridge/grammars/call_end.py).
 MARK = "# A function call.\n"
 

@@ -4,11 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_live.messages import ThinkerRequest
-from sglang_live.models.grammars.call_grammar import call_grammar
+from sglang_live.models.grammars.call_grammar import MAX_CALL_TOKENS, call_grammar
 
 MAX_RESPONSE_TOKENS = 1024
-# Of a response that has to be a function call.
-MAX_CALL_TOKENS = 512
 
 
 def sampling_of(

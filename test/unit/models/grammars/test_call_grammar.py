@@ -184,7 +184,8 @@ BARE = {
 def test_a_string_is_valid_json(schema, text):
     grammar = call_grammar((json.dumps(taking(schema)),), "f")
     assert not accepts(grammar, f'{{"x": "{text}"}}}}\n{CALL_END}')
-    assert fits(schema, 'a "b" \\')
+    assert fits(schema, "plain é")
+    assert fits(STRING, 'a "b" \\')
 
 
 @pytest.mark.parametrize(
