@@ -191,7 +191,7 @@ def _check_output(call_id: str | None, unanswered: Counter[str], at: str) -> Non
     if call_id is None:
         raise missing_parameter(at)
     if not unanswered[call_id]:
-        has_output = call_id in unanswered  # an entry that is read is not made
+        has_output = call_id in unanswered
         what = "already has an output" if has_output else "not found in the messages before"
         raise ClientEventError(
             f"Tool call ID {cut(call_id)!r} {what}.", code="invalid_tool_call_id", param=at
