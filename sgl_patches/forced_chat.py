@@ -8,7 +8,7 @@ SIGNATURE = (
     "renderer_handles_response_format: 'bool' = False) -> 'Dict[str, Any]'"
 )
 WHY = "upstream lets strings, lists of calls and white space go on until the context is full"
-DROP_WHEN = "upstream bounds them"
+DROP_WHEN = "upstream bounds what a call may hold"
 STAGES = ("thinker",)
 CPU_ONLY = False
 HOOK = "sglang_live.bridge.grammars.forced_chat:bound_calls"
