@@ -74,9 +74,9 @@ async def test_a_name_is_remembered_over_turns(talking):
 async def test_the_fortieth_typed_question_is_answered_like_the_first(talking):
     """Far beyond the length of its training, by the window that suits it."""
     async with connected(talking.ws) as socket:
-        await socket.session(instructions="You are a helpful assistant. Be brief.", **NO_VAD)
+        await socket.session(**NO_VAD)
         texts = []
         for _ in range(40):
             done = await socket.ask("What is the capital of France?", output_modalities=["text"])
             texts.append(done["response"]["output"][0]["content"][0]["text"].strip())
-        assert set(texts) == {"Paris is the capital of France."}
+        assert ["Paris" in text for text in texts] == 40 * [True], texts
