@@ -214,21 +214,25 @@ def _text_tokens(usage: dict[str, Any]) -> int:
     return details.get("text_tokens") or usage["completion_tokens"]
 
 
-async def run(url: str, seeds: list[int], at_once: int) -> tuple[Counter[str], list[str]]:
+async def run(
+    url: str, seeds: list[int], at_once: int, within_s: float = 3600
+) -> tuple[Counter[str], list[str]]:
     """Outcomes by choice, route, modality and limit, and what falls short."""
     async with httpx.AsyncClient() as client:
         model = (await client.get(f"{url}/v1/models")).json()["data"][0]["id"]
     left, counts, faults = list(reversed(seeds)), Counter[str](), list[str]()
+    until_s = time.monotonic() + within_s
 
     async def work() -> None:
-        while left:
+        while left and time.monotonic() < until_s:
             case = case_of(left.pop())
             begun_s = time.monotonic()
             try:
                 end = await asyncio.wait_for(end_of(case, url, model), _ENDS_IN_S)
             except (TimeoutError, httpx.HTTPError, websockets.WebSocketException) as error:
                 end = Ending(f"no end: {error!r}")
-            kind = f"{case.choice} {case.modality} {'limit' if case.limit else 'none'}"
+            limit = "limit" if case.limit else "no limit"
+            kind = f"{case.choice} {case.modality} {limit}"
             counts[f"{kind} {end.status.partition(':')[0]}"] += 1
             if fault := fault_of(case, end):
                 took_s = time.monotonic() - begun_s
@@ -248,9 +252,10 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1, help="of the first case")
     parser.add_argument("--at-once", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=3600, help="begin no case after them")
     args = parser.parse_args()
     seeds = list(range(args.seed, args.seed + args.n))
-    counts, faults = asyncio.run(run(args.url.rstrip("/"), seeds, args.at_once))
+    counts, faults = asyncio.run(run(args.url.rstrip("/"), seeds, args.at_once, args.seconds))
     for kind, n in sorted(counts.items()):
         print(f"{n:5d} {kind}")
     print(f"{sum(counts.values())} cases, {len(faults)} fall short")
