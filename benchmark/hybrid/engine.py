@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from sglang_live.bridge.best_effort_facts import BestEffortClass
 from sglang_live.bridge.rounds import Rounds
-from sglang_live.bridge.stream_table import BestEffortClass
 from sglang_live.device_model.costs import EngineCosts
 from sglang_live.simulation.engine.device import Device
 from sglang_live.simulation.engine.engine import Consumer, Engine, EngineSpec, PeerBoard

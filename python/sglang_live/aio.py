@@ -1,12 +1,18 @@
-"""Asynchronous tasks: vital ones, results that wait with helper tasks, merged sources, channels."""
+"""Asynchronous tasks: vital ones, ones in the background, results that wait with helper tasks,
+merged sources, channels."""
 
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import aclosing
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+from prometheus_client.core import CounterMetricFamily, Metric
+
+from sglang_live.clock import Clock
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +23,8 @@ EXIT_BROKEN = 70
 
 # Items that a merged source may be ahead of the consumer.
 _AHEAD = 2
+# From the failure of a lasting task to its next try.
+RETRY_S = 1.0
 
 
 def vital(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -34,6 +42,49 @@ def _exit_unless_cancelled(task: asyncio.Task[None]) -> None:
         log.critical("task_ended name=%r", task.get_name(), exc_info=task.exception())
         logging.shutdown()
         os._exit(EXIT_BROKEN)
+
+
+class FailedTasks:
+    """Counts tasks of this process that ended with an error which no one waits for, by name."""
+
+    def __init__(self) -> None:
+        self.n_by_name: Counter[str] = Counter()
+
+    def collect(self) -> Iterator[Metric]:
+        """For a prometheus_client registry."""
+        counter = CounterMetricFamily(
+            "sglang_live_failed_tasks", "Background tasks that failed.", labels=["task"]
+        )
+        for name, n in self.n_by_name.items():
+            counter.add_metric([name], n)
+        yield counter
+
+
+failed_tasks = FailedTasks()
+
+
+def background(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    """Start a task that no one waits for: its error is logged and counted.
+
+    name: of its kind.
+    """
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(_note_failure)
+    return task
+
+
+def _note_failure(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        failed_tasks.n_by_name[task.get_name()] += 1
+        log.error("task_failed name=%r", task.get_name(), exc_info=error)
+
+
+async def lasting(work: Callable[[], Coroutine[Any, Any, None]], name: str, clock: Clock) -> None:
+    """Run work without end: after an error, which is logged and counted, it begins anew."""
+    while True:
+        with suppress(Exception):
+            await background(work(), name)
+        await clock.sleep(RETRY_S)
 
 
 async def result_with(main: Coroutine[Any, Any, T], *helpers: asyncio.Task[Any]) -> T:

@@ -15,7 +15,7 @@ import uvloop
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from sglang_live.aio import close_all
+from sglang_live.aio import close_all, failed_tasks
 from sglang_live.arguments import parse
 from sglang_live.bridge.platform.media_urls import PRIVATE_MEDIA_ENV
 from sglang_live.capacity.control import CapacityConfig, CapacityControl
@@ -217,6 +217,7 @@ def _metrics(
     metrics.registry.register(orchestrator.suspects)
     metrics.registry.register(orchestrator.speculations)
     metrics.registry.register(fallbacks)
+    metrics.registry.register(failed_tasks)
     metrics.registry.register(supervisor.queue_counts)
     if supervisor.kv_mover is not None:
         metrics.registry.register(KvMoverCollector(supervisor.kv_mover.report))

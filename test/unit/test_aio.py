@@ -9,12 +9,17 @@ from hypothesis import strategies as st
 
 from sglang_live.aio import (
     EXIT_BROKEN,
+    RETRY_S,
     CancelledSourceError,
     Channel,
+    background,
     close_all,
+    failed_tasks,
+    lasting,
     merge,
     result_with,
 )
+from sglang_live.clock import SimClock
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
@@ -313,3 +318,43 @@ async def test_a_process_exits_when_a_vital_task_ends(end, then, status):
     _, log = await process.communicate()
     assert process.returncode == status
     assert (b"task_ended name='work'" in log) == (status == EXIT_BROKEN)
+
+
+# --- in the background ---
+
+
+async def test_an_error_in_the_background_is_logged_and_counted(caplog):
+    task = background(after(1, KeyError("a bug")), "chore")
+    await asyncio.wait([task])
+    await asyncio.sleep(0)
+    assert "task_failed name='chore'" in caplog.text and "a bug" in caplog.text
+    [family] = failed_tasks.collect()
+    values = {sample.labels["task"]: sample.value for sample in family.samples}
+    assert values["chore"] == failed_tasks.n_by_name["chore"] == 1
+
+
+async def test_a_task_in_the_background_that_ends_or_is_cancelled_is_not_counted():
+    ends, never = background(after(1, "result"), "quiet"), background(after(9, None), "quiet")
+    assert await ends == "result"
+    never.cancel()
+    await asyncio.wait([never])
+    assert "quiet" not in failed_tasks.n_by_name
+
+
+async def test_a_lasting_task_begins_anew_after_an_error():
+    clock, n_begun = SimClock(), 0
+
+    async def work():
+        nonlocal n_begun
+        n_begun += 1
+        await after(1, ValueError("a bug") if n_begun < 3 else None)
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(lasting(work, "loop", clock))
+    for _ in range(4):
+        for _ in range(6):
+            await asyncio.sleep(0)
+        clock.advance(RETRY_S)
+    assert n_begun == 3 and failed_tasks.n_by_name["loop"] == 2
+    task.cancel()
+    await asyncio.wait([task])

@@ -68,7 +68,7 @@ class Rounds:
         self.rates = UNMEASURED
         self.now_s = 0.0
         self._peer_urgent, self._peer_slack_s = False, math.inf
-        names = ("rounds", "decide_s", "pauses", "resumes", "unknown", "prefill_put_off")
+        names = ("rounds", "decide_s", "pauses", "resumes", "unknown", "stale", "prefill_put_off")
         self.totals: dict[str, float] = dict.fromkeys((*names, "decode_held"), 0.0)
         self._residence_s = np.zeros(4)  # by class, unknown first
         self._n_launched = self._launched_prefill = 0
@@ -163,6 +163,7 @@ class Rounds:
             for rid in self.table.rids([slot]):
                 self._record(rid, _CLASSES[decision.urgency[slot]], slot)
         self.totals["unknown"] += decision.n_unknown
+        self.totals["stale"] += self.table.n_stale
         self.totals["decide_s"] += self._cpu_s() - began_s
         return decision
 
@@ -318,7 +319,7 @@ class Rounds:
         """
         if self._last is None:
             return float("inf")
-        change_s = self._last.next_change_s
+        change_s = min(self._last.next_change_s, self.table.stale_at_s)
         if self._last.prefill_budget == 0:
             change_s = min(change_s, self._decided_s + REVIEW_S)
         if decodes:

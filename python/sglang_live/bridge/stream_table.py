@@ -8,16 +8,17 @@ A request keeps its slot to its end. A free slot has the values of a request tha
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from sglang_live.bridge.best_effort_facts import BestEffortClass, BestEffortCounts
 from sglang_live.bridge.prompt_groups import PromptGroups, n_counted_again
 from sglang_live.engine_channel.messages import Progress
 from sglang_live.policy.view import FIRST_INTERRUPTS, BestEffort, StageRates, StageView
 
-# Seconds of produced speech without progress after which a request's progress counts as lost.
+# A request's progress counts as lost after as many seconds of produced speech without any report,
+# and when the latest one is as old: the gateway repeats it more often (interaction/monitor.py).
 SILENT_CONSUMER_S = 4.0
 
 # Urgency class of a request before its first round.
@@ -48,40 +49,14 @@ _COLUMNS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class BestEffortClass:
-    """Of a best-effort request.
-
-    Attributes:
-        deadline_s: see policy.view.BestEffort.
-        prefix: equal for requests whose prompts begin alike.
-        prompt: int64 token ids that determine its KV; empty: no other request has the same KV.
-    """
-
-    deadline_s: float
-    prefix: int
-    prompt: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class BestEffortCounts:
-    """Best-effort requests now, and the KV tokens that they hold.
-
-    kv_tokens: what several share with the first of their group counts once.
-    """
-
-    running: int
-    paused: int
-    waiting: int
-    kv_tokens: int
-
-
 class StreamTable:
     """
     Args:
         unit_s: seconds of speech that one decode step produces for this stage's consumer.
     Attributes:
         changed: whether a fact other than a step or the time has changed; the reader resets it.
+        n_stale: requests of the latest view whose latest report is too old.
+        stale_at_s: when the next one becomes so; inf: none does.
     """
 
     def __init__(self, unit_s: float, capacity: int = 64):
@@ -93,7 +68,7 @@ class StreamTable:
         self._stepping: tuple[list | None, np.ndarray] = (None, np.zeros(0, np.int64))
         self._n_stepping_best_effort = 0
         self._groups = PromptGroups()
-        self.changed = True
+        self.changed, self.n_stale, self.stale_at_s = True, 0, math.inf
 
     def __len__(self) -> int:
         return len(self._slot)
@@ -287,9 +262,7 @@ class StreamTable:
         n, columns = len(self._rids), self._columns
         buffered_s = self._buffered_s(now_s)
         produced = columns["produced"][:n]
-        silent = ~columns["reported"][:n] & (produced * self._unit_s > SILENT_CONSUMER_S)
-        # A free slot has produced infinitely much and has no consumer.
-        silent &= columns["managed"][:n]
+        silent = self._silent(now_s, produced)
         if silent.any():
             buffered_s = np.where(silent, np.nan, buffered_s)
         stepped = np.where(np.isinf(produced), 0.0, produced)
@@ -370,6 +343,19 @@ class StreamTable:
         )
         # A consumer cannot take more than was produced: its buffer is empty then.
         return np.maximum(produced_s - taken_s, 0.0)
+
+    def _silent(self, now_s: float, produced: np.ndarray) -> np.ndarray:
+        """Which requests have lost their progress."""
+        n, columns = len(self._rids), self._columns
+        # A free slot has produced infinitely much and has no consumer.
+        managed, stamp_s = columns["managed"][:n], columns["stamp_s"][:n]
+        reported = columns["reported"][:n] & managed
+        silent_s = np.where(reported, now_s - stamp_s, produced * self._unit_s)
+        silent = managed & (silent_s > SILENT_CONSUMER_S)
+        self.n_stale = int(np.count_nonzero(silent & reported))
+        latest_s = stamp_s.min(where=reported & ~silent, initial=math.inf)
+        self.stale_at_s = float(latest_s) + SILENT_CONSUMER_S
+        return silent
 
     def _set_paused(self, rid: str, paused: bool, now_s: float) -> None:
         slot = self._slot.get(rid)

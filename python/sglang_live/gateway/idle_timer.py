@@ -6,6 +6,7 @@ Owner: one IdleTimer per connection.
 import asyncio
 from collections.abc import Callable
 
+from sglang_live.aio import background
 from sglang_live.clock import Clock
 
 
@@ -22,7 +23,7 @@ class IdleTimer:
     def arm(self, delay_s: float) -> None:
         """Call on_idle once after delay_s, unless disarmed or armed again."""
         self.disarm()
-        self._task = asyncio.create_task(self._wait(delay_s))
+        self._task = background(self._wait(delay_s), "idle timer")
 
     def disarm(self) -> None:
         if self._task:

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from sglang_live.aio import background
 from sglang_live.clock import Clock
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.telemetry.metrics import GatewayMetrics
@@ -66,7 +67,7 @@ class BargeIn:
             self._held_since_s = self._clock.now_s()
             self._audio.hold()
             self._monitor.held()
-            self._limit = asyncio.create_task(self._withdraw_after(longest_s))
+            self._limit = background(self._withdraw_after(longest_s), "longest suspicion")
 
     def dismiss(self, decision: str, reason: str) -> None:
         """The suspected voice ended and was no turn."""

@@ -10,6 +10,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from sglang_live.aio import background
 from sglang_live.clock import Clock
 from sglang_live.core import FRAME_S
 from sglang_live.interaction.playback import PlaybackClock
@@ -18,6 +19,7 @@ from sglang_live.interaction.timeline import Timeline
 from sglang_live.interaction.user_stats import UserPrior, UserStats
 from sglang_live.interaction.vad import EndReason
 from sglang_live.orchestrator.session import VoiceSession
+from sglang_live.orchestrator.turn_control import REPORT_EVERY_S
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 # A stage step begins anywhere within a codec frame, so a finer report would change no decision.
@@ -298,12 +300,13 @@ class SessionMonitor:
         self._update(now_s)
         self._correct_next_use(now_s, NEXT_USE_TOLERANCE_S)
         due_s = self._next_change_s(now_s)
-        if due_s is None or (self._watcher and self._wakes_s <= due_s):
+        watches = self._watcher is not None and not self._watcher.done()
+        if due_s is None or (watches and self._wakes_s <= due_s):
             return
         if self._watcher:
             self._watcher.cancel()
         self._wakes_s = due_s
-        self._watcher = asyncio.create_task(self._watch())
+        self._watcher = background(self._watch(), "playback")
 
     async def _watch(self) -> None:
         """Update at every moment at which playback starts or runs out by itself."""
@@ -318,7 +321,9 @@ class SessionMonitor:
             self._update(self._clock.now_s())
 
     def _next_change_s(self, now_s: float) -> float | None:
-        changes = (playback.clock.next_change_s(now_s) for playback in self.playbacks)
+        changes = [playback.clock.next_change_s(now_s) for playback in self.playbacks]
+        if self._running in self.playbacks and self._running.clock.sent_s:
+            changes.append(self._reported.at_s + REPORT_EVERY_S)
         return min((at_s for at_s in changes if at_s is not None), default=None)
 
     def _update(self, now_s: float) -> None:
@@ -341,7 +346,8 @@ class SessionMonitor:
                     self._played_out_s = clock.dry_at_s
             if playback is self._running:
                 off_s = abs(self._reported.extrapolated_s(now_s) - heard_s)
-                if playing != self._reported.playing or off_s > REPORT_TOLERANCE_S:
+                is_old = clock.sent_s and now_s >= self._reported.at_s + REPORT_EVERY_S
+                if playing != self._reported.playing or off_s > REPORT_TOLERANCE_S or is_old:
                     self._report_playback(heard_s, playing, now_s)
 
     def _report_playback(self, heard_s: float, playing: bool, now_s: float) -> None:

@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter
 from itertools import count, pairwise
 
+from sglang_live.aio import background
 from sglang_live.clock import Clock
 
 # Shorter than an engine step with many sessions, and a small part of the shortest frame.
@@ -54,7 +55,7 @@ class Metronome:
         start = asyncio.get_running_loop().create_future()
         self._due.append((due_s, next(self._numbers), start))
         if self._ticking is None:
-            self._ticking = asyncio.create_task(self._wait_for_tick(), name="tick")
+            self._ticking = background(self._wait_for_tick(), "tick")
         await start
 
     async def _wait_for_tick(self) -> None:

@@ -21,6 +21,9 @@ from sglang_live.policy.view import FIRST_INTERRUPTS
 
 # Between two reports a stage assumes one second per second. Smaller errors are not corrected.
 TOLERANCE_S = 2 * FRAME_S
+# While a response is heard, reports are repeated: one that is too old counts as lost
+# (bridge/stream_table.py).
+REPORT_EVERY_S = 1.5
 
 
 class TurnControl:
@@ -103,7 +106,8 @@ class TurnControl:
         now_s = self._clock.now_s()
         if self._reported is not None:
             reported_s, at_s = self._reported
-            if abs(spoken_s - reported_s - (now_s - at_s)) <= TOLERANCE_S:
+            passed_s = now_s - at_s
+            if passed_s < REPORT_EVERY_S and abs(spoken_s - reported_s - passed_s) <= TOLERANCE_S:
                 return
         self._reported = spoken_s, now_s
         thinker, _, _ = self._jobs

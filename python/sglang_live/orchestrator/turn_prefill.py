@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from sglang_live.aio import background
 from sglang_live.core import TurnDone, TurnRequest
 from sglang_live.errors import LiveError
 from sglang_live.orchestrator.script_job import ScriptLink
@@ -36,7 +37,7 @@ class TurnPrefill:
         """
         if self._task is not None and not self._task.done():
             return False
-        self._task = asyncio.create_task(self._run(turn, content), name=f"prefill {turn.turn_id}")
+        self._task = background(self._run(turn, content), "turn prefill")
         return True
 
     async def finish(self) -> None:

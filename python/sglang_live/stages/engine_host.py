@@ -16,7 +16,7 @@ import sglang as sgl
 import zmq
 import zmq.asyncio
 
-from sglang_live.aio import vital
+from sglang_live.aio import background, vital
 from sglang_live.bridge import seams
 from sglang_live.bridge.modelled.device import modelled_device
 from sglang_live.bridge.platform import cpu, cuda
@@ -253,7 +253,7 @@ class EngineHost:
         Path(path).chmod(0o600)
         config = uvicorn.Config(KeyGuard(app, key), log_level="warning", lifespan="on")
         server = uvicorn.Server(config)
-        self._http = asyncio.create_task(server.serve(sockets=[listener]), name="native http")
+        self._http = background(server.serve(sockets=[listener]), "native http")
         while not server.started:
             if self._http.done():
                 self._http.result()

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable
 
 from sglang_live import messages
+from sglang_live.aio import background
 from sglang_live.clock import Clock
 from sglang_live.engine_channel.messages import Progress
 
@@ -24,22 +25,24 @@ class ProgressFeed:
         """The last value counts."""
         self._newest[rid] = progress
         if self._flushing is None:
-            self._flushing = asyncio.create_task(self._flush(), name="flush progress")
+            self._flushing = background(self._flush(), "progress feed")
 
     def forget(self, rid: str) -> None:
         """The request is over: drop its progress."""
         self._newest.pop(rid, None)
 
     async def _flush(self) -> None:
-        while self._newest:
-            newest, self._newest = self._newest, {}
-            self._send(
-                Progress.of(
-                    rids=list(newest),
-                    consumed_s=[p.consumed_s for p in newest.values()],
-                    advancing=[p.advancing for p in newest.values()],
-                    interrupts=[p.interrupts for p in newest.values()],
+        try:
+            while self._newest:
+                newest, self._newest = self._newest, {}
+                self._send(
+                    Progress.of(
+                        rids=list(newest),
+                        consumed_s=[p.consumed_s for p in newest.values()],
+                        advancing=[p.advancing for p in newest.values()],
+                        interrupts=[p.interrupts for p in newest.values()],
+                    )
                 )
-            )
-            await self._clock.sleep(FLUSH_EVERY_S)
-        self._flushing = None
+                await self._clock.sleep(FLUSH_EVERY_S)
+        finally:
+            self._flushing = None  # after an error the next progress begins anew

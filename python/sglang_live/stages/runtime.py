@@ -18,6 +18,7 @@ from typing import Protocol, runtime_checkable
 
 import setproctitle
 
+from sglang_live.aio import failed_tasks
 from sglang_live.bridge.memory.kv_memory import share_kv
 from sglang_live.bridge.modelled.clock import DEVICE_CLOCK_ENV, device_clock_env
 from sglang_live.bridge.platform import cpu
@@ -123,6 +124,7 @@ async def serve(stage: Stage, spec: StageSpec, began_s: float) -> None:
                 "jobs_flooded": float(server.counts.flooded),
                 "queue_full": float(server.counts.full),
                 "shared_memory_full": float(fallbacks.n),
+                "tasks_failed": float(failed_tasks.n_by_name.total()),
             },
         )
 

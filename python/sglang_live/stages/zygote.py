@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 import setproctitle
 
+from sglang_live.aio import background
 from sglang_live.telemetry.expected_lines import forgo_expected_lines
 from sglang_live.telemetry.log_writing import LogDrops, protect_own_output
 
@@ -151,7 +152,7 @@ class Zygote:
             if out is not None:
                 os.close(out)
         self._socket = ours
-        self._reader = asyncio.create_task(self._read(ours), name="zygote")
+        self._reader = background(self._read(ours), "zygote")
 
     async def _forget(self) -> None:
         if self._reader is not None:

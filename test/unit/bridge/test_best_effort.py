@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sglang_live.bridge.batch_work import BatchWork
+from sglang_live.bridge.best_effort_facts import BestEffortClass
 from sglang_live.bridge.round_facts import Pool, RoundStamp
 from sglang_live.bridge.rounds import Rounds
-from sglang_live.bridge.stream_table import BestEffortClass
 from sglang_live.engine_channel.messages import Progress
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.decide import RoundPolicy

@@ -6,12 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sglang_live.bridge.stream_table import (
-    SILENT_CONSUMER_S,
-    BestEffortClass,
-    BestEffortCounts,
-    StreamTable,
-)
+from sglang_live.bridge.best_effort_facts import BestEffortClass, BestEffortCounts
+from sglang_live.bridge.stream_table import SILENT_CONSUMER_S, StreamTable
 from sglang_live.engine_channel.messages import Progress
 from sglang_live.policy.view import StageRates, StageView
 
@@ -59,7 +55,7 @@ def test_an_advancing_consumer_takes_a_second_per_second_and_at_most_what_exists
     steps(table, 25, "a")
     table.progress(Progress.of(["a"], [0.5], [True], [0.0]), 10.0)
     assert view_of(table, 11.0).buffered_s[0] == pytest.approx(0.5)
-    assert view_of(table, 20.0).buffered_s[0] == 0.0
+    assert view_of(table, 13.0).buffered_s[0] == 0.0
 
 
 def test_the_newest_progress_wins():

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
+from sglang_live.aio import failed_tasks
 from sglang_live.clock import SimClock
 from sglang_live.core import FRAME_S
 from sglang_live.interaction import timeline as timeline_module
@@ -12,6 +13,7 @@ from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.playback import ACK_TIMEOUT_S
 from sglang_live.interaction.timeline import Timeline
 from sglang_live.interaction.user_stats import UserPrior
+from sglang_live.orchestrator.turn_control import REPORT_EVERY_S
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 
@@ -95,12 +97,49 @@ async def test_the_start_of_playback_and_its_running_dry_are_reported(world):
 async def test_an_ack_is_reported_only_if_the_estimate_was_off_by_more_than_a_frame(world):
     playback = world.respond()
     world.monitor.audio_sent(playback, 5.0)
-    await world.advance(1.0)
-    world.monitor.acked(playback, 0.95)
+    await world.advance(0.7)
+    world.monitor.acked(playback, 0.65)
     assert len(world.stages.reports) == 2
-    await world.advance(1.0)
-    world.monitor.acked(playback, 1.7)
-    assert world.stages.reports[2:] == [(1.7, True, 0.2)]
+    await world.advance(0.7)
+    world.monitor.acked(playback, 1.1)
+    assert world.stages.reports[2:] == [(1.1, True, 0.2)]
+
+
+async def test_reports_are_repeated_while_the_turn_runs_though_nothing_is_wrong(world):
+    playback = world.respond()
+    await world.advance(10.0)
+    assert len(world.stages.reports) == 1, "its consumer has not begun"
+    world.monitor.audio_sent(playback, 60.0)
+    for n in range(1, 4):
+        await world.advance(REPORT_EVERY_S)
+        assert world.stages.reports[-1] == (n * REPORT_EVERY_S, True, 0.2)
+    assert len(world.stages.reports) == 5
+    world.monitor.turn_ended(playback)
+    await world.advance(10.0)
+    assert len(world.stages.reports) == 5
+
+
+async def test_reports_of_a_client_that_has_paused_are_repeated(world):
+    playback = world.respond()
+    world.monitor.audio_sent(playback, 5.0)
+    for _ in range(20):
+        await world.advance(0.5)
+        world.monitor.acked(playback, 0.4)
+    paused = [report for report in world.stages.reports if report == (0.4, False, 0.2)]
+    assert 4 <= len(paused) <= 7
+
+
+async def test_reports_go_on_after_one_that_failed(world):
+    playback = world.respond()
+    world.monitor.audio_sent(playback, 60.0)
+    told, n_failed = world.stages.reports, failed_tasks.n_by_name["playback"]
+    world.stages.reports = None  # the next report fails
+    await world.advance(REPORT_EVERY_S)
+    assert failed_tasks.n_by_name["playback"] == n_failed + 1
+    world.stages.reports = told
+    world.monitor.audio_sent(playback, 1.0)  # as every 0.16 s
+    await world.advance(REPORT_EVERY_S)
+    assert world.stages.reports[-1] == (2 * REPORT_EVERY_S, True, 0.2)
 
 
 async def test_a_paused_client_is_reported_and_so_is_the_end_of_its_acks(world):

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import math
 
 import pytest
 
@@ -9,7 +10,7 @@ from sglang_live.clock import SimClock
 from sglang_live.core import FRAME_S, AudioDelta, TranscriptDelta, TurnDone
 from sglang_live.errors import StageUnavailableError
 from sglang_live.messages import NextUseHint, UserSpeaking
-from sglang_live.orchestrator.turn_control import TurnControl
+from sglang_live.orchestrator.turn_control import REPORT_EVERY_S, TurnControl
 from sglang_live.policy.policies import Policies
 
 from .fakes import ask, user
@@ -305,11 +306,12 @@ def control(thinker, clock) -> TurnControl:
     return control
 
 
-def test_a_talker_in_real_time_is_reported_once(control, thinker, clock):
+def test_a_talker_in_real_time_is_reported_once_and_then_rarely(control, thinker, clock):
     for n in range(1, 50):
         control.frames_came(n)
         clock.advance(FRAME_S)
-    assert thinker.told == [(1, True, 0.25)]
+    every = math.ceil(REPORT_EVERY_S / FRAME_S)
+    assert thinker.told == [(n, True, 0.25) for n in range(1, 50, every)]
 
 
 def test_a_talker_that_runs_ahead_is_reported_at_every_third_frame(control, thinker):

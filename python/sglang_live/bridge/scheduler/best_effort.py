@@ -15,7 +15,7 @@ from typing import Any
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.mem_cache.common import release_kv_cache
 
-from sglang_live.bridge.stream_table import BestEffortClass
+from sglang_live.bridge.best_effort_facts import BestEffortClass
 from sglang_live.engine_channel.messages import BATCH_PREFIX, is_best_effort
 
 # Prompts with the same first tokens are served one after the other.

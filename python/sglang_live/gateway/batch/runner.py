@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sglang_live.aio import background
 from sglang_live.gateway.batch.database import StorageFullError
 from sglang_live.gateway.batch.input_lines import CheckedInput, check_input
 from sglang_live.gateway.batch.line_run import LineRuns, failure
@@ -173,7 +174,7 @@ class Runner:
     def _validate(self, batches: list[Batch]) -> None:
         for batch in batches:
             if not self._validating and batch.owner in self._keys:
-                task = asyncio.create_task(self._validated(batch))
+                task = background(self._validated(batch), "batch validation")
                 self._validating[batch.id] = task
 
     async def _validated(self, batch: Batch) -> None:

@@ -11,6 +11,7 @@ import aiohttp
 from starlette.requests import Request
 from yarl import URL
 
+from sglang_live.aio import background
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.native.routes import forwarded
 
@@ -56,7 +57,7 @@ class Upstream:
     def abort(self, names: Iterable[str]) -> None:
         """End these requests in the engine, without waiting for it."""
         for name in names:
-            task = asyncio.create_task(self._abort(name))
+            task = background(self._abort(name), "abort")
             self._aborts.add(task)
             task.add_done_callback(self._aborts.discard)
 

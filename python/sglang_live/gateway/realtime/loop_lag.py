@@ -10,6 +10,7 @@ import asyncio
 import math
 from dataclasses import replace
 
+from sglang_live.aio import background, lasting
 from sglang_live.capacity.control import Capacity
 from sglang_live.clock import Clock
 from sglang_live.errors import CapacityError
@@ -37,7 +38,7 @@ class LoopLag:
         return self._mean_s
 
     def start(self) -> None:
-        self._watching = asyncio.create_task(self._watch(), name="loop-lag")
+        self._watching = background(lasting(self._watch, "loop lag", self._clock), "loop lag")
 
     def close(self) -> None:
         if self._watching is not None:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sglang_live.bridge.batch_work import Launch
+from sglang_live.bridge.best_effort_facts import BestEffortClass
 from sglang_live.bridge.rate_meter import RateMeter
 from sglang_live.bridge.round_facts import Pool, RoundStamp
 from sglang_live.bridge.rounds import Rounds
-from sglang_live.bridge.stream_table import BestEffortClass
 from sglang_live.device_model.costs import EngineCosts
 from sglang_live.simulation.engine.device import Device
 from sglang_live.simulation.engine.pool import KvPool

@@ -5,6 +5,7 @@ clock are the server's and the client's own classes. When a report is due is as 
 interaction/monitor.py, which runs on an event loop.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from sglang_live.engine_channel.messages import Progress
 from sglang_live.interaction.monitor import REPORT_TOLERANCE_S
 from sglang_live.interaction.playback import PlaybackClock
 from sglang_live.interaction.user_stats import UserStats
+from sglang_live.orchestrator.turn_control import REPORT_EVERY_S
 from sglang_live.simulation.engine.engine import Engine
 from sglang_live.simulation.events import Events
 from sglang_live.stages.progress_feed import FLUSH_EVERY_S
@@ -31,7 +33,7 @@ class GatewayPlayback:
     def __init__(self, events: Events, stats: UserStats, report: Report):
         self._events, self._stats, self._report = events, stats, report
         self._heard_s, self._plays, self._at_s = 0.0, False, events.now_s()
-        self._wakes_s = float("inf")
+        self._wakes_s = math.inf
         self.clock = PlaybackClock()
         self.is_over = False
 
@@ -58,7 +60,8 @@ class GatewayPlayback:
         now_s = self._events.now_s()
         heard_s, plays = self.clock.heard_s(now_s), self.clock.playing(now_s)
         assumed_s = self._heard_s + (now_s - self._at_s if self._plays else 0.0)
-        if plays != self._plays or abs(assumed_s - heard_s) > REPORT_TOLERANCE_S:
+        is_old = self.clock.sent_s > 0 and now_s >= self._at_s + REPORT_EVERY_S
+        if plays != self._plays or abs(assumed_s - heard_s) > REPORT_TOLERANCE_S or is_old:
             self._heard_s, self._plays, self._at_s = heard_s, plays, now_s
             self._report(heard_s, plays)
         if self.clock.over(now_s):
@@ -67,12 +70,14 @@ class GatewayPlayback:
                 self._stats.add_response(interrupted=False)
             return
         due_s = self.clock.next_change_s(now_s)
+        if self.clock.sent_s:
+            due_s = min(math.inf if due_s is None else due_s, self._at_s + REPORT_EVERY_S)
         if due_s is not None and due_s < self._wakes_s:
             self._wakes_s = due_s
             self._events.at(due_s, self._wake)
 
     def _wake(self) -> None:
-        self._wakes_s = float("inf")
+        self._wakes_s = math.inf
         self._update()
 
 

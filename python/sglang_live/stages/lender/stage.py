@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 import torch
 
+from sglang_live.aio import vital
 from sglang_live.bridge.memory.shared_memory import create
 from sglang_live.bridge.platform import cpu
 from sglang_live.engine_channel.lease_channel import RECONNECT_S, Member
@@ -123,7 +124,7 @@ class LenderStage:
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._memory.link.bell.fd, self._memory.step)
-        self._stepping = asyncio.create_task(self._step())
+        self._stepping = vital(self._step(), "lender")
 
     async def _step(self) -> None:
         """The broker's messages and a borrower's end ring no bell."""

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from sglang_live.aio import background
 from sglang_live.engine_channel.elastic import (
     Give,
     Given,
@@ -390,11 +391,6 @@ class KvMover:
         return True
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
+        task = background(work, "kv mover")
         self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("kv_mover_failed", exc_info=error)
+        task.add_done_callback(self._tasks.discard)

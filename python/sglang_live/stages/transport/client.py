@@ -145,6 +145,14 @@ class StageClient:
         self._socket.close()
 
     async def _read(self) -> None:
+        try:
+            await self._read_all()
+        except Exception:
+            # Without a reader all jobs would wait for good. The supervisor restarts the stage.
+            log.exception("reader_failed stage=%s", self.name)
+            self.fail_all("reading its messages failed")
+
+    async def _read_all(self) -> None:
         n_read = 0
         while True:
             n_read += 1

@@ -10,6 +10,7 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
+from sglang_live.aio import background, vital
 from sglang_live.engine_channel.messages import FRAME_MARK
 from sglang_live.errors import CapacityError, DeadlineError, LiveError
 from sglang_live.messages import (
@@ -151,7 +152,7 @@ class StageServer:
 
     async def serve(self) -> None:
         """Serve until cancelled; that ends every job and frees the address."""
-        watch = None if self.same_host else asyncio.create_task(self._watch_peers())
+        watch = None if self.same_host else vital(self._watch_peers(), "peers")
         n_read = 0
         try:
             while True:
@@ -298,7 +299,7 @@ class StageServer:
             await self._fail(job, LiveError.code, f"{type(error).__name__}: {error}")
 
     def _begin_closing(self, session_id: str) -> None:
-        chore = asyncio.create_task(self._close_session(session_id))
+        chore = background(self._close_session(session_id), "session closing")
         self._chores.add(chore)
         chore.add_done_callback(self._chores.discard)
 

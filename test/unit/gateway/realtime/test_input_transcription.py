@@ -4,8 +4,10 @@ import asyncio
 
 import pytest
 
+from sglang_live.aio import failed_tasks
 from sglang_live.core import AudioDelta, AudioPart, TextPart, TranscriptDelta
 from sglang_live.errors import StageUnavailableError
+from sglang_live.gateway.realtime.turns import input_transcription
 from test.unit.gateway.fakes import FakeOrchestrator, connected, done, services, spoken, tone, types
 
 SILENCE_1S = bytes(48_000)
@@ -111,6 +113,22 @@ async def test_a_failed_transcription_is_reported(fault, code):
     count = shared.metrics.registry.get_sample_value
     name = "sglang_live_gateway_transcripts_total"
     assert count(name, {"outcome": "failed"}) == count(name, {"outcome": "completed"}) == 1
+
+
+async def test_a_worker_that_failed_is_replaced(monkeypatch):
+    orchestrator = FakeOrchestrator([spoken("Yes."), [KeyError("a bug")], *[spoken("Yes.")] * 2])
+    n_failed = failed_tasks.n_by_name["user transcripts"]
+    async with connected(orchestrator) as client:
+        ask(client)
+        with monkeypatch.context() as broken:
+            broken.setattr(input_transcription, "internal_error", lambda: 1 / 0)
+            client.append(tone(500) + SILENCE_1S)
+            await client.find("response.done")
+            for _ in range(50):
+                await client.settle()
+        assert failed_tasks.n_by_name["user transcripts"] == n_failed + 1
+        client.append(tone(500) + SILENCE_1S)
+        assert (await client.find(KIND + "completed"))["transcript"] == "Yes."
 
 
 async def test_if_turns_come_too_fast_the_oldest_transcriptions_fail():

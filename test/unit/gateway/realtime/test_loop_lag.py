@@ -54,6 +54,27 @@ def test_one_stall_refuses_no_session(stall_s):
     assert not refuses(lag)
 
 
+async def test_the_lag_is_watched_again_after_an_error(monkeypatch):
+    clock = SimClock()
+    lag = lag_of(clock)
+    with monkeypatch.context() as broken:
+        broken.setattr(lag, "observe", lambda _lag_s: 1 / 0)
+        lag.start()
+        await passes(clock, 0.1)
+    for _ in range(20):
+        await passes(clock, 1.0)
+    assert refuses(lag)
+    lag.close()
+
+
+async def passes(clock: SimClock, seconds: float) -> None:
+    for _ in range(6):
+        await asyncio.sleep(0)
+    clock.advance(seconds)
+    for _ in range(6):
+        await asyncio.sleep(0)
+
+
 def test_without_a_limit_nothing_is_refused():
     lag = lag_of(SimClock(), limit_s=None)
     for _ in range(400):

@@ -137,6 +137,19 @@ async def test_a_confirmed_speculative_turn_that_fails_fails_the_response():
     assert end["response"]["status_details"]["error"]["code"] == "stage_failed"
 
 
+async def test_a_confirmed_speculative_turn_that_crashes_fails_the_response():
+    gate = asyncio.Event()
+    orchestrator = FakeOrchestrator([[gate, KeyError("a bug")]])
+    async with connected(orchestrator, speculating(orchestrator)) as client:
+        await pause_after_speech(client)
+        client.append(QUIET * 3)
+        await client.until("response.created")
+        gate.set()
+        end = await client.find("response.done")
+    assert end["response"]["status"] == "failed"
+    assert end["response"]["status_details"]["error"]["code"] == "internal_error"
+
+
 async def test_a_session_that_ends_in_a_speculative_turn_leaves_nothing_behind():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator([[gate, *spoken("Never.")]])

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from sglang_live.aio import Channel
+from sglang_live.aio import Channel, background
 from sglang_live.core import HistoryItem, TurnEvent, TurnRequest
 from sglang_live.errors import LiveError
 from sglang_live.orchestrator.session import VoiceSession
@@ -39,7 +39,7 @@ class SpeculativeTurn:
         self._session, self._request = session, request
         self._events: Channel[TurnEvent] = Channel(_MOST_EVENTS)
         self._cancel_late: asyncio.TimerHandle | None = None
-        self.task = asyncio.create_task(self._run(), name="speculative turn")
+        self.task = background(self._run(), "speculative turn")
 
     def is_for(self, request: TurnRequest) -> bool:
         """Whether the request is this turn, apart from its being speculative."""
@@ -80,9 +80,11 @@ class SpeculativeTurn:
             async with aclosing(self._session.respond(self._request)) as events:
                 async for event in events:
                     await self._events.put(event)
-        except LiveError as error:
+        except Exception as error:
             self.failed = True
             self._events.end(error)
+            if not isinstance(error, LiveError):
+                raise
         finally:
             if self._cancel_late is not None:
                 self._cancel_late.cancel()

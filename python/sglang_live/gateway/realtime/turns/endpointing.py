@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from sglang_live.aio import background
 from sglang_live.clock import Clock
 from sglang_live.gateway.realtime.turn_detection import TurnDetection
 from sglang_live.interaction.endpoint import EndpointModel
@@ -91,7 +92,7 @@ class Endpointing:
         # A busy model is not asked for scores that are overdue.
         pause.n_scored, pause.is_scoring = n_due, True
         audio = pause.heard(pause.pause.speech_end_ms + silence_ms)
-        task = asyncio.create_task(self._score(pause, audio))
+        task = background(self._score(pause, audio), "endpoint")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -14,6 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sglang_live.aio import background
 from sglang_live.clock import Clock
 from sglang_live.core import (
     INPUT_RATE_HZ,
@@ -122,7 +123,7 @@ class FrameMode:
         self._end = now_sample + round(first_s * INPUT_RATE_HZ)
         self._last_due_s = None
         if not was_on:
-            self._task = asyncio.create_task(self._run(), name="frames")
+            self._task = background(self._run(), "frames")
 
     def grow(self, buffer: InputBuffer) -> None:
         """Take complete frames out of the buffer, which has more audio now."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang_live.aio import background
 from sglang_live.core import AudioPart
 from sglang_live.errors import LiveError
 from sglang_live.gateway.errors import error_body, internal_error
@@ -165,13 +166,19 @@ class InputTranscription:
 
     def _begin(self) -> None:
         if self._worker is None:
-            self._worker = asyncio.create_task(self._work(), name="user transcripts")
+            self._worker = background(self._work(), "user transcripts")
 
     @property
     def _has_work(self) -> bool:
         return bool(self._waiting) or (self._growing is not None and self._growing.has_new)
 
     async def _work(self) -> None:
+        try:
+            await self._work_through()
+        finally:
+            self._worker = None
+
+    async def _work_through(self) -> None:
         while self._has_work:
             await self.past_first_audio.wait()
             transcript = self._waiting.popleft() if self._waiting else self._growing
@@ -186,7 +193,6 @@ class InputTranscription:
             except Exception:
                 log.exception("transcript_crashed item=%s", transcript.item_id)
                 self._failed(transcript, is_committed, internal_error())
-        self._worker = None
 
     async def _transcribe(self, transcript: _Transcript, is_committed: bool) -> None:
         """Send the words of a growing turn's next clip, or all that is left of a committed one."""

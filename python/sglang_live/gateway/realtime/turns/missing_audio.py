@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from sglang_live.aio import background
 from sglang_live.clock import Clock
 
 # Longer than a network's pauses.
@@ -38,7 +39,7 @@ class MissingAudio:
         """Audio came, and its turn goes on. silence_s: what ends the turn."""
         self._last_s, self._limit_s = self._clock.now_s(), max(LEAST_S, silence_s)
         if self._task is None:
-            self._task = asyncio.create_task(self._watch())
+            self._task = background(self._watch(), "missing audio")
 
     def stop(self) -> None:
         """The session ends."""

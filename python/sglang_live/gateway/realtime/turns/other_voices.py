@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from sglang_live.aio import background
 from sglang_live.clock import Clock
 from sglang_live.interaction.silero import WINDOW_SAMPLES
 from sglang_live.interaction.voiceprint import (
@@ -137,7 +138,7 @@ class OtherVoices:
 
     def learn(self, pcm: Pcm, of_user_only: bool) -> None:
         """A turn: [n] int16. of_user_only: one of another person teaches nothing."""
-        task = asyncio.create_task(self._learn(pcm, of_user_only), name="voice of the user")
+        task = background(self._learn(pcm, of_user_only), "voice of the user")
         self._learning.add(task)
         task.add_done_callback(self._learning.discard)
 

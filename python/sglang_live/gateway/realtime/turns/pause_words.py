@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sglang_live.aio import background
 from sglang_live.core import AudioPart
 from sglang_live.errors import LiveError
 from sglang_live.gateway.realtime.responses.speculation import Utterance
@@ -41,7 +42,7 @@ class PauseWords:
             self._task.cancel()
         parts = (part for message in utterance for part in message.parts)
         clips = tuple(part for part in parts if isinstance(part, AudioPart))
-        self._task = asyncio.create_task(self._ask(clips, language, on_evidence), name="words")
+        self._task = background(self._ask(clips, language, on_evidence), "words")
 
     async def close(self) -> None:
         if self._task is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sglang_live.aio import background
 from sglang_live.clock import Clock
 from sglang_live.core import AudioPart
 from sglang_live.errors import LiveError
@@ -50,7 +51,7 @@ class VoiceWords:
         if self.judging:
             self.metrics.voice_words.labels("busy").inc()
             return
-        self._task = asyncio.create_task(self._judge(pcm, language, on_turn), name="voice words")
+        self._task = background(self._judge(pcm, language, on_turn), "voice words")
 
     async def close(self) -> None:
         if self._task is not None:
