@@ -15,7 +15,7 @@ from test.e2e.socket_client import connected, is_whole
 pytestmark = [pytest.mark.e2e]
 
 LEFT = "sglang_live_stage_sessions_left_total"
-START_S = 180
+START_S = 300
 
 
 @pytest.fixture(scope="module")
