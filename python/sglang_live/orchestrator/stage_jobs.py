@@ -379,14 +379,8 @@ def _wire_item(item: HistoryItem, tensors: wire.TensorFrames) -> WireItem:
         for p in item.parts
     ]
     ids = list(item.token_ids) if item.token_ids is not None else None
-    return WireItem(
-        item.key,
-        item.role,
-        [] if ids is not None else parts,
-        ids,
-        opens=item.opens,
-        closes=item.closes,
-    )
+    said = parts if ids is None else []
+    return WireItem(item.key, item.role, said, ids, opens=item.opens, closes=item.closes)
 
 
 def _wire_segment(key: str, segment: Segment, tensors: wire.TensorFrames) -> WireSegment:
