@@ -80,7 +80,7 @@ class ChatRoute:
     async def __call__(self, request: Request) -> Response:
         try:
             body = await read_body(request, self._config.max_body_bytes)
-            if self._text_only and not _wants_audio(body):
+            if self._text_only and not _is_ours(body):
                 return await self._text_only(request, body)
             refuse_query(request)
             form = read_chat(body)
@@ -282,14 +282,18 @@ async def _with_errors(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[by
             yield _event({"error": error_body(error)})
 
 
-def _wants_audio(body: bytes) -> bool:
-    """Whether the request names the audio modality. Returns False if it is not JSON."""
+def _is_ours(body: bytes) -> bool:
+    """Whether the request names the audio modality or forces a function call, which SGLang's route
+    makes no call of where it has no parser. Returns False if it is not JSON."""
     try:
         form = orjson.loads(body)
     except orjson.JSONDecodeError:
         return False
-    modalities = form.get("modalities") if isinstance(form, dict) else None
-    return isinstance(modalities, list) and "audio" in modalities
+    if not isinstance(form, dict):
+        return False
+    modalities = form.get("modalities")
+    forces = form.get("tool_choice") not in (None, "auto", "none")
+    return forces or (isinstance(modalities, list) and "audio" in modalities)
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

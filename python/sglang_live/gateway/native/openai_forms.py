@@ -3,7 +3,6 @@
 from typing import Any
 
 from sglang_live.gateway.chat.answers import SpokenAnswers
-from sglang_live.gateway.forced_call import check_enforceable
 from sglang_live.gateway.native import grammars, sampling
 from sglang_live.gateway.native.chat import chat_fields, check_continued
 from sglang_live.gateway.native.checks import (
@@ -99,7 +98,6 @@ def chat(body: Any, limits: NativeLimits, answers: SpokenAnswers) -> CheckedBody
     kept = known(body, "")
     kept.pop("modalities", None)
     check_continued(kept)
-    _check_forced(kept)
     most = kept.get("max_completion_tokens") or kept.get("max_tokens")
     n_completions = kept.get("n", 1)
     if most is None and n_completions > 1:
@@ -116,19 +114,6 @@ def _finished(kept: dict[str, Any], n_prompts: int, most: int, limits: NativeLim
     sampling.check_one_grammar(kept, "")
     check_amount(n_completions, most, "n", limits)
     return CheckedBody(kept, n_completions)
-
-
-def _check_forced(kept: dict[str, Any]) -> None:
-    choice = kept.get("tool_choice", "auto")
-    if choice in ("auto", "none"):
-        return
-    functions = [tool["function"] for tool in kept.get("tools", ())]
-    if choice != "required":
-        functions = [one for one in functions if one["name"] == choice["function"]["name"]]
-        if not functions:
-            name = choice["function"]["name"]
-            raise ParameterError("tool_choice", f"there is no function {name!r}.")
-    check_enforceable(functions, "tool_choice")
 
 
 def _text_only(value: Any, at: str) -> Any:

@@ -55,28 +55,6 @@ def call_grammar(functions: tuple[str, ...], must_call: str) -> str:
     return MARK + written(rules)
 
 
-def calls_grammar(functions: dict[str, dict[str, Any]], most: int) -> str:
-    """The grammar of a JSON array of calls, which SGLang reads where no template has a form.
-
-    Args:
-        functions: parameters by name.
-        most: calls in the array.
-    Raises:
-        BadInputError: it cannot be made.
-    """
-    rules, sides = Rules(), list[Sequence]()
-    for n, (name, parameters) in enumerate(functions.items()):
-        own = f"call_{n}_"
-        rules |= arguments_rules(name, parameters, own)
-        sides.append((Text(f'{{"name": "{name}", "parameters": '), Rule(own + ROOT), Text("}")))
-    rules |= {
-        "call": sides,
-        "more": [(Text(", "), Rule("call"))],
-        ROOT: [(Text("["), Rule("call"), Repeat("more", 0, most - 1), Text("]"))],
-    }
-    return MARK + written(rules)
-
-
 def arguments_rules(name: str, parameters: dict[str, Any], prefix: str) -> Rules:
     """
     Args:

@@ -14,7 +14,7 @@ from sglang_live.bridge.grammars.grammar_cache import BoundedCompiler
 from sglang_live.gateway.forced_call import check_enforceable
 from sglang_live.gateway.native.checks import ParameterError
 from sglang_live.gateway.tools import read_function_call
-from sglang_live.models.grammars.call_grammar import call_grammar, calls_grammar
+from sglang_live.models.grammars.call_grammar import call_grammar
 from test.drawn_schemas import SchemaMaker
 
 PIECES = [
@@ -93,13 +93,6 @@ def test_a_grammar_that_is_rolled_back_ends_in_time(compiler):
     grammar.rollback(2)
     end = written(grammar, 40 - 11, random.Random(2))
     assert end is not None and json.loads('{"city": "a' + end.partition("}\n")[0])
-
-
-def test_a_list_of_calls_ends_in_time(compiler):
-    text = calls_grammar({"f": CITY, "g": {}}, most=8)
-    end = written(grammar_of(compiler, text, 120), 120, random.Random(3))
-    assert end is not None
-    assert {call["name"] for call in json.loads(end)} <= {"f", "g"}
 
 
 NULL = {"type": "null"}
