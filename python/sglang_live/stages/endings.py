@@ -1,7 +1,9 @@
-"""Why a stage process ended: from its exit status and the lines it printed last."""
+"""The end of a stage process: with its parent, and why: from its exit status and last lines."""
 
+import ctypes
 import re
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +27,15 @@ _NOISE = re.compile(
     r"|Subprocess .* crashed|^Current thread|^Extension modules|\bINFO\b",
     re.IGNORECASE,
 )
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """End this process, and the program that it becomes, with its parent, even a killed one."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def telling_line(lines: Sequence[str]) -> str:

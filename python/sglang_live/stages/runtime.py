@@ -9,7 +9,6 @@ import gc
 import json
 import logging
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -35,6 +34,7 @@ from sglang_live.errors import SeamError
 from sglang_live.messages import Ready, SessionHint
 from sglang_live.models.family import family_at
 from sglang_live.models.piece_talker import PieceTalker
+from sglang_live.stages.endings import die_with_parent
 from sglang_live.stages.spec import LENDER, StageSpec
 from sglang_live.stages.transport.lease_broker import lease_socket
 from sglang_live.stages.transport.server import ServedJob, StageServer
@@ -172,15 +172,6 @@ def model_device(spec: StageSpec) -> None:
     os.environ[DEVICE_CLOCK_ENV] = device_clock_env(
         spec.run_dir, spec.device, spec.stage, spec.replica
     )
-
-
-def die_with_parent() -> None:
-    """End this process with its parent, also when that is killed."""
-    if sys.platform == "linux":
-        import ctypes
-
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from sglang_live.aio import close_all
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import StageUnavailableError
 from sglang_live.messages import Ready
-from sglang_live.stages.endings import cause_of, oom_kills, was_work
+from sglang_live.stages.endings import cause_of, die_with_parent, oom_kills, was_work
 from sglang_live.stages.memory.kv_mover import KvMover
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
 from sglang_live.stages.stage_logs import StageLogs
@@ -294,7 +294,7 @@ class Supervisor:
                 stdout=out,
                 stderr=out,
                 # Not process_group=0: uvloop, on which the server runs, refuses it.
-                preexec_fn=os.setpgrp,
+                preexec_fn=partial(_begin_child, spec.same_host),
             )
         except OSError as error:
             error.filename = self._command[0]  # uvloop does not set it
@@ -384,3 +384,10 @@ def _kill_group(leader_pid: int) -> None:
 def _remove_stale_socket(address: str) -> None:
     if address.startswith("ipc://"):
         Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
+
+
+def _begin_child(dies_with_parent: bool) -> None:
+    """Before the program of a child begins: its imports take seconds, in which this one may end."""
+    os.setpgrp()
+    if dies_with_parent:
+        die_with_parent()

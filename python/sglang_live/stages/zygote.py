@@ -269,7 +269,7 @@ def _become(environment: dict[str, str], log_fd: int) -> None:
 
 
 def _die_with_parent() -> None:
-    from sglang_live.stages.runtime import die_with_parent
+    from sglang_live.stages.endings import die_with_parent
 
     die_with_parent()
 
