@@ -56,6 +56,21 @@ def test_a_spoken_question_gets_a_spoken_response(client):
     assert used.completion_tokens_details.audio_tokens == pytest.approx(len(samples) / 1920, abs=1)
 
 
+def test_an_answer_of_either_variant_of_chat_continues_both(client):
+    spoken = {"modalities": ["text", "audio"], "audio": {"voice": "ethan", "format": "wav"}}
+    asked, again = ({"role": "user", "content": text} for text in ("Good morning.", "And now?"))
+
+    def answer(*messages, **fields):
+        made = client.chat.completions.create(
+            model="demo", messages=messages, max_completion_tokens=12, **fields
+        )
+        return made.choices[0].message
+
+    for said in (answer(asked), answer(asked, **spoken)):
+        for fields in ({}, spoken):
+            answer(asked, said.model_dump(), again, **fields)
+
+
 def test_a_file_is_transcribed_whole_and_in_deltas(client):
     whole = client.audio.transcriptions.create(model="demo", file=SPEECH)
     pieces = list(client.audio.transcriptions.create(model="demo", file=SPEECH, stream=True))
