@@ -306,9 +306,9 @@ def test_the_window_is_half_of_what_the_model_is_good_for(argv, context, good, w
         ["--live-policies", "urgency,truncate", "--retention-window", "100"],
     ],
 )
-def test_without_a_window_or_the_policy_a_session_keeps_everything(argv):
+def test_without_a_window_or_the_policy_a_session_keeps_everything(argv, tmp_path):
     assert parsed(*argv).retention is None
-    assert parsed(*argv).kept_by(ModelSource(path="demo").load(Path("unused"))) is None
+    assert parsed(*argv).kept_by(ModelSource(path="demo").load(tmp_path)) is None
 
 
 # --- invalid values ---

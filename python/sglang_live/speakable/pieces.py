@@ -307,7 +307,11 @@ class Pieces:
 
     def _said(self, block: Block, text: str) -> str:
         """The voice's remark in place of a block, once for blocks that follow one another."""
-        content = text.partition("\n")[2] if block is Block.CODE else text
+        content = text
+        if block is Block.CODE:
+            # The fence's own line names a language, unless backticks close it there.
+            first, _, rest = text.partition("\n")
+            content = first if "`" in first.lstrip("`") else rest
         if block is self._said_block or not is_speakable(content):
             return ""
         self._said_block = block

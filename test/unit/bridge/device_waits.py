@@ -21,6 +21,7 @@ ELSEWHERE = "in another thread or process than the scheduler's"
 RESULT = "the result has arrived, or is waited for"
 
 REASONS = {
+    "bridge/grammars/call_end.py": {"CallGrammar.fill_vocab_mask int": HOST},
     "bridge/modelled/batches.py": {"batch_cost_s int": "seq_lens_cpu"},
     "bridge/modelled/clock.py": {
         "DeviceClock.book float": NUMPY,
