@@ -1,6 +1,6 @@
 """GET /health: whether all stages serve, as the launcher reports it.
 
-In: the state of each stage. Out: 200, or 503 with the states.
+In: the state of each replica. Out: 200, or 503 with the states.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,13 +16,18 @@ SERVING = "serving"
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """stages: state by stage name; the server is healthy if every state is SERVING."""
+    """replicas: state by stage and number, as in "thinker/0".
 
-    stages: Mapping[str, str]
+    The server is healthy if a replica of every stage is SERVING: sessions go to that one.
+    """
+
+    replicas: Mapping[str, str]
 
     @property
     def serving(self) -> bool:
-        return bool(self.stages) and all(state == SERVING for state in self.stages.values())
+        stages = {name.partition("/")[0] for name in self.replicas}
+        up = {name.partition("/")[0] for name, state in self.replicas.items() if state == SERVING}
+        return bool(stages) and stages == up
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,4 +39,4 @@ class HealthRoute:
         now = self.health()
         is_ok = now.serving and not self.drain.began.is_set()
         status = "ok" if is_ok else "draining" if self.drain.began.is_set() else "unavailable"
-        return JSONResponse({"status": status, "stages": dict(now.stages)}, 200 if is_ok else 503)
+        return JSONResponse({"status": status, "stages": dict(now.replicas)}, 200 if is_ok else 503)

@@ -19,6 +19,8 @@ def client(stages=None, **config) -> httpx.AsyncClient:
         ({"thinker": "serving", "talker": "serving"}, 200),
         ({"thinker": "serving", "talker": "starting"}, 503),
         ({"thinker": "serving", "talker": "dead"}, 503),
+        ({"thinker/0": "dead", "thinker/1": "serving", "talker/0": "serving"}, 200),
+        ({"thinker/0": "dead", "thinker/1": "starting", "talker/0": "serving"}, 503),
         ({}, 503),
     ],
 )
