@@ -86,7 +86,7 @@ class Speakers:
         frames: list[np.ndarray] = []
         async with links.talker.open(turn) as speech:
             asked_s, times_s = time.monotonic(), []
-            await speech.write(_TEXT_IDS)
+            await speech.write(_TEXT_IDS, "a")
             await speech.end_text()
             async with aclosing(speech.frames()) as chunks:
                 async for codes in chunks:

@@ -191,7 +191,7 @@ class RandomLoad:
 async def _write(thought, speech) -> None:
     try:
         async for tokens in thought.tokens():
-            await speech.write(tokens.ids)
+            await speech.write(tokens.ids, "a")
     except Exception:
         await speech.end_text()  # otherwise its frames would be waited for
         raise

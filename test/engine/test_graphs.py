@@ -128,7 +128,7 @@ class Kinds:
     @staticmethod
     async def _write(speech, response: Response) -> None:
         for token_id in range(20 + response.kind, 90 + response.kind):
-            await speech.write([token_id])
+            await speech.write([token_id], "a")
             await asyncio.sleep(response.pace_s)
         await speech.end_text()
 

@@ -44,7 +44,7 @@ async def codes(
     """The response's codes. Its listener plays nothing until `listening`, then all."""
     frames: list[np.ndarray] = []
     async with links.talker.open(turn) as speech:
-        await speech.write(list(range(20, 20 + N_FRAMES + 10)))
+        await speech.write(list(range(20, 20 + N_FRAMES + 10)), "a")
         hearing = asyncio.create_task(_listen(speech, listening, interrupts))
         try:
             async with aclosing(speech.frames()) as chunks:

@@ -159,7 +159,7 @@ async def speak_to(links, turn, listener: random.Random | None) -> np.ndarray:
     """All codes of a response of 90 tokens' text; the listener plays it in random steps."""
     frames: list[np.ndarray] = []
     async with links.talker.open(turn) as speech:
-        await speech.write(list(range(20, 110)))
+        await speech.write(list(range(20, 110)), "a")
         async with aclosing(speech.frames()) as chunks:
             hearing = asyncio.create_task(hear(speech, listener)) if listener else None
             async for codes in chunks:

@@ -163,7 +163,7 @@ async def test_truncation_does_not_change_the_talkers_next_response(
         await think(links, turn)
         async with links.talker.open(turn) as speech_job:
             spoken = list(range(20, 60))
-            await speech_job.write(spoken)
+            await speech_job.write(spoken, "a")
             stop_at, n_frames = rng.randrange(1, 30), 0
             async for _ in speech_job.frames():
                 n_frames = speech_job.n_frames

@@ -89,6 +89,6 @@ async def _write(speech, reply_ids: list[int], token_every_s: float) -> None:
         await speech.write(reply_ids)
     else:
         for token_id in reply_ids:
-            await speech.write([token_id])
+            await speech.write([token_id], "a")
             await asyncio.sleep(token_every_s)
     await speech.end_text()

@@ -224,7 +224,7 @@ class TalkerJob:
         """Report how much of the response was heard."""
         self._job.post(Progress(self._job.job_id, heard_s, playing, interrupts))
 
-    async def write(self, ids: list[int], text: str = "") -> None:
+    async def write(self, ids: list[int], text: str) -> None:
         """Speak the next tokens of the response, which add `text` to it."""
         self._n_tokens += len(ids)
         if not self._turn.wants_audio:
@@ -359,7 +359,7 @@ class TextJob:
         """The vocoder has them."""
         return []
 
-    async def write(self, ids: list[int], text: str = "") -> None:
+    async def write(self, ids: list[int], text: str) -> None:
         self._n_tokens += len(ids)
         if self._wants_audio and text:
             self._texts.put_nowait(SpokenText(text, self._n_tokens))
