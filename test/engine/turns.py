@@ -86,7 +86,7 @@ async def speak(
 
 async def _write(speech, reply_ids: list[int], token_every_s: float) -> None:
     if not token_every_s:
-        await speech.write(reply_ids)
+        await speech.write(reply_ids, "a")
     else:
         for token_id in reply_ids:
             await speech.write([token_id], "a")
