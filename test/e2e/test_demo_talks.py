@@ -71,11 +71,10 @@ async def test_a_name_is_remembered_over_turns(talking):
         assert said(await socket.ask("What is my name?")) == "Emma is your name."
 
 
-@pytest.mark.parametrize("instructions", ["", "You are a helpful assistant. Be brief."])
-async def test_the_fortieth_typed_question_is_answered_like_the_first(talking, instructions):
+async def test_the_fortieth_typed_question_is_answered_like_the_first(talking):
     """Far beyond the length of its training, by the window that suits it."""
     async with connected(talking.ws) as socket:
-        await socket.session(instructions=instructions, **NO_VAD)
+        await socket.session(**NO_VAD)
         texts = []
         for _ in range(40):
             done = await socket.ask("What is the capital of France?", output_modalities=["text"])

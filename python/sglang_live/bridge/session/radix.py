@@ -257,8 +257,7 @@ def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
     cache.session.compaction.rebase = Rebase(
         ctx.tp_worker.model_runner.model,
         kv,
-        # Instructions further away than in training would be as if they were of another model.
-        getattr(ctx.model_config.hf_config, "good_tokens", ctx.model_config.context_len),
+        ctx.model_config.context_len,
         has_table=ctx.model_config.model_is_mrope,
     )
     return cache
