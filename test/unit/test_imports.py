@@ -61,8 +61,31 @@ SGLANG = (
     "stages.streaming_session",
     "lang",
 )
-MAX_FILES = 21
-MAX_LINES = 400
+# Lines that each room may have; the files at the top count as one room. A change that needs more
+# raises its room's number and says why in the commit.
+BUDGETS = {
+    "": 3_750,
+    "batch": 330,
+    "bridge": 13_750,
+    "capacity": 680,
+    "client": 1_650,
+    "device_model": 260,
+    "engine_channel": 1_250,
+    "gateway": 16_950,
+    "interaction": 2_900,
+    "kernels": 20,
+    "kv": 1_650,
+    "models": 9_950,
+    "orchestrator": 2_350,
+    "plan": 950,
+    "policy": 1_900,
+    "report": 1_120,
+    "simulation": 4_120,
+    "sound": 820,
+    "speakable": 2_020,
+    "stages": 8_950,
+    "telemetry": 840,
+}
 
 
 def module_of(path: Path) -> str:
@@ -153,11 +176,12 @@ def test_no_module_outside_of_models_imports_a_family():
     assert importers == set()
 
 
-def test_no_folder_lists_more_modules_than_the_limit():
-    folders = Counter(path.parent for path in MODULES.values() if path.name != "__init__.py")
-    assert {str(folder): n for folder, n in folders.items() if n > MAX_FILES} == {}
-
-
-def test_no_module_is_longer_than_the_limit():
-    lengths = {name: path.read_text().count("\n") for name, path in MODULES.items()}
-    assert {name: n for name, n in lengths.items() if n > MAX_LINES} == {}
+def test_no_room_exceeds_its_budget():
+    lines = Counter[str]()
+    for path in MODULES.values():
+        room = path.relative_to(PACKAGE).parts[0] if path.parent != PACKAGE else ""
+        lines[room] += path.read_text(encoding="utf-8").count("\n")
+    for room, n in sorted(lines.items()):
+        print(f"{room or 'top':16}{n:7} of {BUDGETS.get(room, 0)}")
+    assert {room: n for room, n in lines.items() if n > BUDGETS.get(room, 0)} == {}
+    assert set(BUDGETS) <= set(lines), "a budget of a room that is gone"
