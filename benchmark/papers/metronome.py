@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from sglang_live.report import look
+from lab.report import look
 
 
 def draw(admission: dict[str, Any], retention: dict[str, Any], path: Path) -> None:

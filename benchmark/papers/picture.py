@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmark.papers.experiments import Row
-from sglang_live.report import look
+from lab.report import look
 
 COLUMNS = 2
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from benchmark.turn_taking.components import TUNED
-from sglang_live.report import look
+from lab.report import look
 
 
 def draw(rows: Sequence[dict], path: Path, source: str = "all") -> None:

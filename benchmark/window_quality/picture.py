@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from sglang_live.report import look
+from lab.report import look
 
 LABELS = {
     "sink+window": "sink and window",

@@ -32,18 +32,19 @@ EXAMPLES = ROOT / "docs" / "examples" / "README.md"
 DOCS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "lab" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     EXAMPLES,
 ]
 SOURCES = [
     path
-    for folder in ("python", "benchmark", "training", "scripts", "docs/examples")
+    for folder in ("python", "benchmark", "lab", "training", "scripts", "docs/examples")
     for path in (ROOT / folder).rglob("*")
     if path.suffix in (".py", ".sh") and "node_modules" not in path.parts
 ]
 _FILE = re.compile(r"(?<![\w./$~{-])[\w][\w./-]*\.(?:py|sh|md|svg|txt|html|flac)\b")
 _FOLDER = re.compile(r"`([\w.][\w./-]*/)`")
-_MODULE = re.compile(r"python -m ((?:sglang_live|benchmark|training)[\w.]*)")
+_MODULE = re.compile(r"python -m ((?:sglang_live|benchmark|lab|training)[\w.]*)")
 _FLAG = re.compile(r"(?<![\w-])--(?:(?:thinker|talker|vocoder|STAGE)\.)?([a-z][a-z0-9-]+)")
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)

@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[2] / "python" / "sglang_live"
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "python" / "sglang_live"
 
 # From the bottom up: a room imports from itself and from rooms above it in this list.
 ORDER = (
@@ -48,7 +49,6 @@ ORDER = (
     "simulation",
     "batch",
     "plan",
-    "report",
     "lang",
 )
 # Where SGLang may be imported; everywhere else its types and its import time stay out.
@@ -79,7 +79,6 @@ BUDGETS = {
     "orchestrator": 2_350,
     "plan": 950,
     "policy": 1_900,
-    "report": 1_120,
     "simulation": 4_120,
     "sound": 820,
     "speakable": 2_020,
@@ -159,6 +158,21 @@ def test_sglang_is_imported_only_where_the_engine_is_meant():
         if name.partition(".")[0] == "sglang"
     }
     assert [module for module in sorted(importers) if not module.startswith(SGLANG)] == []
+
+
+def test_the_product_imports_no_laboratory_and_no_benchmark():
+    files = [
+        *MODULES.values(),
+        *(path for folder in ("sgl_patches", "kernels") for path in (ROOT / folder).rglob("*.py")),
+    ]
+    importers = {
+        (path.relative_to(ROOT), name)
+        for path in files
+        if path.name != "bench.py"
+        for name in imported(path)
+        if name.partition(".")[0] in ("lab", "benchmark", "test", "training")
+    }
+    assert importers == set()
 
 
 def test_no_module_outside_of_models_imports_a_family():

@@ -14,6 +14,7 @@ PLACES = (
     "kernels",
     "scripts",
     "benchmark",
+    "lab",
     "training",
     "setup.py",
     "docs",

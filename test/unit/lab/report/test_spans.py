@@ -1,7 +1,7 @@
 import pytest
 
-from sglang_live.report import spans
-from sglang_live.report.documents import Timeline
+from lab.report import spans
+from lab.report.documents import Timeline
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from sglang_live.report import look, spans
-from sglang_live.report.documents import Timeline
-from sglang_live.report.spans import ResponseCurve, Span
+from lab.report import look, spans
+from lab.report.documents import Timeline
+from lab.report.spans import ResponseCurve, Span
 
 STAGES = ("thinker", "talker")
 WIDTH_PER_S = 0.45

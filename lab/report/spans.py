@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from sglang_live.report.documents import Timeline, TimelineEvent
+from lab.report.documents import Timeline, TimelineEvent
 
 Span = tuple[float, float]
 

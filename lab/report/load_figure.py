@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sglang_live.report import look
-from sglang_live.report.documents import LoadDocument, place
+from lab.report import look
+from lab.report.documents import LoadDocument, place
 
 Point = dict[str, Any]
 Value = Callable[[Point], float | None]

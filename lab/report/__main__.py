@@ -1,11 +1,10 @@
-"""`python -m sglang_live.report FILE.json`: draw a session's timeline or a benchmark's results."""
+"""`python -m lab.report FILE.json`: draw a session's timeline or a benchmark's results."""
 
 import argparse
 import sys
 from pathlib import Path
 
-from sglang_live.environment import start_in_utf8_mode
-from sglang_live.report.documents import (
+from lab.report.documents import (
     Admission,
     Collapse,
     DocumentError,
@@ -13,6 +12,7 @@ from sglang_live.report.documents import (
     Timeline,
     read,
 )
+from sglang_live.environment import start_in_utf8_mode
 
 NO_MATPLOTLIB = (
     "drawing needs matplotlib: run scripts/setup.sh --bench, or pip install 'sglang-live[bench]'"
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(NO_MATPLOTLIB)
     matplotlib.use("Agg")
     # These modules import matplotlib.
-    from sglang_live.report import frames_figure, kv_figure, load_figure, timeline_figure
+    from lab.report import frames_figure, kv_figure, load_figure, timeline_figure
 
     match document:
         case Timeline():
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m sglang_live.report",
+        prog="python -m lab.report",
         description="Draw a session timeline, or the document of benchmark.voice_load, "
         "kv_pressure, retention, collapse or admission; the file's contents tell which. Exit code "
         "2: it cannot be drawn.",

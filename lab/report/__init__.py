@@ -1,4 +1,4 @@
 """Figures of measurements: the timeline of one session, or the arms of a benchmark.
 
-`python -m sglang_live.report` is the command; it needs matplotlib (extra `bench`).
+`python -m lab.report` is the command; it needs matplotlib (extra `bench`).
 """

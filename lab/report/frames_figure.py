@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sglang_live.report import look
-from sglang_live.report.documents import Admission, Collapse
+from lab.report import look
+from lab.report.documents import Admission, Collapse
 
 
 def save(document: Collapse | Admission, path: Path) -> None:

@@ -7,8 +7,8 @@ import sys
 import pytest
 from PIL import Image
 
-from sglang_live.report.__main__ import NO_MATPLOTLIB, main
-from sglang_live.report.documents import LoadDocument, Timeline, read
+from lab.report.__main__ import NO_MATPLOTLIB, main
+from lab.report.documents import LoadDocument, Timeline, read
 
 
 def drawn(path, suffix: str):
@@ -200,7 +200,7 @@ def test_stored_results_of_voice_load_can_be_drawn(written):
     long.
     """
     from benchmark.load.provenance import ROOT
-    from sglang_live.report import load_figure
+    from lab.report import load_figure
 
     forms = {}
     for path in sorted((ROOT / "benchmark" / "results").glob("voice_load_*.json")):

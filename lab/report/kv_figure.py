@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from sglang_live.report import look
-from sglang_live.report.documents import KvAges, KvPressure
+from lab.report import look
+from lab.report.documents import KvAges, KvPressure
 
 # Tokens of earlier turns by their fate, from bottom to top.
 _TOKENS = (
