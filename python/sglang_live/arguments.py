@@ -9,18 +9,19 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sglang_live.config import ServerConfig, SessionStorage, StageConfig
+from sglang_live.config import ServerConfig, SessionStorage
 from sglang_live.device_model.model import load_device_model
 from sglang_live.devices import DEFAULT_DEVICE, devices_of_replicas
 from sglang_live.environment import cache_directory
 from sglang_live.errors import BadInputError
+from sglang_live.extension import extensions
 from sglang_live.flags import server_parser
 from sglang_live.gateway.batch.flags import batch_config
 from sglang_live.gateway.flex.flags import flex_config
 from sglang_live.kv.retention import RetentionFlags
 from sglang_live.model_source import ModelSource
 from sglang_live.policy.policies import Policies
-from sglang_live.stages.spec import STAGES
+from sglang_live.stages.spec import STAGES, StageConfig
 from sglang_live.stages.stage_flags import check_engine, split_arguments
 from sglang_live.stages.transport.lease_flags import leases_of
 from sglang_live.stages.transport.stage_key import check_exposed, host_and_port
@@ -35,6 +36,7 @@ def parse(argv: list[str]) -> ServerConfig:
     policies, retention = Policies.from_flag(own.live_policies), _retention(own)
     stages = _stages(stage_args, shared, policies)
     remote = tuple(address for stage in stages.values() for address in stage.connect)
+    found = (one.addition(own, policies, stages) for one in extensions())
     check_exposed(remote, own.stage_key_file, own.allow_keyless_stages)
     return ServerConfig(
         model=ModelSource.of(own),
@@ -77,6 +79,7 @@ def parse(argv: list[str]) -> ServerConfig:
         device_model=_device_model(own.device_model, stages),
         cpu_weights=own.cpu_weights,
         stage_key_file=own.stage_key_file,
+        additions=tuple(one for one in found if one is not None),
         stages=stages,
     )
 

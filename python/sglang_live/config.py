@@ -6,11 +6,10 @@ In: values, usually from arguments.py. Out: ServerConfig, or BadInputError for i
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from sglang_live.devices import DEFAULT_DEVICE
 from sglang_live.environment import cache_directory
 from sglang_live.errors import BadInputError
+from sglang_live.extension import Addition
 from sglang_live.gateway.batch.config import BatchConfig
 from sglang_live.gateway.flex.gate import FlexConfig
 from sglang_live.kv.lending import LeaseConfig
@@ -18,7 +17,7 @@ from sglang_live.kv.retention import RetentionConfig, RetentionFlags
 from sglang_live.model_source import ModelSource
 from sglang_live.models.family import ModelFacts
 from sglang_live.policy.policies import OFF, Policies
-from sglang_live.stages.spec import STUCK_AFTER_S
+from sglang_live.stages.spec import STUCK_AFTER_S, StageConfig
 
 LOG_FORMATS = ("text", "json")
 SPEAKER_MODELS = ("resemblyzer",)
@@ -30,26 +29,6 @@ _SPECULATE_MS = 200
 # A recogniser and a voice take longer than the rest of that silence. Longer than the closures of
 # most stop consonants.
 _SPECULATE_RECOGNISED_MS = 80
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageConfig:
-    """Settings of one stage.
-
-    replicas: number of processes.
-    devices: of each replica, the device of its first rank.
-    names_devices: a flag does, for this stage or for all.
-    connect: addresses of running stages; empty: this server starts the replicas itself.
-    args: SGLang's server arguments, or fields of VocoderConfig.
-    flags: that were given for this stage alone, as `--thinker.device`.
-    """
-
-    replicas: int = 1
-    devices: tuple[str, ...] = (DEFAULT_DEVICE,)
-    names_devices: bool = False
-    connect: tuple[str, ...] = ()
-    args: dict[str, Any] = field(default_factory=dict)
-    flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +87,7 @@ class ServerConfig:
     batch_dir: folder of files and batches of the Batch API; None: there is no Batch API.
     batch: its settings.
     device_model: file of the model of the device, on a machine without one; None: a real device.
+    additions: of the extensions whose flags are given.
     stage_key_file: file of the secret shared with stages on other hosts; "": no such file.
     """
 
@@ -151,6 +131,7 @@ class ServerConfig:
     device_model: Path | None = None
     cpu_weights: str = ""
     stage_key_file: str = ""
+    additions: tuple[Addition, ...] = ()
     stages: dict[str, StageConfig] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

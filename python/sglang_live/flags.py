@@ -6,6 +6,7 @@ from dataclasses import fields
 
 from sglang_live.config import LOG_FORMATS, SPEAKER_MODELS, ServerConfig
 from sglang_live.environment import add_cache_argument
+from sglang_live.extension import extensions
 from sglang_live.gateway.batch.flags import add_batch_arguments
 from sglang_live.gateway.flex.flags import add_batch_key_argument, add_flex_arguments
 from sglang_live.kv.retention import RetentionConfig
@@ -66,6 +67,8 @@ def server_parser() -> argparse.ArgumentParser:
     _add_memory_arguments(group("memory of sessions"))
     _add_background_arguments(group("work in the background"))
     _add_folder_arguments(group("logs and folders"))
+    for extension in extensions():
+        extension.add_flags(group(extension.title))
     _add_stage_arguments(group("stages", _STAGES))
     return parser
 

@@ -109,7 +109,8 @@ def _used_devices(config: ServerConfig) -> list[UsedDevices]:
     lent = leases.lent_devices if leases.lent_bytes else ()
     flag, named = "--lend-memory-device", leases.names_devices
     lenders = [UsedDevices(flag, (device,), named) for device in lent]
-    return lenders + [
+    added = [used for addition in config.additions for used in addition.devices()]
+    return [*lenders, *added] + [
         UsedDevices(f"--{name}.device", devices_of_ranks(device, stage.args), stage.names_devices)
         for name, stage in config.stages.items()
         if not stage.connect
@@ -172,6 +173,8 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
         on_death=suspects.died,
     )
     try:
+        for addition in config.additions:
+            addition.start(run_dir.path)
         await start_or_interrupt(supervisor)
         orchestrator = LiveOrchestrator(
             supervisor,
@@ -184,6 +187,9 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
             talker_reads_text=model.talker_reads_text,
         )
         metrics, drain = _metrics(supervisor, orchestrator, drops), Drain()
+        for addition in config.additions:
+            for collector in addition.collectors():
+                metrics.registry.register(collector)
         app = _application(config, model, supervisor, orchestrator, metrics, drain, batches)
         server = Server(_http(config, app, metrics))
         gc.collect()
@@ -197,7 +203,8 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
         return 0 if server.started else 1
     finally:
         forks = () if zygote is None else (zygote.close,)
-        await close_all(listen_socket.close, supervisor.stop, *forks, run_dir.remove)
+        added = [addition.stop for addition in config.additions]
+        await close_all(listen_socket.close, supervisor.stop, *added, *forks, run_dir.remove)
 
 
 def _batches(config: ServerConfig) -> Store | None:
@@ -253,6 +260,7 @@ def _application(
             takes_priority=_takes_priority(config.stages["thinker"].args),
         ),
         batches=batches,
+        additions=[addition.gateway for addition in config.additions],
     )
 
 

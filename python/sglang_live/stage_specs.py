@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from sglang_live.config import ServerConfig, StageConfig
+from sglang_live.config import ServerConfig
 from sglang_live.devices import devices_of_ranks
 from sglang_live.engine_channel.lease_channel import BORROW, LEND
 from sglang_live.models.family import CPU_WEIGHTS_ENV, INT8, ModelFacts
-from sglang_live.stages.spec import LENDER, StageSpec
+from sglang_live.stages.spec import LENDER, StageConfig, StageSpec
 from sglang_live.stages.supervisor import loopback_address
 
 MIN_REQUEST_ROWS = 256
@@ -60,7 +60,10 @@ def stage_specs(
                     environment=weights_environment(stage, config.cpu_weights, model),
                 )
             )
-    return specs + _lenders(config, [spec for spec in specs if spec.leases == BORROW])
+    specs += _lenders(config, [spec for spec in specs if spec.leases == BORROW])
+    for addition in config.additions:
+        specs = addition.stages(specs)
+    return specs
 
 
 def _lenders(config: ServerConfig, borrowers: list[StageSpec]) -> list[StageSpec]:
@@ -117,9 +120,10 @@ def _storage(stage: str, config: ServerConfig) -> str:
 
 
 def _at_once(config: ServerConfig) -> int:
-    """Sessions, and flex requests and lines of batches, which take none."""
+    """Sessions, and requests that take none."""
     lines = config.batch.at_once if config.batch_dir else 0
-    return config.max_sessions + config.flex.at_once + lines
+    added = sum(addition.requests_at_once for addition in config.additions)
+    return config.max_sessions + config.flex.at_once + lines + added
 
 
 def _engine_args(stage: str, args: dict[str, Any], at_once: int) -> dict[str, Any]:

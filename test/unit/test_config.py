@@ -8,7 +8,7 @@ import pytest
 
 from sglang_live import launch_stage
 from sglang_live.arguments import parse
-from sglang_live.config import ServerConfig, StageConfig
+from sglang_live.config import ServerConfig
 from sglang_live.errors import BadInputError
 from sglang_live.flags import server_parser
 from sglang_live.kv.lending import LeaseConfig
@@ -16,6 +16,7 @@ from sglang_live.kv.retention import RetentionFlags
 from sglang_live.model_source import ModelSource
 from sglang_live.models.family import ModelFacts
 from sglang_live.policy.policies import POLICIES, Policies
+from sglang_live.stages.spec import StageConfig
 
 DEMO = ["--model-path", "demo"]
 

@@ -35,6 +35,7 @@ ORDER = (
     "orchestrator",
     "interaction",
     "gateway",
+    "extension",
     "model_source",
     "config",
     "flags",
@@ -64,14 +65,14 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 3_750,
+    "": 3_800,
     "batch": 330,
     "bridge": 13_750,
     "capacity": 680,
     "client": 1_650,
     "device_model": 260,
     "engine_channel": 1_250,
-    "gateway": 16_950,
+    "gateway": 16_970,
     "interaction": 2_900,
     "kernels": 20,
     "kv": 1_650,

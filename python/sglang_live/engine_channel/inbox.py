@@ -24,6 +24,8 @@ STEPS_ENV = "SGLANG_LIVE_STEPS"
 SHARED_DEVICE_ENV = "SGLANG_LIVE_SHARED_DEVICE"
 # "<bytes>:<directory>"; empty or absent: session KV has no storage tier.
 STORAGE_ENV = "SGLANG_LIVE_SESSION_STORAGE"
+# "module:factory" of further parts of the scheduler, separated by commas.
+PARTS_ENV = "SGLANG_LIVE_PARTS"
 # High-water mark of each end, a bound of memory: a stage or engine that falls behind so far has
 # been ended by supervision before.
 QUEUE_MESSAGES = 65_536

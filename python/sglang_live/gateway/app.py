@@ -6,7 +6,7 @@ HTTP API behind a guard.
 Without a language model it refuses what needs one, with an error that says so.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from starlette.routing import WebSocketRoute
 from sglang_live.aio import close_all
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import ModelNotFoundError
+from sglang_live.gateway.additions import Endpoint, GatewayAddition, GatewayParts
 from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.batch import api as batch_api
 from sglang_live.gateway.batch.line_endpoints import line_endpoints
@@ -55,8 +56,6 @@ from sglang_live.orchestrator.suspects import Suspects
 from sglang_live.telemetry.batch_metrics import BatchMetrics
 from sglang_live.telemetry.metrics import GatewayMetrics
 
-Endpoint = Callable[[Request], Awaitable[Response]]
-
 
 def build_app(
     orchestrator: Orchestrator,
@@ -73,6 +72,7 @@ def build_app(
     drain: Drain | None = None,
     native_limits: NativeLimits | None = None,
     batches: Store | None = None,
+    additions: Iterable[Callable[[GatewayParts], GatewayAddition | None]] = (),
 ) -> FastAPI:
     """Build the gateway's ASGI application.
 
@@ -87,6 +87,7 @@ def build_app(
         drain: set when the process is about to stop; None: never.
         native_limits: limits on bodies for SGLang's own API.
         batches: what the Batch API keeps, closed with the application; None: there is no Batch API.
+        additions: further routes, made of the gateway's parts.
     Raises:
         FileNotFoundError: if the default speech model is not installed.
     """
@@ -118,6 +119,8 @@ def build_app(
             answers,
         )
 
+    parts = GatewayParts(services=services, keys=keys, proxy=proxy, answers=answers)
+    added = [one for add in additions if (one := add(parts)) is not None]
     batch = _batch_api(batches, keys, services, proxy, answers) if batches else None
 
     @asynccontextmanager
@@ -125,9 +128,11 @@ def build_app(
         services.start()
         if batch:
             batch.start()
+        for addition in added:
+            addition.start()
         yield
-        parts = (batch, services, proxy)
-        await close_all(*(part.close for part in parts if part is not None))
+        closing = (batch, *added, services, proxy)
+        await close_all(*(part.close for part in closing if part is not None))
 
     # A redirect to the same path with a slash would go to any host that the request's Host names.
     app = FastAPI(title="sglang_live", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
@@ -141,7 +146,7 @@ def build_app(
     _add_speech(app, keys, services, flex)
     _add_models(app, keys, orchestrator)
     _add_capacity(app, keys, services)
-    _add_description(app, keys, config, has_batches=batches is not None)
+    _add_description(app, keys, config, added, has_batches=batches is not None)
     _add_operations(app, keys, health, metrics, drain)
     if config.has_language_model:
         _add_generating(app, keys, services, proxy, secrets, flex, answers)
@@ -154,6 +159,9 @@ def build_app(
     for path, method in batch_api.ROUTES:
         endpoint = batch.routes[path, method] if batch else batch_api.refuse
         app.add_route(path, _guarded(keys, endpoint), methods=[method])
+    for addition in added:
+        for (path, method), endpoint in addition.routes.items():
+            app.add_route(path, _guarded(keys, endpoint), methods=[method])
     return app
 
 
@@ -288,8 +296,18 @@ def _add_capacity(app: FastAPI, keys: Keys, services: RealtimeServices) -> None:
     app.add_route("/v1/capacity", _guarded(keys, capacity), methods=["GET"])
 
 
-def _add_description(app: FastAPI, keys: Keys, config: GatewayConfig, *, has_batches: bool) -> None:
+def _add_description(
+    app: FastAPI,
+    keys: Keys,
+    config: GatewayConfig,
+    added: list[GatewayAddition],
+    *,
+    has_batches: bool,
+) -> None:
     description = openapi.document(config.has_language_model, has_batches)
+    for addition in added:
+        description["paths"].update(addition.paths)
+        description["components"]["schemas"].update(addition.schemas)
 
     async def describe(_request: Request) -> Response:
         return JSONResponse(description)

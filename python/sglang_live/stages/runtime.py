@@ -6,6 +6,7 @@ through the plugin entry point the seams of this stage.
 
 import asyncio
 import gc
+import importlib
 import json
 import logging
 import os
@@ -28,7 +29,12 @@ from sglang_live.bridge.seams import STAGE_ENV
 from sglang_live.device_model.model import DEVICE_MODEL_ENV
 from sglang_live.devices import devices_of_ranks
 from sglang_live.engine_channel.elastic import ELASTIC_ENV
-from sglang_live.engine_channel.inbox import POLICIES_ENV, SHARED_DEVICE_ENV, STORAGE_ENV
+from sglang_live.engine_channel.inbox import (
+    PARTS_ENV,
+    POLICIES_ENV,
+    SHARED_DEVICE_ENV,
+    STORAGE_ENV,
+)
 from sglang_live.engine_channel.lease_channel import LEASES_ENV, LEND
 from sglang_live.errors import SeamError
 from sglang_live.messages import Ready, SessionHint
@@ -96,6 +102,9 @@ def build_stage(spec: StageSpec) -> tuple[Stage, asyncio.AbstractEventLoop]:
         from sglang_live.stages.vocoder.stage import VocoderStage
 
         return VocoderStage(spec), asyncio.new_event_loop()
+    if spec.factory:
+        module, _, name = spec.factory.partition(":")
+        return getattr(importlib.import_module(module), name)(spec), asyncio.new_event_loop()
     if spec.stage == LENDER:
         from sglang_live.stages.lender.stage import LenderStage
 
@@ -185,6 +194,9 @@ def main() -> None:
     os.environ[STAGE_ENV] = spec.stage
     os.environ[POLICIES_ENV] = ",".join(spec.policies.names)
     os.environ[STORAGE_ENV] = spec.session_storage
+    # Those that the environment names already are of every stage.
+    parts = filter(None, (os.environ.get(PARTS_ENV), *spec.parts))
+    os.environ[PARTS_ENV] = ",".join(parts)
     elastic = json.dumps([str(spec.kv_mover_path), spec.stage]) if spec.elastic_kv else ""
     os.environ[ELASTIC_ENV] = elastic
     os.environ[LEASES_ENV] = f"{spec.leases}:{lease_socket(spec.run_dir)}" if spec.leases else ""

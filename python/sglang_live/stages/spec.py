@@ -1,11 +1,14 @@
-"""Configuration of a stage process: one JSON document in its environment."""
+"""Configuration of a stage: settings of all its replicas, and the spec of one stage process, which
+is one JSON document in its environment."""
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from sglang_live.devices import DEFAULT_DEVICE
 from sglang_live.policy.policies import OFF, Policies
 from sglang_live.stages.run_dir import run_of
 
@@ -15,6 +18,26 @@ STUCK_AFTER_S = 120.0
 STAGES = ("thinker", "talker", "vocoder")
 # A process beside the stages that has memory to lend and no engine. It serves no session.
 LENDER = "lender"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageConfig:
+    """Settings of one stage.
+
+    replicas: number of processes.
+    devices: of each replica, the device of its first rank.
+    names_devices: a flag does, for this stage or for all.
+    connect: addresses of running stages; empty: this server starts the replicas itself.
+    args: SGLang's server arguments, or fields of VocoderConfig.
+    flags: that were given for this stage alone, as `--thinker.device`.
+    """
+
+    replicas: int = 1
+    devices: tuple[str, ...] = (DEFAULT_DEVICE,)
+    names_devices: bool = False
+    connect: tuple[str, ...] = ()
+    args: dict[str, Any] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
 
 
 class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +50,8 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     engine_args: SGLang's server arguments (thinker, talker), or fields of VocoderConfig, or the
         lender's n_bytes.
     environment: added to the process's own.
+    parts: "module:factory" of further parts of the engine's scheduler.
+    factory: "module:class" of a stage that is none of STAGES. "": it is one of them.
     shares_device: whether another stage of the server uses one of its devices.
     policies: those that are on.
     session_storage: "<bytes>:<directory>" for KV that exceeds a thinker's host memory. "": none.
@@ -57,6 +82,8 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     key_file: str = ""
     engine_args: dict[str, Any] = {}
     environment: dict[str, str] = {}
+    parts: tuple[str, ...] = ()
+    factory: str = ""
     policies: Policies = OFF
     session_storage: str = ""
     leases: str = ""

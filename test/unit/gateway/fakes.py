@@ -5,7 +5,7 @@ import base64
 import json
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +32,7 @@ from sglang_live.core import (
     Usage,
 )
 from sglang_live.errors import CapacityError
+from sglang_live.gateway.additions import GatewayAddition, GatewayParts
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.batch.store import Store
 from sglang_live.gateway.config import GatewayConfig
@@ -422,6 +423,7 @@ def app_of(
     suspects: Suspects | None = None,
     drain: Drain | None = None,
     batches: Store | None = None,
+    additions: Iterable[Callable[[GatewayParts], GatewayAddition | None]] = (),
     **config: Any,
 ) -> FastAPI:
     stages = {"thinker": "serving"} if stages is None else stages
@@ -434,6 +436,7 @@ def app_of(
         suspects=suspects,
         drain=drain,
         batches=batches,
+        additions=additions,
     )
 
 
