@@ -25,10 +25,9 @@ import soxr
 
 from benchmark.load.provenance import config_of, facts
 from benchmark.word_errors import word_errors, words_of
+from lab.load_client.options import LoadOptions
+from lab.load_client.realtime_client import RealtimeClient
 from sglang_live.client import clip
-from sglang_live.client.realtime_client import RealtimeClient
-from sglang_live.client.session_options import SessionOptions
-from sglang_live.client.turn_record import TurnRecord
 from sglang_live.clock import MonotonicClock
 from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.models.family import part
@@ -37,6 +36,7 @@ from sglang_live.models.speech import Recogniser
 from sglang_live.models.speech_kinds import find_recogniser, find_voice
 from sglang_live.models.speech_model import SpeechModel
 from sglang_live.simulation.load.stats import percentile
+from sglang_live.simulation.turn_record import TurnRecord
 from sglang_live.speakable.pieces import Pieces
 from sglang_live.speakable.words import wording_of
 
@@ -190,8 +190,8 @@ class Questions:
                     continue
                 return
 
-    def _session(self) -> SessionOptions:
-        return SessionOptions(
+    def _session(self) -> LoadOptions:
+        return LoadOptions(
             url=self._options.url,
             model=self._options.model,
             push_to_talk=True,

@@ -22,10 +22,10 @@ from benchmark.load.options import read_options
 from benchmark.load.provenance import config_of, facts
 from benchmark.load.server import ServerProcess
 from benchmark.turn_cost import mean_marks
+from lab.load_client.options import LoadOptions
+from lab.load_client.realtime_client import RealtimeClient
+from lab.load_client.utterance import Utterance
 from sglang_live.client import clip
-from sglang_live.client.realtime_client import RealtimeClient
-from sglang_live.client.session_options import SessionOptions
-from sglang_live.client.utterance import Utterance
 from sglang_live.clock import MonotonicClock
 
 WORKLOADS = Path(__file__).parent / "workloads"
@@ -56,7 +56,7 @@ class Options:
 async def one_turn(
     url: str, model: str, speech: Utterance, detection: dict, max_tokens: int
 ) -> dict:
-    options = SessionOptions(url=url, model=model, turn_detection=detection)
+    options = LoadOptions(url=url, model=model, turn_detection=detection)
     async with RealtimeClient(options, MonotonicClock()) as client:
         await client.limit_responses(max_tokens)
         record = (await client.take_turn(speech)).record()

@@ -22,8 +22,8 @@ import numpy as np
 from benchmark.load.options import read_options
 from benchmark.load.provenance import config_of, facts
 from benchmark.load.server import ServerProcess
-from sglang_live.client.connecting import open_socket
-from sglang_live.client.session_options import SessionOptions
+from lab.load_client.options import LoadOptions
+from sglang_live.client.connection import open_socket
 
 START_TIMEOUT_S = 300.0
 # Words of the demo model's tokenizer: 1.2 tokens each.
@@ -74,7 +74,7 @@ class Realtime:
     """A realtime session with typed questions and spoken responses."""
 
     def __init__(self, server: ServerProcess, model: str, tokens: int):
-        self._options = SessionOptions(url=server.url, model=model)
+        self._options = LoadOptions(url=server.url, model=model)
         self._tokens = tokens
 
     async def __aenter__(self) -> "Realtime":

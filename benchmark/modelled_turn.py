@@ -23,15 +23,15 @@ from benchmark.load.device_times import DeviceTimes, device_times, grown
 from benchmark.load.drawn_length_model import drawn_length_model
 from benchmark.load.provenance import ROOT, facts
 from benchmark.load.server import ServerProcess
+from lab.load_client.options import LoadOptions
+from lab.load_client.realtime_client import RealtimeClient
 from sglang_live.client import clip
-from sglang_live.client.config import BUNDLED_CLIP
-from sglang_live.client.realtime_client import RealtimeClient
-from sglang_live.client.session_options import SessionOptions
-from sglang_live.client.turn_record import TurnRecord
+from sglang_live.client.clip import BUNDLED_CLIP
 from sglang_live.clock import MonotonicClock
 from sglang_live.device_model.model import DeviceModel, load_device_model
 from sglang_live.models.demo.location import DEMO
 from sglang_live.policy.view import FRAME_S
+from sglang_live.simulation.turn_record import TurnRecord
 
 NAME = "demo"
 START_TIMEOUT_S = 240.0
@@ -149,7 +149,7 @@ async def speak(url: str, arm: Arm) -> tuple[str, TurnRecord, dict[str, Any]]:
         if event["type"] == "response.done":
             done.append(event["response"])
 
-    options = SessionOptions(url=url, model=NAME)
+    options = LoadOptions(url=url, model=NAME)
     async with RealtimeClient(options, MonotonicClock(), note) as client:
         if arm.shallow:
             await client.limit_responses(MAX_TOKENS)

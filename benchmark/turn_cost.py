@@ -22,8 +22,8 @@ from pathlib import Path
 
 from benchmark.load.provenance import facts
 from benchmark.load.server import ServerProcess
-from sglang_live.client.realtime_client import RealtimeClient
-from sglang_live.client.session_options import SessionOptions
+from lab.load_client.options import LoadOptions
+from lab.load_client.realtime_client import RealtimeClient
 from sglang_live.clock import MonotonicClock
 from sglang_live.telemetry.forward_log import FORWARD_LOG_ENV, covered_s, read_spans
 
@@ -65,9 +65,7 @@ async def ask_all(
             done_at.append(time.monotonic())
 
     asked = []
-    async with RealtimeClient(
-        SessionOptions(url=url, model=model), MonotonicClock(), note
-    ) as client:
+    async with RealtimeClient(LoadOptions(url=url, model=model), MonotonicClock(), note) as client:
         for _ in range(turns + WARM_UP_TURNS):
             begin = time.monotonic()
             record = await client.ask(question)

@@ -19,9 +19,9 @@ import numpy as np
 from benchmark.load.options import read_options
 from benchmark.load.provenance import config_of, facts
 from benchmark.load.server import ServerProcess
+from lab.load_client.options import LoadOptions
+from lab.load_client.realtime_client import RealtimeClient
 from sglang_live.client import clip
-from sglang_live.client.realtime_client import RealtimeClient
-from sglang_live.client.session_options import SessionOptions
 from sglang_live.clock import MonotonicClock
 
 WORKLOADS = Path(__file__).parent / "workloads"
@@ -65,7 +65,7 @@ async def measure(
 ) -> list[dict]:
     found = []
     for length_s, pcm in turns:
-        options = SessionOptions(url=url, model=model)
+        options = LoadOptions(url=url, model=model)
         async with RealtimeClient(options, MonotonicClock()) as client:
             if max_tokens:
                 await client.limit_responses(max_tokens)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import orjson
 from websockets.asyncio.client import ClientConnection, connect
 
+from lab.load_client.microphone import LATE_FRAME_S
+from lab.load_client.utterance import append_message, silence_message
 from sglang_live.client import clip
-from sglang_live.client.microphone import LATE_FRAME_S
-from sglang_live.client.utterance import append_message, silence_message
 from sglang_live.clock import Clock
 
 

@@ -10,13 +10,13 @@ from typing import Any
 from benchmark.gpu.findings import Findings
 from benchmark.gpu.places import on_device, platform_of
 from benchmark.load.server import ServerError, ServerProcess
+from lab.load_client.options import LoadOptions
+from lab.load_client.realtime_client import Interruption, RealtimeClient
+from lab.load_client.utterance import Utterance
 from sglang_live.client import clip
-from sglang_live.client.config import BUNDLED_CLIP
-from sglang_live.client.realtime_client import Interruption, RealtimeClient
-from sglang_live.client.session_options import SessionOptions
-from sglang_live.client.turn_record import BARGE_IN, TurnRecord
-from sglang_live.client.utterance import Utterance
+from sglang_live.client.clip import BUNDLED_CLIP
 from sglang_live.clock import MonotonicClock
+from sglang_live.simulation.turn_record import BARGE_IN, TurnRecord
 
 MODEL_NAME = "demo"
 
@@ -75,7 +75,7 @@ def judge(figures: dict[str, Any], turns: list[TurnRecord]) -> Findings:
 
 
 async def _converse(url: str, options: Options) -> list[TurnRecord]:
-    session = SessionOptions(url=url, model=MODEL_NAME, turn_timeout_s=options.turn_timeout_s)
+    session = LoadOptions(url=url, model=MODEL_NAME, turn_timeout_s=options.turn_timeout_s)
     async with RealtimeClient(session, MonotonicClock()) as client:
         question = Utterance.of(clip.load_pcm(BUNDLED_CLIP), session.frames_per_message)
         whole = (await client.take_turn(question)).record()

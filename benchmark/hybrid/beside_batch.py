@@ -28,7 +28,7 @@ from benchmark.load.provenance import config_of, facts
 from benchmark.load.server import ServerProcess
 from benchmark.load.user import User
 from benchmark.speech_throughput import QUESTIONS
-from sglang_live.client.session_options import SessionOptions
+from lab.load_client.options import LoadOptions
 from sglang_live.clock import MonotonicClock
 from sglang_live.simulation.load.rows import TurnRow
 from sglang_live.simulation.load.stats import is_useful, percentile
@@ -147,7 +147,7 @@ class UsersBesideBatch:
             drawn_replies=True,
             device_model=Path(options.device_model) if options.device_model else None,
         )
-        session = SessionOptions(url=self.server.url, model=self.model, turn_timeout_s=60.0)
+        session = LoadOptions(url=self.server.url, model=self.model, turn_timeout_s=60.0)
         voices = Voices.load(config)
         audio = {**voices.speech, **voices.sounds}
         began_s = clock.now_s()

@@ -21,10 +21,9 @@ from benchmark.load.storm import Storm
 from benchmark.load.talker_frames import FrameCount
 from benchmark.load.user import User
 from benchmark.simulate.traffic import Traffic
+from lab.load_client.options import LoadOptions
+from lab.load_client.utterance import Utterance
 from sglang_live.client import clip
-from sglang_live.client.session_options import SessionOptions
-from sglang_live.client.turn_record import BARGE_IN
-from sglang_live.client.utterance import Utterance
 from sglang_live.clock import MonotonicClock
 from sglang_live.policy.view import FRAME_S
 from sglang_live.simulation.load.arrivals import UserPlan, load_response_gaps, plan_users
@@ -32,6 +31,7 @@ from sglang_live.simulation.load.interruptions import InterruptionModel, load_re
 from sglang_live.simulation.load.response_lengths import ResponseLengths
 from sglang_live.simulation.load.rows import StormRow, TurnRow
 from sglang_live.simulation.load.stats import waste
+from sglang_live.simulation.turn_record import BARGE_IN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +150,7 @@ def measure(config: LoadConfig, run: Run, workload: Workload) -> RunResult:
         config.start_timeout_s,
         config.server_module,
     ) as server:
-        options = SessionOptions(
+        options = LoadOptions(
             url=server.url,
             # The server's model name is the last part of the path.
             model=Path(model_path).name,
@@ -190,7 +190,7 @@ def measure(config: LoadConfig, run: Run, workload: Workload) -> RunResult:
 class Load:
     """The users of one run, and the storms beside them."""
 
-    def __init__(self, config: LoadConfig, run: Run, workload: Workload, options: SessionOptions):
+    def __init__(self, config: LoadConfig, run: Run, workload: Workload, options: LoadOptions):
         clock = MonotonicClock()
         audio = {**workload.speech, **workload.sounds}
         plans = workload.plans(config, run)

@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from lab.load_client.options import LoadOptions
+from lab.load_client.realtime_client import RealtimeClient
 from sglang_live.client import clip
-from sglang_live.client.connecting import SessionError
-from sglang_live.client.realtime_client import RealtimeClient
-from sglang_live.client.session_options import SessionOptions
-from sglang_live.client.turn_record import TurnRecord
+from sglang_live.client.connection import SessionError
 from sglang_live.clock import Clock
 from sglang_live.simulation.load.rows import StormRow
 from sglang_live.simulation.load.storm import MAX_OUTPUT_TOKENS, StormSpec
+from sglang_live.simulation.turn_record import TurnRecord
 
 # A stream of random numbers apart from those of users and arrivals.
 _STORM_STREAM = 2**31 + 1
@@ -43,7 +43,7 @@ class Storm:
         spec: StormSpec,
         pool: bytes,
         seed: tuple[int, int],
-        options: SessionOptions,
+        options: LoadOptions,
         clock: Clock,
     ):
         self._spec = spec

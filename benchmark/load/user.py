@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 
 from websockets.exceptions import ConnectionClosed
 
-from sglang_live.client.connecting import SessionError
-from sglang_live.client.realtime_client import Interruption, RealtimeClient
-from sglang_live.client.session_options import SessionOptions
-from sglang_live.client.turn_record import TurnRecord
-from sglang_live.client.turn_tracker import TurnTracker
-from sglang_live.client.utterance import Utterance
+from lab.load_client.options import LoadOptions
+from lab.load_client.realtime_client import Interruption, RealtimeClient
+from lab.load_client.turn_tracker import TurnTracker
+from lab.load_client.utterance import Utterance
+from sglang_live.client.connection import SessionError
 from sglang_live.clock import Clock
 from sglang_live.simulation.load.arrivals import PlannedTurn, UserPlan
 from sglang_live.simulation.load.rows import TurnRow
 from sglang_live.simulation.load.storm import MAX_OUTPUT_TOKENS
+from sglang_live.simulation.turn_record import TurnRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class User:
         self,
         plan: UserPlan,
         audio: Mapping[str, Utterance],
-        options: SessionOptions,
+        options: LoadOptions,
         clock: Clock,
         history: str = "",
     ):

@@ -17,7 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from benchmark.turn_taking.components import PACKET_MS
 from benchmark.turn_taking.timeline import Decision, Recording
-from sglang_live.client.microphone import LATE_FRAME_S
+from lab.load_client.microphone import LATE_FRAME_S
 from sglang_live.clock import MonotonicClock
 from sglang_live.core import INPUT_RATE_HZ
 

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from sglang_live import arguments, launch_stage
 from sglang_live.batch.config import parse_args as parse_batch
-from sglang_live.client.config import parse_args as parse_client
+from sglang_live.client.__main__ import parse_args as parse_client
 from sglang_live.gateway.batch.config import BatchConfig
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.interaction.vad import VadSettings

@@ -26,9 +26,9 @@ import soxr
 
 from benchmark.load.provenance import facts
 from benchmark.load.server import ServerProcess
+from lab.load_client.options import LoadOptions
+from lab.load_client.realtime_client import RealtimeClient
 from sglang_live.client.clip import SAMPLE_RATE_HZ
-from sglang_live.client.realtime_client import RealtimeClient
-from sglang_live.client.session_options import SessionOptions
 from sglang_live.clock import MonotonicClock
 from sglang_live.models.demo.location import DEMO
 from training.demo import world
@@ -172,7 +172,7 @@ class Examiner:
     async def _session(
         self, *, push_to_talk: bool = True, on_event: Callable[[dict], None] | None = None
     ):
-        options = SessionOptions(url=self._url, model=self._model, push_to_talk=push_to_talk)
+        options = LoadOptions(url=self._url, model=self._model, push_to_talk=push_to_talk)
         async with RealtimeClient(options, MonotonicClock(), on_event) as client:
             yield client
 

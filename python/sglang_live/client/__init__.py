@@ -1,4 +1,3 @@
-"""A client: speaks a recording into /v1/realtime and measures the responses.
-
-`python -m sglang_live.client` is the command; benchmark/ uses the same RealtimeClient.
+"""A client that speaks a recording into /v1/realtime and plays the response: the command
+`python -m sglang_live.client`.
 """

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from sglang_live.errors import BadInputError
 from sglang_live.sound.decoder import Limits, decode_samples
 
+BUNDLED_CLIP = Path(__file__).parent.parent / "assets" / "question.flac"
 SAMPLE_RATE_HZ = 24_000
 BYTES_PER_SAMPLE = 2
 MAX_CLIP_S = 3600.0
@@ -18,10 +19,6 @@ FRAME_BYTES = round(SAMPLE_RATE_HZ * FRAME_S) * BYTES_PER_SAMPLE
 
 # Speech fades out; frames this far below the loudest one are breath and room noise.
 SPEECH_RANGE_DB = 35.0
-
-# Speech begins where frames exceed the room noise by this level, for the length of a phoneme.
-ONSET_OVER_ROOM_DB = 10.0
-ONSET_FRAMES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,27 +65,9 @@ def speech_frames(pcm: bytes) -> int:
     of the clip's peak level (RMS of its loudest frame). A silent clip ends with its last
     frame.
     """
-    levels = _frame_levels(pcm)
-    floor = max(levels, default=0.0) * _gain(-SPEECH_RANGE_DB)
+    levels = frame_levels(pcm)
+    floor = max(levels, default=0.0) * gain(-SPEECH_RANGE_DB)
     return max((i + 1 for i, level in enumerate(levels) if level >= floor), default=0)
-
-
-def frames_before_speech(pcm: bytes) -> int:
-    """Number of frames before the onset of speech.
-
-    The onset is the first of three consecutive frames within 35 dB of the loudest frame and 10 dB
-    above the room noise, which is the level of the quietest tenth of the frames. If no frame is
-    10 dB above it, as in a tone, frames within 10 dB of the loudest count. A clip of fewer than
-    three frames begins at once.
-    """
-    levels = np.array(_frame_levels(pcm))
-    if len(levels) < ONSET_FRAMES:
-        return 0
-    peak, room = levels.max(), np.percentile(levels, 10, method="lower")
-    over_room = min(room * _gain(ONSET_OVER_ROOM_DB), peak * _gain(-ONSET_OVER_ROOM_DB))
-    is_speech = levels >= max(peak * _gain(-SPEECH_RANGE_DB), over_room)
-    lasting = np.lib.stride_tricks.sliding_window_view(is_speech, ONSET_FRAMES).all(axis=1)
-    return int(lasting.argmax())
 
 
 def measure_level(pcm: bytes) -> Level:
@@ -105,11 +84,11 @@ def write_wav(path: Path, pcm: bytes) -> None:
         file.writeframes(pcm)
 
 
-def _frame_levels(pcm: bytes) -> list[float]:
+def frame_levels(pcm: bytes) -> list[float]:
     return [_rms(np.frombuffer(frame, "<i2")) for frame in frames(pcm)]
 
 
-def _gain(db: float) -> float:
+def gain(db: float) -> float:
     return float(10 ** (db / 20))
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from sglang_live.client.turn_record import BARGE_IN
 from sglang_live.policy.policies import POLICIES, Policies
 from sglang_live.simulation.events import Events
 from sglang_live.simulation.load.rows import StormRow, TurnRow
@@ -13,6 +12,7 @@ from sglang_live.simulation.load.timeline import most_at_once
 from sglang_live.simulation.server.server import Server
 from sglang_live.simulation.spec import ServerSpec
 from sglang_live.simulation.storm import Storm
+from sglang_live.simulation.turn_record import BARGE_IN
 from sglang_live.simulation.users import User, UserSettings
 from sglang_live.simulation.workload import Workload
 

@@ -6,10 +6,10 @@ left.
 
 from collections.abc import Callable
 
-from sglang_live.client.turn_record import MS_PER_S, TurnRecord
 from sglang_live.simulation.load.rows import StormRow
 from sglang_live.simulation.load.storm import MAX_OUTPUT_TOKENS, StormSpec
 from sglang_live.simulation.server.server import Server
+from sglang_live.simulation.turn_record import MS_PER_S, TurnRecord
 
 
 class Storm:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from sglang_live.client.turn_record import BARGE_IN, MS_PER_S, TurnRecord
 from sglang_live.errors import LiveError
 from sglang_live.simulation.events import Events
 from sglang_live.simulation.load.arrivals import PlannedTurn, UserPlan
 from sglang_live.simulation.load.rows import TurnRow
 from sglang_live.simulation.server.session import NEW, History, Session
 from sglang_live.simulation.server.turn import Listening, TurnSpec
+from sglang_live.simulation.turn_record import BARGE_IN, MS_PER_S, TurnRecord
 from sglang_live.simulation.workload import Clip
 
 # Voice that starts a turn (min_speech_ms of interaction/vad.py).

@@ -7,8 +7,7 @@ import pytest
 import soundfile
 
 from sglang_live.client import clip
-from sglang_live.client.__main__ import main
-from sglang_live.client.config import BUNDLED_CLIP, parse_args
+from sglang_live.client.__main__ import main, parse_args
 
 
 @pytest.fixture
@@ -80,10 +79,11 @@ def test_wrong_arguments_are_exit_code_2(args):
 
 
 def test_the_bundled_recording_is_the_default_turn():
-    assert parse_args([]).turns[0].wav == BUNDLED_CLIP
+    [said] = parse_args([])[1].turns
+    assert said.pcm == clip.load_pcm(clip.BUNDLED_CLIP)
 
 
 def test_the_key_may_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("SGLANG_LIVE_API_KEY", "k-2")
-    assert parse_args([]).session.api_key == "k-2"
-    assert parse_args(["--api-key", "k-3"]).session.api_key == "k-3"
+    assert parse_args([])[0].api_key == "k-2"
+    assert parse_args(["--api-key", "k-3"])[0].api_key == "k-3"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sglang_live.client.turn_record import BARGE_IN, FALSE_TRIGGER
+from sglang_live.simulation.turn_record import BARGE_IN, FALSE_TRIGGER
 
 
 @dataclass(frozen=True, slots=True)

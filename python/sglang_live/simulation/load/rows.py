@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sglang_live.client.turn_record import TurnRecord
 from sglang_live.simulation.load.interruptions import PlannedInterruption
+from sglang_live.simulation.turn_record import TurnRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

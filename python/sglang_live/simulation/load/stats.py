@@ -7,9 +7,9 @@ from typing import Self
 
 import numpy as np
 
-from sglang_live.client.turn_record import FALSE_TRIGGER, TurnRecord
 from sglang_live.policy.view import FRAME_S
 from sglang_live.simulation.load.rows import StormRow
+from sglang_live.simulation.turn_record import FALSE_TRIGGER, TurnRecord
 
 # SLO of LiveServe: a useful turn has its first audio within this time of its detected end.
 TTFP_SLO_MS = 500.0

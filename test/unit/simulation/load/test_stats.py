@@ -1,6 +1,5 @@
 import pytest
 
-from sglang_live.client.turn_record import TurnRecord
 from sglang_live.simulation.load.stats import (
     Distribution,
     RunTotals,
@@ -12,6 +11,7 @@ from sglang_live.simulation.load.stats import (
     viable_rps,
     waste,
 )
+from sglang_live.simulation.turn_record import TurnRecord
 
 
 def turn(ttfp_ms=900.0, **changes):

@@ -1,8 +1,8 @@
 import pytest
 
-from sglang_live.client.turn_record import TurnRecord
 from sglang_live.simulation.load.rows import TurnRow
 from sglang_live.simulation.load.timeline import most_at_once, spans
+from sglang_live.simulation.turn_record import TurnRecord
 
 
 def turn(start_s: float, *, status: str = "completed", gaps: int = 0) -> TurnRow:

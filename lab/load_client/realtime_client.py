@@ -1,6 +1,6 @@
 """One /v1/realtime session, from the user's side.
 
-    async with RealtimeClient(SessionOptions(url=...), clock) as client:
+    async with RealtimeClient(LoadOptions(url=...), clock) as client:
         record = await client.speak(pcm)
         await client.wait_until_played()
 
@@ -17,16 +17,16 @@ from typing import Self
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
+from lab.load_client.microphone import Microphone
+from lab.load_client.options import LoadOptions
+from lab.load_client.player import PLAYBACK_EVENT, Player
+from lab.load_client.response import Response
+from lab.load_client.turn_tracker import Event, TurnTracker
+from lab.load_client.utterance import Utterance, append_message
 from sglang_live.client import clip
-from sglang_live.client.connecting import CONNECT_TIMEOUT_S, SessionError, open_socket
-from sglang_live.client.microphone import Microphone
-from sglang_live.client.player import PLAYBACK_EVENT, Player
-from sglang_live.client.response import Response
-from sglang_live.client.session_options import SessionOptions
-from sglang_live.client.turn_record import BARGE_IN, FALSE_TRIGGER, TurnRecord
-from sglang_live.client.turn_tracker import Event, TurnTracker
-from sglang_live.client.utterance import Utterance, append_message
+from sglang_live.client.connection import CONNECT_TIMEOUT_S, SessionError, open_socket
 from sglang_live.clock import Clock
+from sglang_live.simulation.turn_record import BARGE_IN, FALSE_TRIGGER, TurnRecord
 
 # Period of the check whether a turn is over without a further event.
 POLL_S = 0.1
@@ -55,7 +55,7 @@ class RealtimeClient:
 
     def __init__(
         self,
-        options: SessionOptions,
+        options: LoadOptions,
         clock: Clock,
         on_event: Callable[[Event], None] | None = None,
     ):

@@ -7,7 +7,7 @@ In: the responses that play. Out: `conversation.item.truncate` with the heard au
 import itertools
 from collections.abc import Callable, Iterable
 
-from sglang_live.client.response import Response
+from lab.load_client.response import Response
 from sglang_live.clock import Clock
 
 Event = dict[str, object]

@@ -2,9 +2,9 @@ import asyncio
 
 import pytest
 
+from lab.load_client.microphone import Microphone
+from lab.load_client.utterance import Utterance, silence_message
 from sglang_live.client import clip
-from sglang_live.client.microphone import Microphone
-from sglang_live.client.utterance import Utterance, silence_message
 from sglang_live.clock import SimClock
 
 

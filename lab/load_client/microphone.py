@@ -7,8 +7,8 @@ after it. Owner: one per RealtimeClient.
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from lab.load_client.utterance import silence_message
 from sglang_live.client import clip
-from sglang_live.client.utterance import silence_message
 from sglang_live.clock import Clock
 
 # The server's buffers cover smaller delays; a larger one is a fault of the load generator.

@@ -2,7 +2,7 @@ import base64
 
 import pytest
 
-from sglang_live.client.turn_tracker import SETTLE_S, TurnTracker
+from lab.load_client.turn_tracker import SETTLE_S, TurnTracker
 from sglang_live.clock import SimClock
 
 PACKET_100_MS = bytes(4800)

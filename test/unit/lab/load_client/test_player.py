@@ -2,9 +2,9 @@ import asyncio
 
 import pytest
 
+from lab.load_client.player import Player
+from lab.load_client.response import Response
 from sglang_live.client.playback_clock import PlaybackClock
-from sglang_live.client.player import Player
-from sglang_live.client.response import Response
 from sglang_live.clock import SimClock
 
 PACKET_1_S = bytes(48_000)

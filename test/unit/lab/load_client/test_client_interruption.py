@@ -2,9 +2,9 @@
 
 import pytest
 
-from sglang_live.client.realtime_client import Interruption, RealtimeClient
-from sglang_live.client.session_options import SessionOptions
-from sglang_live.client.utterance import Utterance
+from lab.load_client.options import LoadOptions
+from lab.load_client.realtime_client import Interruption, RealtimeClient
+from lab.load_client.utterance import Utterance
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def utterance(speech) -> Utterance:
 
 
 def options(server, **kwargs):
-    return SessionOptions(url=server.url, turn_timeout_s=30.0, **kwargs)
+    return LoadOptions(url=server.url, turn_timeout_s=30.0, **kwargs)
 
 
 def events_of(server, kind: str) -> list[dict]:

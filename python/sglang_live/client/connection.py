@@ -1,30 +1,33 @@
-"""Options of a session, and their form in the protocol."""
+"""Opens the socket of a session, with a clear error if that fails."""
 
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidStatus, WebSocketException
+
 from sglang_live.client import clip
 
+CONNECT_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 2.0
 _PCM_FORMAT = {"type": "audio/pcm", "rate": clip.SAMPLE_RATE_HZ}
+
+
+class SessionError(Exception):
+    """The session could not be opened; the message names a remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:
-    """Options of one session.
-
+    """
     Attributes:
         model: None: the one that the server has.
         voice: None: the model's first voice.
         instructions: system prompt; None: the server's default.
         push_to_talk: no turn detection; the client commits each clip.
-        turn_detection: its settings in the protocol's form; None: server_vad, with its defaults.
         api_key: None: no key is sent.
         turn_timeout_s: longest wait for a response after the user's clip.
-        frames_per_message: 20 ms frames of microphone audio in one message.
-        truncate: whether the server is told how much of an interrupted response was heard.
-        transcribes: whether the server sends the text of the user's speech.
-        acks: whether the server is told twice a second how much was heard so far.
     """
 
     url: str
@@ -32,13 +35,8 @@ class SessionOptions:
     voice: str | None = None
     instructions: str | None = None
     push_to_talk: bool = False
-    turn_detection: dict[str, Any] | None = None
     api_key: str | None = None
     turn_timeout_s: float = 60.0
-    frames_per_message: int = 1
-    truncate: bool = True
-    transcribes: bool = False
-    acks: bool = False
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -53,8 +51,7 @@ class SessionOptions:
         return urlunsplit(parts._replace(query=urlencode(query)))
 
     def session_update(self) -> dict[str, Any]:
-        detection = self.turn_detection or {"type": "server_vad"}
-        turn_detection = None if self.push_to_talk else detection
+        turn_detection = None if self.push_to_talk else {"type": "server_vad"}
         session: dict[str, Any] = {
             "type": "realtime",
             "output_modalities": ["audio"],
@@ -63,10 +60,41 @@ class SessionOptions:
                 "output": {"format": _PCM_FORMAT},
             },
         }
-        if self.transcribes:
-            session["audio"]["input"]["transcription"] = {"model": "whisper-1"}
         if self.voice is not None:
             session["audio"]["output"]["voice"] = self.voice
         if self.instructions is not None:
             session["instructions"] = self.instructions
         return {"type": "session.update", "session": session}
+
+
+async def open_socket(options: SessionOptions) -> ClientConnection:
+    """Raises SessionError if no server responds there, or the server refuses."""
+    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+    loopback = urlsplit(options.url).hostname in ("localhost", "127.0.0.1", "::1")
+    try:
+        return await connect(
+            options.full_url(),
+            additional_headers=headers,
+            open_timeout=CONNECT_TIMEOUT_S,
+            close_timeout=CLOSE_TIMEOUT_S,
+            max_size=None,
+            # Base64 of audio hardly compresses, and trying costs both sides time.
+            compression=None,
+            # A proxy cannot reach the loopback of this machine.
+            proxy=None if loopback else True,
+        )
+    except InvalidStatus as error:
+        raise SessionError(f"{options.url} refused: {_describe(error)}") from error
+    except (OSError, WebSocketException) as error:
+        raise SessionError(
+            f"cannot reach {options.url}: {error or type(error).__name__}; "
+            "is the server running (GET /health)?"
+        ) from error
+
+
+def _describe(error: InvalidStatus) -> str:
+    response = error.response
+    body = response.body.decode(errors="replace").strip()[:300] if response.body else ""
+    retry = response.headers.get("Retry-After")
+    hint = f"; try again in {retry} s" if retry else ""
+    return f"HTTP {response.status_code} {body}{hint}".strip()

@@ -7,11 +7,11 @@ Owner: one TurnTracker per turn of a RealtimeClient. Does no I/O.
 import binascii
 from typing import Any
 
+from lab.load_client.response import Response
 from sglang_live.client import clip
 from sglang_live.client.playback_clock import PlaybackClock
-from sglang_live.client.response import Response
-from sglang_live.client.turn_record import BARGE_IN, FALSE_TRIGGER, MS_PER_S, TurnRecord
 from sglang_live.clock import Clock
+from sglang_live.simulation.turn_record import BARGE_IN, FALSE_TRIGGER, MS_PER_S, TurnRecord
 
 Event = dict[str, Any]
 

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Self
 
+import numpy as np
+
 from sglang_live.client import clip
+
+# Speech begins where frames exceed the room noise by this level, for the length of a phoneme.
+ONSET_OVER_ROOM_DB = 10.0
+ONSET_FRAMES = 3
 
 
 def append_message(frame: bytes) -> str:
@@ -48,7 +54,25 @@ class Utterance:
         return cls(
             messages=tuple(append_message(part) for part in clip.frames(pcm, per)),
             frames_per_message=per,
-            onset=clip.frames_before_speech(pcm) // per + 1,
+            onset=frames_before_speech(pcm) // per + 1,
             end=-(-n_speech // per),
             duration_s=clip.duration_s(pcm),
         )
+
+
+def frames_before_speech(pcm: bytes) -> int:
+    """Number of frames before the onset of speech.
+
+    The onset is the first of three consecutive frames within 35 dB of the loudest frame and 10 dB
+    above the room noise, which is the level of the quietest tenth of the frames. If no frame is
+    10 dB above it, as in a tone, frames within 10 dB of the loudest count. A clip of fewer than
+    three frames begins at once.
+    """
+    levels = np.array(clip.frame_levels(pcm))
+    if len(levels) < ONSET_FRAMES:
+        return 0
+    peak, room = levels.max(), np.percentile(levels, 10, method="lower")
+    over_room = min(room * clip.gain(ONSET_OVER_ROOM_DB), peak * clip.gain(-ONSET_OVER_ROOM_DB))
+    is_speech = levels >= max(peak * clip.gain(-clip.SPEECH_RANGE_DB), over_room)
+    lasting = np.lib.stride_tricks.sliding_window_view(is_speech, ONSET_FRAMES).all(axis=1)
+    return int(lasting.argmax())
