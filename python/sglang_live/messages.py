@@ -1,9 +1,9 @@
 """Messages between the orchestrator and its stages.
 
 A job is one turn's work in one stage. The orchestrator opens it with a ThinkerRequest,
-ScriptRequest, TalkerRequest or VocoderRequest, may send TalkerInput, VocoderFrames, Progress and
-Interrupt, and receives messages until ThinkerDone, TalkerDone, VocoderDone or Failed. RetainNative
-and MeasurePrompt open jobs that end with NativeRetained and PromptMeasured.
+ScriptRequest, TalkerRequest or VocoderRequest, may send TalkerInput, VocoderFrames, Progress,
+Interrupt and Promote, and receives messages until ThinkerDone, TalkerDone, VocoderDone or Failed.
+RetainNative and MeasurePrompt open jobs that end with NativeRetained and PromptMeasured.
 """
 
 from typing import get_args
@@ -71,8 +71,11 @@ class Progress(Message, frozen=True, tag=True):
 
 
 class Interrupt(Message, frozen=True, tag=True):
-    """Finish the job's response where it is, and keep its KV. Of a turn prefill: a turn waits for
-    its end."""
+    """Finish the job's response where it is, and keep its KV."""
+
+
+class Promote(Message, frozen=True, tag=True):
+    """A turn waits for the end of this turn prefill: its requests go before others from now on."""
 
 
 class StreamEvent(Message, frozen=True, tag=True):
@@ -128,7 +131,7 @@ class ThinkerRequest(Message, frozen=True, tag=True):
     sink_tokens, slack_tokens, within_tokens: as RetentionConfig has them.
     functions, must_call: see Tools in core.py.
     prefill_only: the user still speaks: prefill the utterance so far, behind other requests; after
-        an Interrupt before them. preheat: instructions and history only, where KV is missing.
+        a Promote before them. preheat: instructions and history only, where KV is missing.
     transcribes, flex: see TurnRequest in core.py. frame: the turn is a frame.
     speculative: the next history may lack the items that are new in this one.
     timely: the response is heard, and goes before those that are only read.
@@ -389,7 +392,7 @@ Opener = (
 )
 OPENERS = get_args(Opener)
 
-_Control = Ping | Ready | Cancel | Failed | Credit | Progress | Interrupt | StreamEvent
+_Control = Ping | Ready | Cancel | Failed | Credit | Progress | Interrupt | Promote | StreamEvent
 _OfThinker = UserSegment | TextTokens | PrefillStarted | FunctionCallProgress | ThinkerDone
 _OfSession = NativeRetained | PromptMeasured | CloseSession
 _OfTalker = SegmentsNeeded | TalkerSegments | TalkerInput | CodecFrames | TalkerDone

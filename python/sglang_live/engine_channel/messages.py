@@ -155,6 +155,12 @@ class Interrupt(msgspec.Struct, frozen=True, tag="interrupt"):
     rid: str
 
 
+class Promote(msgspec.Struct, frozen=True, tag="promote"):
+    """A response that will be heard waits for this request from now on. Delivered reliably."""
+
+    rid: str
+
+
 class TruncateSession(msgspec.Struct, frozen=True, tag="truncate"):
     """Keep the first n_tokens of a session that has no running request. Acknowledged by Truncated.
 
@@ -235,6 +241,7 @@ Feed = (
     TalkerFeed
     | Progress
     | Interrupt
+    | Promote
     | TruncateSession
     | MeasureKv
     | RetainSession

@@ -34,6 +34,9 @@ class ScriptJob:
     def interrupt(self) -> None:
         """Nothing is generated."""
 
+    def promote(self) -> None:
+        """Nothing is prefilled."""
+
     def report(self, consumed_s: float, advancing: bool, interrupts: float) -> None:
         """No stage has this job."""
 

@@ -15,6 +15,7 @@ from sglang_live.messages import (
     FunctionCallProgress,
     Interrupt,
     Progress,
+    Promote,
     ScriptRequest,
     SegmentsNeeded,
     StreamEvent,
@@ -79,7 +80,7 @@ class ThinkerJob:
     ):
         self._job, self._turn, self._session_id = job, turn, session_id
         self._known, self._segments = known, segments
-        self._interrupted = False
+        self._order: Interrupt | Promote | None = None
         self.on_stream_event: OnStreamEvent = ignore_event
         self.on_call: Callable[[], None] = lambda: None
         self.item_key = turn.item_key
@@ -99,12 +100,19 @@ class ThinkerJob:
 
     def interrupt(self) -> None:
         """End the response where it is: `tokens` soon ends, and the session keeps the KV."""
-        self._interrupted = True
-        self._job.post(Interrupt(self._job.job_id))
+        self._tell(Interrupt(self._job.job_id))
+
+    def promote(self) -> None:
+        """Of a turn prefill: a turn waits for its end."""
+        self._tell(Promote(self._job.job_id))
 
     def report(self, consumed_s: float, advancing: bool, interrupts: float) -> None:
         """Report how much of the response was heard; without playback, how much was spoken."""
         self._job.post(Progress(self._job.job_id, consumed_s, advancing, interrupts))
+
+    def _tell(self, order: Interrupt | Promote) -> None:
+        self._order = order
+        self._job.post(order)
 
     async def _tokens_once(self) -> AsyncGenerator[TextTokens, None]:
         await self._begin()
@@ -166,9 +174,9 @@ class ThinkerJob:
             tensors,
         )
         self._known |= {item.key for item in new}
-        if self._interrupted:
-            # Interrupted before the job began: the stage has not received it.
-            self._job.post(Interrupt(self._job.job_id))
+        if self._order is not None:
+            # It came before the job began: the stage has not received it.
+            self._job.post(self._order)
 
 
 class TalkerJob:

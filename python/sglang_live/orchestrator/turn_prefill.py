@@ -7,13 +7,13 @@ Owner: one TurnPrefill per session.
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 
 from sglang_live.aio import background
 from sglang_live.core import TurnDone, TurnRequest
 from sglang_live.errors import LiveError
-from sglang_live.orchestrator.script_job import ScriptLink
+from sglang_live.orchestrator.script_job import ScriptJob, ScriptLink
+from sglang_live.orchestrator.stage_jobs import ThinkerJob
 from sglang_live.orchestrator.stage_links import ThinkerLink
 from sglang_live.orchestrator.suspects import Suspects
 
@@ -26,7 +26,7 @@ class TurnPrefill:
     def __init__(self, thinker: ThinkerLink | ScriptLink, suspects: Suspects):
         self._thinker, self._suspects = thinker, suspects
         self._task: asyncio.Task[None] | None = None
-        self._prioritise: Callable[[], None] = lambda: None
+        self._job: ThinkerJob | ScriptJob | None = None  # None: none has begun yet
         self._prefilled: set[str] = set()  # keys of pieces, since the last response
 
     def prefill_turn(self, turn: TurnRequest, content: bytes) -> bool:
@@ -43,7 +43,8 @@ class TurnPrefill:
     async def finish(self) -> None:
         """Wait for the running turn prefill, which goes before other requests now."""
         if self._task is not None and not self._task.done():
-            self._prioritise()
+            if self._job is not None:
+                self._job.promote()
             await asyncio.wait({self._task})
 
     def with_usage(self, done: TurnDone, turn: TurnRequest) -> TurnDone:
@@ -74,7 +75,7 @@ class TurnPrefill:
         try:
             with self._suspects.turn(turn.turn_id, content):
                 async with self._thinker.open(turn) as thinker:
-                    self._prioritise = thinker.interrupt
+                    self._job = thinker
                     async for _ in thinker.tokens():
                         pass
             if not turn.preheat:
@@ -83,4 +84,4 @@ class TurnPrefill:
             # The turn itself prefills it, or fails for a reason that its client sees.
             log.warning("not_prefilled turn=%s: %s", turn.turn_id, error)
         finally:
-            self._prioritise = lambda: None
+            self._job = None

@@ -23,6 +23,7 @@ from sglang_live.messages import (
     NativeRetained,
     Pcm,
     Progress,
+    Promote,
     PromptMeasured,
     Ready,
     RetainNative,
@@ -123,7 +124,7 @@ class FakeThinker(FakeStage):
     def __init__(self, reply: list[int]):
         super().__init__()
         self.reply, self.finish = reply, "stop"
-        self.n_ended = 0
+        self.n_ended = self.n_promoted = 0
 
     async def serve(self, job: ServedJob) -> None:
         if isinstance(job.opener, RetainNative):
@@ -166,8 +167,8 @@ class FakeThinker(FakeStage):
         await self.step(0)
         if self.busy:
             async for message in job.inputs():
-                if isinstance(message, Interrupt):
-                    self.n_ended += 1
+                if isinstance(message, Promote):
+                    self.n_promoted += 1
                     break
         return [], "interrupted"
 

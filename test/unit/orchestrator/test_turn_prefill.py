@@ -46,14 +46,14 @@ async def test_each_piece_is_sent_once_and_counts_in_the_turns_usage(world):
     assert [segment.key for segment in speak.segments] == ["u0", "p0", "p1", "p2"]
 
 
-async def test_a_turn_waits_for_the_turn_prefill_and_interrupts_it(world):
+async def test_a_turn_waits_for_the_turn_prefill_and_promotes_it(world):
     world.thinker.busy = True
     session = await world.orchestrator.open_session("session")
     assert session.prefill_turn(prefill_only("a", piece(0)))
     await asyncio.sleep(0.05)
     assert not session.prefill_turn(prefill_only("b", piece(0), piece(1))), "one at a time"
     await done(session, ask("t", piece(0), piece(1, closes=True)))
-    assert world.thinker.n_ended == 1
+    assert (world.thinker.n_promoted, world.thinker.n_ended) == (1, 0)
     assert [opener.job_id for opener in world.thinker.openers] == ["a-think", "t-think"]
 
 
@@ -98,13 +98,13 @@ def preheat_of(name: str, *history: HistoryItem):
     return replace(prefill_only(name, *history), preheat=True)
 
 
-async def test_a_turn_waits_for_its_preheat_and_interrupts_it(world):
+async def test_a_turn_waits_for_its_preheat_and_promotes_it(world):
     world.thinker.busy = True
     session = await world.orchestrator.open_session("session")
     assert session.prefill_turn(preheat_of("a", user("u0", "hi")))
     await asyncio.sleep(0.05)
     await done(session, ask("t", user("u0", "hi"), user("u1", "and")))
-    assert world.thinker.n_ended == 1
+    assert (world.thinker.n_promoted, world.thinker.n_ended) == (1, 0)
     opened = [(o.job_id, o.prefill_only, o.preheat) for o in world.thinker.openers]
     assert opened == [("a-think", True, True), ("t-think", False, False)]
     assert [[item.key for item in o.items] for o in world.thinker.openers] == [["u0"], ["u1"]]

@@ -26,6 +26,7 @@ class FakeEngine:
     left_after_eviction: tokens of KV that every session has left at most.
     answers: whether it tells how much KV a session has.
     speaking: sessions whose users were reported to speak. rids: of all requests.
+    promoted: requests for which a turn waits.
     n_prefilled: tokens that requests have appended. salts: of each request.
     """
 
@@ -40,6 +41,7 @@ class FakeEngine:
         self.answers = True
         self.speaking: list[str] = []
         self.rids: list[str] = []
+        self.promoted: list[str] = []
         self.before_request: Callable[[str], None] = lambda rid: None
         self.before_token: Callable[[int], None] = lambda n: None
         self.n_prefilled = 0
@@ -87,6 +89,9 @@ class FakeEngine:
 
     def interrupt(self, rid: str) -> None:
         self._ended.add(rid)
+
+    def promote(self, rid: str) -> None:
+        self.promoted.append(rid)
 
     def speech(self, engine_session: str, speaks: bool) -> None:
         self.speaking.append(engine_session)

@@ -11,6 +11,7 @@ from sglang_live.engine_channel.messages import (
     NextUseHint,
     PolicyReport,
     Progress,
+    Promote,
     Retained,
     RetainSession,
     SessionKv,
@@ -113,11 +114,12 @@ def feed(sent, clock) -> ThinkerFeed:
     return ThinkerFeed(FakeSocket(sent), clock)
 
 
-def test_ends_and_speech_are_sent_at_once(feed, sent):
+def test_orders_and_speech_are_sent_at_once(feed, sent):
     feed.interrupt("r")
+    feed.promote("p")
     feed.speech("s", True)
     feed.speech("s", False)
-    assert sent == [Interrupt("r"), SpeechStart("s"), SpeechDismissed("s")]
+    assert sent == [Interrupt("r"), Promote("p"), SpeechStart("s"), SpeechDismissed("s")]
 
 
 def test_every_next_use_hint_is_sent_at_once(feed, sent):

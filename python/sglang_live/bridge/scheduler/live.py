@@ -311,8 +311,8 @@ class LiveScheduler(LenderScheduler):
         return super().handle_generate_request(recv_req, **kwargs)
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
-        is_interrupted = self._interrupt_if_early(req)
-        background = req.rid.startswith(TURN_PREFILL_PREFIX) and not is_interrupted
+        is_promoted = self._follow_early_order(req)
+        background = req.rid.startswith(TURN_PREFILL_PREFIX) and not is_promoted
         own = None
         if self.best_effort is not None:
             own = class_of(req, kv_by_tokens=self.kv_by_tokens)

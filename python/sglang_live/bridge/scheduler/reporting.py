@@ -42,6 +42,7 @@ from sglang_live.engine_channel.messages import (
     NextUseHint,
     PolicyReport,
     Progress,
+    Promote,
     RetainSession,
     SessionKv,
     SpeechDismissed,
@@ -52,9 +53,8 @@ from sglang_live.engine_channel.messages import (
 from sglang_live.policy.config import PolicyConfig
 
 REPORT_EVERY_S = 0.5
-# Interrupts that are kept until their request arrives: they come on another socket and may be
-# first.
-_MAX_EARLY_INTERRUPTS = 4096
+# Orders that are kept until their request arrives: they come on another socket and may be first.
+_MAX_EARLY_ORDERS = 4096
 
 
 class ReportingScheduler(Scheduler):
@@ -83,7 +83,7 @@ class ReportingScheduler(Scheduler):
     def init_running_status(self) -> None:
         super().init_running_status()
         self.request_log = RequestLog(writes=self.outbox is not None)
-        self._early_interrupts: OrderedDict[str, None] = OrderedDict()
+        self._early_orders: OrderedDict[str, Interrupt | Promote] = OrderedDict()
         self._next_report_s = 0.0
         self._reported: dict[str, float] = {}
         self._counts = dict.fromkeys(
@@ -123,6 +123,7 @@ class ReportingScheduler(Scheduler):
                 (ReapSessions, self._on_reap),
                 (Progress, self._on_progress),
                 (Interrupt, self._on_interrupt),
+                (Promote, self._on_promote),
                 (TruncateSession, self._on_truncate),
                 (MeasureKv, self._on_measure_kv),
                 (RetainSession, self._on_retain),
@@ -177,22 +178,32 @@ class ReportingScheduler(Scheduler):
             live.append(self.chunked_req)
         reqs = {req for req in live if req.rid == interrupt.rid}
         if not reqs:
-            self._early_interrupts[interrupt.rid] = None
-            while len(self._early_interrupts) > _MAX_EARLY_INTERRUPTS:
-                self._early_interrupts.popitem(last=False)
+            self._keep_early(interrupt)
         for req in reqs:
             self._interrupt(req)
 
-    def _interrupt_if_early(self, req: Req) -> bool:
-        """Interrupt a request that joins the queue if its Interrupt came before it.
+    def _on_promote(self, promote: Promote) -> None:
+        if self.rounds is None:
+            return
+        if promote.rid in self.rounds.table:
+            self.rounds.table.to_foreground(promote.rid)
+        else:
+            self._keep_early(promote)
 
-        Returns True if so.
+    def _keep_early(self, order: Interrupt | Promote) -> None:
+        self._early_orders[order.rid] = order
+        while len(self._early_orders) > _MAX_EARLY_ORDERS:
+            self._early_orders.popitem(last=False)
+
+    def _follow_early_order(self, req: Req) -> bool:
+        """Do with a request that joins the queue what came before it.
+
+        Returns True if it was promoted.
         """
-        if req.rid not in self._early_interrupts:
-            return False
-        del self._early_interrupts[req.rid]
-        self._interrupt(req)
-        return True
+        order = self._early_orders.pop(req.rid, None)
+        if isinstance(order, Interrupt):
+            self._interrupt(req)
+        return isinstance(order, Promote)
 
     def _interrupt(self, req: Req) -> None:
         """Finish a request at its current length. Unlike an abort, that keeps its session's KV."""
@@ -200,8 +211,6 @@ class ReportingScheduler(Scheduler):
         self.request_log.interrupted(req)
         if not isinstance(req.to_finish, FINISH_ABORT):
             req.sampling_params.max_new_tokens = len(req.output_ids)
-        if self.rounds is not None:
-            self.rounds.table.to_foreground(req.rid)
 
     def _on_truncate(self, order: TruncateSession) -> None:
         n_tokens = truncate_session(self, order.session, order.n_tokens)

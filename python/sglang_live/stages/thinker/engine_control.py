@@ -12,6 +12,7 @@ from sglang_live.engine_channel.messages import (
     Interrupt,
     MeasureKv,
     NextUseHint,
+    Promote,
     Retained,
     RetainSession,
     SessionKv,
@@ -48,6 +49,9 @@ class ThinkerFeed:
 
     def interrupt(self, rid: str) -> None:
         self._socket.send(Interrupt(rid))
+
+    def promote(self, rid: str) -> None:
+        self._socket.send(Promote(rid))
 
     def speech(self, engine_session: str, speaks: bool) -> None:
         """speaks: False: what seemed to be speech was none."""

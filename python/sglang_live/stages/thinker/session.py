@@ -125,11 +125,16 @@ class ThinkerSession:
             self._hold_response(item_key, response_ids)
 
     def interrupt(self, state: TurnState) -> None:
-        """End the running turn's response where it is. Another turn waits for its end."""
-        state.ending, state.prefill_only = True, False
-        running = state.generating or state.prefilling
-        if running is not None and self.feed is not None:
-            self.feed.interrupt(running)
+        """End the running turn's response where it is."""
+        state.ending = True
+        if state.generating is not None and self.feed is not None:
+            self.feed.interrupt(state.generating)
+
+    def promote(self, state: TurnState) -> None:
+        """Another turn waits for the end of the running turn prefill."""
+        state.prefill_only = False
+        if state.prefilling is not None and self.feed is not None:
+            self.feed.promote(state.prefilling)
 
     async def drop_old(self) -> list[str]:
         """Drop what lies between sink and window. Returns the items of which nothing is left."""

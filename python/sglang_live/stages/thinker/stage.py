@@ -32,6 +32,7 @@ from sglang_live.messages import (
     NativeRetained,
     NextUseHint,
     Progress,
+    Promote,
     RetainNative,
     ScriptRequest,
     SessionHint,
@@ -310,6 +311,8 @@ class ThinkerStage:
                     output.consumed(message)
                 case Interrupt():
                     session.interrupt(state)
+                case Promote():
+                    session.promote(state)
 
     async def _write(
         self,

@@ -133,11 +133,11 @@ async def test_a_refused_truncation_costs_the_session(call, preheats):
 async def test_a_turn_that_waits_goes_before_other_requests(call, preheats):
     history = await answered(call, HELLO, MORE)
     await lose(call)
-    call.end_at_request(2)
+    call.promote_at_request(2)
     n_requests = len(call.engine.rids)
     await preheat(call, preheats, *history)
     waits, *behind = call.engine.rids[n_requests + 1 :]
-    assert waits in call.engine._ended  # the engine serves it in the foreground now
+    assert call.engine.promoted == [waits]
     assert behind and all(rid.startswith(THINK_PREFIX) for rid in behind)
 
 

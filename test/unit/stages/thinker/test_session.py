@@ -5,6 +5,7 @@ would hold.
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
 
 import numpy as np
@@ -93,12 +94,18 @@ class Call:
 
     def end_at_request(self, n: int) -> None:
         """Before the n-th request from here on; the first of a new session is its header."""
+        self._at_request(n, self.session.interrupt)
+
+    def promote_at_request(self, n: int) -> None:
+        self._at_request(n, self.session.promote)
+
+    def _at_request(self, n: int, order: Callable[[TurnState], None]) -> None:
         seen = []
 
         def count(rid: str) -> None:
             seen.append(rid)
             if len(seen) == n:
-                self.session.interrupt(self.state)
+                order(self.state)
 
         self.engine.before_request = count
 
