@@ -69,7 +69,7 @@ upstream VERSION *ARGS:
 docs:
     {{ python }} -m pytest -q test/unit/test_docs.py test/unit/test_words.py
 
-# Write the result tables of docs/benchmarks.md from benchmark/results.
+# Write the result tables of docs/ and benchmark/notes/ from benchmark/results.
 tables:
     {{ python }} -m benchmark.summary
 

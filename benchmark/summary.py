@@ -1,11 +1,13 @@
-"""Write the result tables of docs/benchmarks.md from the documents in benchmark/results.
+"""Write the result tables of docs/ and benchmark/notes/ from the documents in benchmark/results.
 
     python -m benchmark.summary
 
-Only the text between the two markers of docs/benchmarks.md changes.
+Only the text between a pair of markers changes; the first one names the tables.
 """
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +17,21 @@ from benchmark.load.kept import conditions, load_table, loads, one, share, sourc
 from benchmark.modelled_turn import table as turn_table
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmark" / "results"
+PAGES = [*(ROOT / "docs").glob("*.md"), *(ROOT / "benchmark" / "notes").glob("*.md")]
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
+_REGION = re.compile(r"<!-- measured:begin (\w+) -->\n.*?<!-- measured:end -->", re.DOTALL)
+# Kinds of load that docs/benchmarks.md shows, by the begin of their titles.
+_HEADLINES = (
+    "Conversations without interruptions, on the modelled device",
+    "Interruptions with probability 0.5, on the modelled device",
+    "Storms: 16 messages of 30 s every 6 s beside the users, on the modelled device",
+)
 
 
 def documents(results: Path, benchmark: str) -> list[dict]:
     """All documents of a benchmark, newest first."""
-    found = [json.loads(path.read_text("utf-8")) for path in results.glob(f"{benchmark}_*.json")]
+    found = [json.loads(path.read_text("utf-8")) for path in results.glob(f"{benchmark}/*.json")]
     return sorted(found, key=lambda document: document["date"], reverse=True)
 
 
@@ -247,10 +256,32 @@ def server_rows(document: dict) -> list[str]:
 
 
 def section(results: Path) -> str:
-    """The text between the markers: a table per kind of load, then one of single figures."""
+    """All tables."""
+    texts = [table(results) for table in TABLES.values()]
+    return "\n\n".join(text for text in texts if text) or "Nothing has been measured yet."
+
+
+def load_tables(results: Path) -> str:
+    """One table per kind of load."""
+    return _load_tables(results, None)
+
+
+def headline_tables(results: Path) -> str:
+    """The tables of a few kinds of load."""
+    return _load_tables(results, _HEADLINES)
+
+
+def _load_tables(results: Path, kinds: tuple[str, ...] | None) -> str:
     parts: list[str] = []
     for kind, measured in loads(documents(results, "voice_load")).items():
-        parts += [f"### {kind}", "", conditions(measured), "", *load_table(measured), ""]
+        if kinds is None or kind.startswith(kinds):
+            parts += [f"### {kind}", "", conditions(measured), "", *load_table(measured), ""]
+    return "\n".join(parts).rstrip()
+
+
+def kv_tables(results: Path) -> str:
+    """More sessions than the KV pool holds, one table per size of the pool."""
+    parts: list[str] = []
     for share_of_all, pressure in pressures(results).items():
         size = f": room for {100 * share_of_all:.0f} % of their KV" if share_of_all else ""
         parts += [
@@ -262,17 +293,28 @@ def section(results: Path) -> str:
             *replayed_lines(pressure),
             "",
         ]
-    if turns := newest(results, "modelled_turn"):
-        parts += [
-            "### One spoken turn on a modelled device",
-            "",
-            f"Medians of {turns['config']['turns']} turns, policies off. {source(turns)}.",
-            "",
-            *turn_table(turns["rows"], turns["device_times"]),
-            "",
-        ]
-    of_engines = [d for d in documents(results, "hybrid") if d["benchmark"] == "hybrid"]
-    for document in (*of_engines, *documents(results, "simulated_hybrid")):
+    return "\n".join(parts).rstrip()
+
+
+def modelled_turn_table(results: Path) -> str:
+    """Spans of one turn beside what they cost by the device model."""
+    turns = newest(results, "modelled_turn")
+    if turns is None:
+        return ""
+    parts = [
+        "### One spoken turn on a modelled device",
+        "",
+        f"Medians of {turns['config']['turns']} turns, policies off. {source(turns)}.",
+        "",
+        *turn_table(turns["rows"], turns["device_times"]),
+    ]
+    return "\n".join(parts)
+
+
+def best_effort_tables(results: Path) -> str:
+    """Best-effort work beside those who listen."""
+    parts: list[str] = []
+    for document in (*documents(results, "hybrid"), *documents(results, "simulated_hybrid")):
         parts += [
             f"### Best effort: {hybrid.title(document)}",
             "",
@@ -292,16 +334,14 @@ def section(results: Path) -> str:
             *hybrid.batch_table(document),
             "",
         ]
-    if rows := single_rows(results):
-        parts += [
-            "### Single figures",
-            "",
-            "| what | measured | where |",
-            "|---|---|---|",
-            *rows,
-            "",
-        ]
-    return "\n".join(parts).rstrip() or "Nothing has been measured yet."
+    return "\n".join(parts).rstrip()
+
+
+def single_figures(results: Path) -> str:
+    """One table of figures that need none of their own."""
+    if not (rows := single_rows(results)):
+        return ""
+    return "\n".join(("| what | measured | where |", "|---|---|---|", *rows))
 
 
 def single_rows(results: Path) -> list[str]:
@@ -343,10 +383,34 @@ def _row(document: dict, what: str, value: str) -> str:
     return f"| {what} | {value} | {source(document)} |"
 
 
+TABLES: dict[str, Callable[[Path], str]] = {
+    "loads": load_tables,
+    "kv_pressure": kv_tables,
+    "modelled_turn": modelled_turn_table,
+    "best_effort": best_effort_tables,
+    "single": single_figures,
+}
+REGIONS = {**TABLES, "headline": headline_tables}
+
+
+def regions_of(page: str) -> list[str]:
+    """Names of the tables in a page."""
+    return _REGION.findall(page)
+
+
+def filled(page: str) -> str:
+    """The page with its tables written anew."""
+
+    def region(match: re.Match) -> str:
+        begin = f"<!-- measured:begin {match[1]} -->"
+        return f"{begin}\n{REGIONS[match[1]](RESULTS)}\n{END}"
+
+    return _REGION.sub(region, page)
+
+
 def main() -> None:
-    before, rest = PAGE.read_text("utf-8").split(BEGIN)
-    after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n{section(RESULTS)}\n{END}{after}", "utf-8")
+    for path in PAGES:
+        path.write_text(filled(path.read_text("utf-8")), "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run all checks of benchmark/gpu on a machine with an NVIDIA GPU, without downloads. Each check
-# writes one JSON document to benchmark/results/.
+# writes one JSON document to benchmark/results/gpu/.
 set -euo pipefail
 
 usage() {
@@ -9,7 +9,7 @@ usage: scripts/gpu_check.sh [--device cuda|cpu] [--tiny] [--out DIR] [--commit H
 
   --device   cuda (default), cuda:N, or cpu: itself with itself, slow without --tiny
   --tiny     sizes that a CPU computes in seconds
-  --out      folder of the JSON documents (default: benchmark/results)
+  --out      folder of the JSON documents (default: benchmark/results/gpu)
   --commit   recorded in them, where the checkout has no git history
   CHECK      server talker thinker code_predictor code2wav syncs voice_load speech
              page_copy write_back constants shared_memory elastic lending (default: all, in this
@@ -28,7 +28,7 @@ CHECK_TIMEOUT_S=300
 CANNOT_RUN=77
 
 device=cuda
-out=$ROOT/benchmark/results
+out=$ROOT/benchmark/results/gpu
 commit=
 tiny=()
 checks=()

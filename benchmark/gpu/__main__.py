@@ -123,7 +123,7 @@ def _device_name(device: str) -> str:
 
 def _file_name(check: str, device: str) -> str:
     words = device.removeprefix("cuda: ").lower().replace("nvidia", "").split()
-    return f"gpu_{check}_{'-'.join(words)}_{datetime.now(UTC):%Y-%m-%d}.json"
+    return f"{check}_{'-'.join(words)}_{datetime.now(UTC):%Y-%m-%d}.json"
 
 
 def _parser(name: str, options: type) -> argparse.ArgumentParser:
@@ -134,7 +134,7 @@ def _parser(name: str, options: type) -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1, help="of weights and inputs")
     parser.add_argument("--commit", help="recorded where the checkout has no git history")
     parser.add_argument("--tiny", action="store_true", help="sizes that a CPU computes in seconds")
-    results = Path(__file__).parents[1] / "results"
+    results = Path(__file__).parents[1] / "results" / "gpu"
     parser.add_argument("--out", type=Path, default=results, help="folder of the JSON document")
     for field in fields(options):
         kind = _numbers if isinstance(field.default, tuple) else field.type

@@ -1,4 +1,4 @@
-"""Measured constants, written as a device model (docs/device_model.md).
+"""Measured constants, written as a device model (benchmark/notes/device_model.md).
 
 The code predictor, the vocoder and the link are measured at the published sizes, the engines with
 the demo architecture: their figures are what the machinery around a small model costs. A figure

@@ -1,4 +1,4 @@
-"""Lines and tables of results, for the terminal and for docs/benchmarks.md."""
+"""Lines and tables of results, for the terminal and for benchmark/notes/hybrid.md."""
 
 from typing import Any
 

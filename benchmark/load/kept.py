@@ -1,4 +1,4 @@
-"""Tables of kept documents of voice_load, for docs/benchmarks.md.
+"""Tables of kept documents of voice_load, for docs/ and benchmark/notes/.
 
 A document of a modelled device has a table of its own, whose title names the device: its times are
 those of the model.

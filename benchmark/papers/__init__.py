@@ -1,1 +1,1 @@
-"""Experiments of the papers on a simulated server, and their pictures: docs/papers.md."""
+"""Experiments of the papers on a simulated server; see benchmark/notes/papers.md."""

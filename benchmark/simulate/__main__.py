@@ -2,10 +2,10 @@
 
     python -m benchmark.simulate --policies off,deadline,all --sessions 8,32,64 --barge-in 0,0.5
     python -m benchmark.simulate --frontier --json out.json --picture out.png
-    python -m benchmark.simulate --against benchmark/results/voice_load_….json
+    python -m benchmark.simulate --against benchmark/results/voice_load/….json
 
 The users are those of voice_load, and so are the tables. Every number is one of a simulation of a
-modelled device: see docs/simulation.md.
+modelled device: see benchmark/notes/simulation.md.
 """
 
 import json

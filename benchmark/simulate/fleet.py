@@ -4,7 +4,7 @@
 
 Two steps. What a server gives its users, by their number, comes from the simulation of every turn.
 A day then goes from session to session, with arrivals as those of real services, the router's own
-choice of a server, and stages that fail. docs/simulation.md says what that leaves out.
+choice of a server, and stages that fail. benchmark/notes/simulation.md says what that leaves out.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Write the tables and the chart of docs/turn_taking.md from the newest documents of its runs.
+"""Write the tables and the chart of benchmark/notes/turn_taking.md from its newest documents.
 
 python -m benchmark.turn_taking.page
 """
@@ -15,9 +15,9 @@ from benchmark.turn_taking.report import (
 )
 from sglang_live.interaction.vad import VadSettings
 
-PAGE = ROOT / "docs" / "turn_taking.md"
+PAGE = ROOT / "benchmark" / "notes" / "turn_taking.md"
 OTHER_VOICES = "<!-- other_voices:begin -->", "<!-- other_voices:end -->"
-CHART = ROOT / "docs" / "img" / "turn_taking.svg"
+CHART = ROOT / "benchmark" / "notes" / "img" / "turn_taking.svg"
 
 
 def measured(document: dict) -> str:

@@ -1,6 +1,6 @@
 """README.md, CONTRIBUTING.md and docs/ name only what exists and explain all settings.
 
-Their commands have valid arguments.
+Their commands have valid arguments. Links of benchmark/notes/ have targets.
 """
 
 import importlib.util
@@ -36,6 +36,8 @@ DOCS = [
     *sorted((ROOT / "docs").glob("*.md")),
     EXAMPLES,
 ]
+# Notes of the laboratory may name files, flags and settings of their time.
+NOTES = [*sorted((ROOT / "benchmark" / "notes").glob("*.md")), ROOT / "benchmark/results/README.md"]
 SOURCES = [
     path
     for folder in ("python", "benchmark", "lab", "training", "scripts", "docs/examples")
@@ -97,16 +99,16 @@ def sglang_flags() -> set[str]:
 @pytest.mark.parametrize("path", DOCS, ids=name_of)
 def test_every_file_and_folder_exists(path):
     named = [*words(_FILE, path), *words(_FOLDER, path)]
-    places = (ROOT, PACKAGE, ROOT / "docs", path.parent)
+    places = (ROOT, PACKAGE, ROOT / "docs", ROOT / "benchmark" / "notes", path.parent)
     assert [name for name in named if not any((place / name).exists() for place in places)] == []
 
 
-@pytest.mark.parametrize("path", DOCS, ids=name_of)
+@pytest.mark.parametrize("path", [*DOCS, *NOTES], ids=name_of)
 def test_every_link_has_a_target(path):
     assert [link for link in words(_LINK, path) if not (path.parent / link).exists()] == []
 
 
-@pytest.mark.parametrize("path", DOCS, ids=name_of)
+@pytest.mark.parametrize("path", [*DOCS, *NOTES], ids=name_of)
 def test_every_module_can_be_run(path):
     def is_there(name: str) -> bool:
         place = name.replace(".", "/")
@@ -136,7 +138,7 @@ def test_the_map_names_every_room():
     assert [room for room in there if f"`{room}/" not in chart] == []
 
 
-@pytest.mark.parametrize("path", DOCS, ids=name_of)
+@pytest.mark.parametrize("path", [*DOCS, *NOTES], ids=name_of)
 def test_every_anchor_is_a_heading(path):
     def anchors(file: Path) -> set[str]:
         # GitHub's anchors: lower case, no punctuation, hyphens for spaces.
@@ -154,7 +156,7 @@ def test_every_anchor_is_a_heading(path):
     ] == []
 
 
-@pytest.mark.parametrize("path", DOCS, ids=name_of)
+@pytest.mark.parametrize("path", [*DOCS, *NOTES], ids=name_of)
 def test_every_document_begins_with_its_purpose(path):
     title, first = path.read_text().split("\n\n")[:2]
     assert title.startswith("# ")

@@ -12,7 +12,7 @@ from sglang_live.plan.pattern import TalkPattern
 from sglang_live.simulation.frontier import Slo
 
 # One server is one process: its gateway takes 5.5 ms of a core per second of a session
-# (docs/benchmarks.md, gateway_cost), so that a core is full with 180.
+# (benchmark/notes/parts.md, gateway_cost), so that a core is full with 180.
 SESSIONS_PER_SERVER = 150
 
 

@@ -1,7 +1,7 @@
 """GPUs and models that can be planned for, and what of a GPU's memory is taken.
 
-Sizes in GiB. A GPU needs a device model (docs/device_model.md), which says what the stages cost on
-it; its figures are of the thinker in bf16.
+Sizes in GiB. A GPU needs a device model (benchmark/notes/device_model.md), which says what the
+stages cost on it; its figures are of the thinker in bf16.
 """
 
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ def gpu_of(name: str) -> Gpu:
     if found is None:
         raise BadInputError(
             f"--gpu {name}: there is no device model of it; there are {', '.join(GPUS)}. For "
-            "another GPU give --device-model and --gpu-gib (docs/device_model.md)"
+            "another GPU give --device-model and --gpu-gib (benchmark/notes/device_model.md)"
         )
     return found
 

@@ -16,7 +16,7 @@ class HostTimes:
     """Seconds of Python, transport and audio features, which a device model does not have.
 
     Measured as the difference of spans and computed costs in
-    benchmark/results/modelled_turn_cpu_2026-11-26.json, on two cores:
+    benchmark/results/modelled_turn/cpu_2026-11-26.json, on two cores:
         to_thinker_s: from the end of the turn to the thinker's engine, without features. There it
             is 33 ms with those of a clip of 2.64 s and the opening of the session, whose header
             costs the device 15 ms.

@@ -26,7 +26,7 @@ _GOLDEN = 0.618034
 class UserSettings:
     """
     barge_in_s: from the onset of the user's voice until playback stops; median of the runs of
-        voice_load_cpu_2026-11-24_barge_in.json.
+        benchmark/results/voice_load/cpu_2026-11-24_barge_in.json.
     frames_per_token: codec frames for each token of the thinker.
     reply_scale: factor of the drawn durations of responses.
     timeout_s: time that a turn may take beyond the user's speech.

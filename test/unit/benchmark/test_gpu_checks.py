@@ -312,7 +312,7 @@ def test_a_check_that_passes_writes_a_document(tmp_path):
     (path,) = tmp_path.iterdir()
     document = json.loads(path.read_text())
     assert status == command.PASSED
-    assert path.name.startswith("gpu_page_copy_cpu_")
+    assert path.name.startswith("page_copy_cpu_")
     assert (document["benchmark"], document["git_commit"]) == ("gpu_page_copy", "abc")
     assert (document["device"], document["seed"], document["passed"]) == ("cpu", 1, True)
     assert document["torch_version"] and document["date"] and document["figures"]["copies"]

@@ -1,27 +1,43 @@
-"""The figures of docs/benchmarks.md and README.md come from result documents alone."""
+"""The tables of docs/, benchmark/notes/ and README.md come from result documents alone."""
 
 import json
 import re
 
-from benchmark.summary import BEGIN, END, PAGE, RESULTS, ROOT, newest, section
+from benchmark.summary import PAGES, REGIONS, RESULTS, ROOT, filled, newest, regions_of, section
 
 _SOURCE = {"device": "cpu", "git_commit": "0123456789ab"}
 
 
-def write(folder, name: str, **document) -> None:
-    (folder / name).write_text(json.dumps({**_SOURCE, **document}))
+def write(results, name: str, **document) -> None:
+    """name: that of the benchmark, then `_` and that of the document."""
+    benchmark, _, file = name.rpartition("_")
+    (results / benchmark).mkdir(exist_ok=True)
+    (results / benchmark / file).write_text(json.dumps({**_SOURCE, **document}))
 
 
-def test_the_page_has_the_tables_of_the_kept_results():
-    between = PAGE.read_text().split(BEGIN)[1].split(END)[0]
-    assert between.strip() == section(RESULTS)
+def test_the_pages_have_the_tables_of_the_kept_results():
+    texts = [path.read_text() for path in PAGES]
+    assert [text for text in texts if filled(text) != text] == []
+    named = [region for text in texts for region in regions_of(text)]
+    assert sorted(named) == sorted(REGIONS)
+
+
+def test_documents_without_a_known_clean_checkout_are_listed():
+    marked = set()
+    for path in RESULTS.rglob("*.json"):
+        document = json.loads(path.read_text())
+        assert document["git_commit"], path
+        if document["git_dirty"] is not False:
+            marked.add(str(path.relative_to(RESULTS)))
+    listed = re.findall(r"^\| `(.+?)` \|", (RESULTS / "README.md").read_text(), re.MULTILINE)
+    assert set(listed) == marked
 
 
 def test_every_row_of_headline_results_repeats_figures_of_the_tables():
     readme, tables = (ROOT / "README.md").read_text(), section(RESULTS)
     block = readme.split("## Headline results")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (?!question|---)(.*) \|$", block, re.MULTILINE)
-    assert len(rows) == 5
+    assert len(rows) == 6
     for row in rows:
         figures = re.findall(r"\d+ / \d+ ms|\d+\.\d %|\d+ of \d+ runs", row)
         assert len(figures) >= 2
