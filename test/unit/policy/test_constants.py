@@ -1,31 +1,14 @@
-"""docs/scheduling.md states the constants and the marks that hold."""
+"""How the constants of both engines differ, and the marks that follow from them."""
 
-import re
 from dataclasses import fields
 
 import pytest
 
 from sglang_live.policy.config import TALKER, THINKER, PolicyConfig
-from sglang_live.policy.flex import FlexConfig
 from sglang_live.policy.pacing import latency_s, pacing_marks, yield_marks
-from sglang_live.policy.startup_delay import StartupDelayConfig
-from sglang_live.policy.view import FIRST_INTERRUPTS, FRAME_S, StageRates
-from test.unit.constants_in_docs import DOCS, constants_of, written
+from sglang_live.policy.view import StageRates
 
 from .views import playing, view_of
-
-MARKS = re.findall(r"^\| (\d+) ms \| (.*) \|$", (DOCS / "scheduling.md").read_text(), re.MULTILINE)
-
-
-def test_docs_state_every_constant():
-    named = ("FRAME_S", FRAME_S), ("FIRST_INTERRUPTS", FIRST_INTERRUPTS)
-    stated = constants_of("scheduling.md")
-    expected = dict(written(PolicyConfig(), StartupDelayConfig(), FlexConfig(), *named))
-    expected["may_pause_prefill"] = "True in both engines"
-    expected["runs_ahead_for_kv"] = "False, thinker True"
-    for name in ("pipeline_s", "p_safe_s", "min_gap_s"):
-        expected[name] += f", thinker {getattr(THINKER, name):g}"
-    assert stated == expected
 
 
 def test_engines_differ_from_the_defaults_only_where_docs_say():
@@ -36,16 +19,20 @@ def test_engines_differ_from_the_defaults_only_where_docs_say():
     assert changed == {"pipeline_s", "p_safe_s", "min_gap_s", "runs_ahead_for_kv"}
 
 
-@pytest.mark.parametrize(("round_ms", "stated"), MARKS)
-def test_docs_state_the_marks_of_the_talker(round_ms, stated):
-    round_s = float(round_ms) / 1000
+@pytest.mark.parametrize(
+    ("round_s", "marks"),
+    [
+        (0.005, [0.495, 0.566, 10.566, 2.066, 0.866, 0.565, 0.885]),
+        (0.015, [0.505, 0.629, 10.629, 2.129, 0.929, 0.615, 0.935]),
+        (0.030, [0.520, 0.762, 10.762, 2.262, 1.062, 0.690, 1.010]),
+        (0.060, [0.550, 1.560, 11.560, 3.060, 1.860, 0.840, 1.160]),
+    ],
+)
+def test_marks_of_the_talker_follow_the_time_of_a_round(round_s, marks):
+    """Latency, low and high marks for three shares of interruptions, marks of streams that yield."""
     streams = [playing(1.0, interrupts=interrupts) for interrupts in (0.0, 0.2, 1.0)]
     view = view_of(*streams, rates=StageRates(round_s=round_s))
     paced = pacing_marks(view, TALKER.p_safe_s, TALKER)
     yielding = yield_marks(view, TALKER.p_safe_s, TALKER)
     found = latency_s(round_s, TALKER), paced.low_s, *paced.high_s, yielding.low_s, yielding.high_s
-    assert [float(text) for text in stated.split(" | ")] == pytest.approx(found, abs=6e-4)
-
-
-def test_docs_state_marks_of_four_rounds():
-    assert len(MARKS) == 4
+    assert marks == pytest.approx(found, abs=6e-4)
