@@ -29,7 +29,7 @@ def test_engines_differ_from_the_defaults_only_where_docs_say():
     ],
 )
 def test_marks_of_the_talker_follow_the_time_of_a_round(round_s, marks):
-    """Latency, low and high marks for three shares of interruptions, marks of streams that yield."""
+    """Latency; low and high marks for three shares of interruptions; marks of yielding streams."""
     streams = [playing(1.0, interrupts=interrupts) for interrupts in (0.0, 0.2, 1.0)]
     view = view_of(*streams, rates=StageRates(round_s=round_s))
     paced = pacing_marks(view, TALKER.p_safe_s, TALKER)
