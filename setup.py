@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import find_namespace_packages, find_packages, setup
 
 ROOT = Path(__file__).parent
 
@@ -38,6 +38,9 @@ def package_folders() -> dict[str, str]:
     return {PATCHES: "sgl_patches", **kernels}
 
 
+# A folder without __init__.py, so that a server starts without it.
+EXTENSIONS = find_namespace_packages("python", include=["sglang_live.extensions*"])
+
 setup(
     name="sglang-live",
     version=version(),
@@ -48,7 +51,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11,<3.13",
-    packages=[*find_packages("python"), *package_folders()],
+    packages=[*find_packages("python"), *EXTENSIONS, *package_folders()],
     package_dir={"": "python", **package_folders()},
     package_data={
         "sglang_live": [

@@ -18,16 +18,16 @@ import psutil
 from prometheus_client import CollectorRegistry
 
 from benchmark.load.provenance import facts
-from sglang_live.gateway.batch.config import BatchConfig
-from sglang_live.gateway.batch.file_store import new_input
-from sglang_live.gateway.batch.in_process import Outcome
-from sglang_live.gateway.batch.line_run import LineRuns
-from sglang_live.gateway.batch.pace import Load
-from sglang_live.gateway.batch.records import ENDED, VALIDATING, Batch
-from sglang_live.gateway.batch.runner import Runner
-from sglang_live.gateway.batch.store import Store
+from sglang_live.extensions.batches.config import BatchConfig
+from sglang_live.extensions.batches.file_store import new_input
+from sglang_live.extensions.batches.in_process import Outcome
+from sglang_live.extensions.batches.line_run import LineRuns
+from sglang_live.extensions.batches.metrics import BatchMetrics
+from sglang_live.extensions.batches.pace import Load
+from sglang_live.extensions.batches.records import ENDED, VALIDATING, Batch
+from sglang_live.extensions.batches.runner import Runner
+from sglang_live.extensions.batches.store import Store
 from sglang_live.gateway.draining import Drain
-from sglang_live.telemetry.batch_metrics import BatchMetrics
 
 _URL = "/v1/audio/speech"
 _MIB = 1 << 20

@@ -16,7 +16,6 @@ from sglang_live.environment import cache_directory
 from sglang_live.errors import BadInputError
 from sglang_live.extension import extensions
 from sglang_live.flags import server_parser
-from sglang_live.gateway.batch.flags import batch_config
 from sglang_live.gateway.flex.flags import flex_config
 from sglang_live.kv.retention import RetentionFlags
 from sglang_live.model_source import ModelSource
@@ -74,8 +73,6 @@ def parse(argv: list[str]) -> ServerConfig:
         log_dir=_path(own.log_dir),
         log_format=own.log_format,
         timeline_dir=_path(own.timeline_dir),
-        batch_dir=_path(own.batch_dir),
-        batch=batch_config(own),
         device_model=_device_model(own.device_model, stages),
         cpu_weights=own.cpu_weights,
         stage_key_file=own.stage_key_file,

@@ -10,7 +10,6 @@ from pathlib import Path
 from sglang_live.environment import cache_directory
 from sglang_live.errors import BadInputError
 from sglang_live.extension import Addition
-from sglang_live.gateway.batch.config import BatchConfig
 from sglang_live.gateway.flex.gate import FlexConfig
 from sglang_live.kv.lending import LeaseConfig
 from sglang_live.kv.retention import RetentionConfig, RetentionFlags
@@ -84,8 +83,6 @@ class ServerConfig:
     timeline_dir: folder for a timeline of each session; None: no timelines.
     cpu_weights: of the thinker on a CPU: "int8", or "own", those of the checkpoint; "": as the
         model prefers.
-    batch_dir: folder of files and batches of the Batch API; None: there is no Batch API.
-    batch: its settings.
     device_model: file of the model of the device, on a machine without one; None: a real device.
     additions: of the extensions whose flags are given.
     stage_key_file: file of the secret shared with stages on other hosts; "": no such file.
@@ -126,8 +123,6 @@ class ServerConfig:
     log_dir: Path | None = None
     log_format: str = "text"
     timeline_dir: Path | None = None
-    batch_dir: Path | None = None
-    batch: BatchConfig = field(default_factory=BatchConfig)
     device_model: Path | None = None
     cpu_weights: str = ""
     stage_key_file: str = ""

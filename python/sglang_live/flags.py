@@ -7,7 +7,6 @@ from dataclasses import fields
 from sglang_live.config import LOG_FORMATS, SPEAKER_MODELS, ServerConfig
 from sglang_live.environment import add_cache_argument
 from sglang_live.extension import extensions
-from sglang_live.gateway.batch.flags import add_batch_arguments
 from sglang_live.gateway.flex.flags import add_batch_key_argument, add_flex_arguments
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.model_source import add_model_arguments
@@ -252,7 +251,6 @@ def _add_memory_arguments(flags: argparse._ActionsContainer) -> None:
 
 
 def _add_background_arguments(flags: argparse._ActionsContainer) -> None:
-    add_batch_arguments(flags)
     add_flex_arguments(flags)
 
 

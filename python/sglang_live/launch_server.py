@@ -26,7 +26,6 @@ from sglang_live.devices import UsedDevices, check_devices, devices_of_ranks
 from sglang_live.environment import provide_home, start_in_utf8_mode
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.app import build_app
-from sglang_live.gateway.batch.store import Store
 from sglang_live.gateway.config import MAX_FRAME_BYTES, GatewayConfig
 from sglang_live.gateway.connection_guard import ConnectionGuard, ConnectionLimits
 from sglang_live.gateway.draining import Drain
@@ -158,7 +157,6 @@ def check_machine(storage: SessionStorage | None) -> None:
 
 async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> int:
     listen_socket = ListenSocket(config.host, config.port)
-    batches = _batches(config)
     run_dir, native_key = RunDir.make(), secrets.token_urlsafe(32)
     if config.allow_private_media_urls:
         os.environ[PRIVATE_MEDIA_ENV] = "1"  # the engine checks where URLs redirect
@@ -190,7 +188,7 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
         for addition in config.additions:
             for collector in addition.collectors():
                 metrics.registry.register(collector)
-        app = _application(config, model, supervisor, orchestrator, metrics, drain, batches)
+        app = _application(config, model, supervisor, orchestrator, metrics, drain)
         server = Server(_http(config, app, metrics))
         gc.collect()
         gc.freeze()  # see EngineHost.freeze
@@ -205,13 +203,6 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
         forks = () if zygote is None else (zygote.close,)
         added = [addition.stop for addition in config.additions]
         await close_all(listen_socket.close, supervisor.stop, *added, *forks, run_dir.remove)
-
-
-def _batches(config: ServerConfig) -> Store | None:
-    """Raises BadInputError: the folder cannot be used, or another server uses it."""
-    if config.batch_dir is None:
-        return None
-    return Store(config.batch_dir, config.batch)
 
 
 def _metrics(
@@ -238,7 +229,6 @@ def _application(
     orchestrator: LiveOrchestrator,
     metrics: GatewayMetrics,
     drain: Drain,
-    batches: Store | None = None,
 ) -> FastAPI:
     # SGLang's own API listens on a Unix socket: a thinker on another host cannot offer it.
     specs = (replica.spec for replica in supervisor.replicas)
@@ -259,7 +249,6 @@ def _application(
             **found_in_templates(model.weights),
             takes_priority=_takes_priority(config.stages["thinker"].args),
         ),
-        batches=batches,
         additions=[addition.gateway for addition in config.additions],
     )
 

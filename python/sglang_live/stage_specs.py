@@ -121,9 +121,8 @@ def _storage(stage: str, config: ServerConfig) -> str:
 
 def _at_once(config: ServerConfig) -> int:
     """Sessions, and requests that take none."""
-    lines = config.batch.at_once if config.batch_dir else 0
     added = sum(addition.requests_at_once for addition in config.additions)
-    return config.max_sessions + config.flex.at_once + lines + added
+    return config.max_sessions + config.flex.at_once + added
 
 
 def _engine_args(stage: str, args: dict[str, Any], at_once: int) -> dict[str, Any]:

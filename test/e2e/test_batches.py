@@ -11,7 +11,7 @@ import psutil
 import pytest
 import soundfile as sf
 
-from sglang_live.batch.__main__ import main
+from sglang_live.extensions.batches.client import main
 from test.e2e.conftest import DATA, Server, running_server, wait_until
 
 pytestmark = [pytest.mark.e2e]

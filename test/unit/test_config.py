@@ -510,17 +510,6 @@ def test_invalid_limits_are_refused(arguments):
         parse(["--model-path", "demo", *arguments])
 
 
-def test_a_folder_for_batches_has_limits_of_its_own():
-    config = parsed("--batch-dir", "/b", "--batch-at-once", "3", "--batch-gib-per-key", "0.5")
-    assert config.batch_dir == Path("/b")
-    assert (config.batch.at_once, config.batch.max_key_bytes) == (3, 1 << 29)
-    assert parsed().batch_dir is None
-    for flag in ("--batch-at-once", "--batch-gib-per-key"):
-        for value in ("0", "-1"):
-            with pytest.raises(BadInputError, match=flag.removeprefix("--")):
-                parsed(flag, value)
-
-
 LEASES = [*HOST_TIER, "--lend", "talker", "--borrow", "thinker"]
 
 

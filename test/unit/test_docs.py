@@ -13,16 +13,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sglang_live import arguments, launch_stage
-from sglang_live.batch.config import parse_args as parse_batch
 from sglang_live.client.__main__ import parse_args as parse_client
-from sglang_live.gateway.batch.config import BatchConfig
+from sglang_live.extensions.batches.client import parse_args as parse_batch
+from sglang_live.extensions.batches.config import BatchConfig
+from sglang_live.extensions.batches.metrics import BatchMetrics
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.interaction.vad import VadSettings
 from sglang_live.model_source import ModelSource
 from sglang_live.policy.policies import NAMES
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
 from sglang_live.stages.vocoder.config import VocoderConfig
-from sglang_live.telemetry.batch_metrics import BatchMetrics
 from sglang_live.telemetry.metrics import GatewayMetrics
 from test.unit.commands_in_docs import blocks_of, commands_of
 
@@ -178,7 +178,7 @@ def test_every_command_has_valid_arguments(path, tmp_path, monkeypatch):
         "sglang_live.launch_server": accept_server,
         "sglang_live.launch_stage": accept_stage,
         "sglang_live.client": lambda argv, _: parse_client(argv),
-        "sglang_live.batch": lambda argv, _: parse_batch(argv),
+        "sglang_live.extensions.batches": lambda argv, _: parse_batch(argv),
     }
     for block in blocks_of(path.read_text()):
         commands = commands_of(block, tmp_path) if "python -m" in block else []
@@ -221,8 +221,8 @@ def test_every_flag_and_setting_is_explained():
     explained = (ROOT / "docs" / "configuration.md").read_text()
     flags = [
         flag
-        for source in ("flags.py", "launch_stage.py")
-        for flag in re.findall(r'"(--[a-z-]+)"', (PACKAGE / source).read_text())
+        for source in (*PACKAGE.glob("*.py"), *PACKAGE.glob("extensions/*/extension.py"))
+        for flag in re.findall(r'"(--[a-z-]+)"', source.read_text())
     ]
     assert [flag for flag in flags if f"`{flag}" not in explained] == []
     settings = [f.name for kind in (GatewayConfig, VadSettings, BatchConfig) for f in fields(kind)]

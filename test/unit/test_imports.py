@@ -48,9 +48,9 @@ ORDER = (
     "launch_stage",
     "client",
     "simulation",
-    "batch",
     "plan",
     "lang",
+    "extensions",
 )
 # Where SGLang may be imported; everywhere else its types and its import time stay out.
 SGLANG = (
@@ -65,14 +65,14 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 3_800,
-    "batch": 330,
+    "": 3_780,
     "bridge": 13_750,
     "capacity": 680,
     "client": 890,
     "device_model": 260,
-    "engine_channel": 1_250,
-    "gateway": 16_970,
+    "engine_channel": 1_260,
+    "extensions/batches": 2_860,
+    "gateway": 14_440,
     "interaction": 2_900,
     "kernels": 20,
     "kv": 1_650,
@@ -84,7 +84,7 @@ BUDGETS = {
     "sound": 820,
     "speakable": 2_020,
     "stages": 8_950,
-    "telemetry": 840,
+    "telemetry": 800,
 }
 
 
@@ -134,6 +134,29 @@ def test_no_import_runs_against_the_order():
         and place[target.partition(".")[0]] > place[module.partition(".")[0]]
     ]
     assert upwards == []
+
+
+def test_the_core_imports_no_extension():
+    """It finds them by their folder, with the same names wherever that is."""
+    edges = [
+        f"{module} imports {name}"
+        for module, path in MODULES.items()
+        for name in imported(path)
+        if name.startswith("sglang_live.extensions") and not module.startswith("extensions.")
+    ]
+    assert edges == []
+
+
+def test_no_extension_imports_another():
+    edges = [
+        f"{module} imports {target}"
+        for module, targets in GRAPH.items()
+        for target in targets
+        if module.startswith("extensions.")
+        and target.startswith("extensions.")
+        and module.split(".")[1] != target.split(".")[1]
+    ]
+    assert edges == []
 
 
 def test_no_imports_form_a_circle():
@@ -194,9 +217,11 @@ def test_no_module_outside_of_models_imports_a_family():
 def test_no_room_exceeds_its_budget():
     lines = Counter[str]()
     for path in MODULES.values():
-        room = path.relative_to(PACKAGE).parts[0] if path.parent != PACKAGE else ""
+        *folders, _ = path.relative_to(PACKAGE).parts
+        # Each extension is a room.
+        room = "/".join(folders[: 2 if folders[:1] == ["extensions"] else 1])
         lines[room] += path.read_text(encoding="utf-8").count("\n")
     for room, n in sorted(lines.items()):
-        print(f"{room or 'top':16}{n:7} of {BUDGETS.get(room, 0)}")
+        print(f"{room or 'top':20}{n:7} of {BUDGETS.get(room, 0)}")
     assert {room: n for room, n in lines.items() if n > BUDGETS.get(room, 0)} == {}
     assert set(BUDGETS) <= set(lines), "a budget of a room that is gone"

@@ -11,8 +11,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sglang_live.errors import LiveError
 from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.chat.answers import SpokenAnswers
+from sglang_live.gateway.errors import error_response
 from sglang_live.gateway.native.proxy import NativeProxy
 from sglang_live.gateway.realtime.services import RealtimeServices
 
@@ -48,3 +50,10 @@ class GatewayAddition:
 
     async def close(self) -> None:
         """When it ends."""
+
+
+def refusing(error: LiveError) -> Endpoint:
+    async def refuse(_request: Request) -> Response:
+        return error_response(error)
+
+    return refuse

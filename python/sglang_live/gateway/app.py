@@ -1,8 +1,8 @@
 """The gateway as one ASGI application.
 
 In: an Orchestrator. Out: /v1/realtime, /v1/audio/*, /v1/chat/completions, /v1/models,
-/v1/capacity, /v1/files, /v1/batches, /health, /metrics, /openapi.json, the page, and SGLang's own
-HTTP API behind a guard.
+/v1/capacity, /health, /metrics, /openapi.json, the page, SGLang's own HTTP API behind a guard, and
+what extensions add.
 Without a language model it refuses what needs one, with an error that says so.
 """
 
@@ -19,16 +19,13 @@ from starlette.routing import WebSocketRoute
 from sglang_live.aio import close_all
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import ModelNotFoundError
-from sglang_live.gateway.additions import Endpoint, GatewayAddition, GatewayParts
+from sglang_live.gateway.additions import Endpoint, GatewayAddition, GatewayParts, refusing
 from sglang_live.gateway.auth import Keys
-from sglang_live.gateway.batch import api as batch_api
-from sglang_live.gateway.batch.line_endpoints import line_endpoints
-from sglang_live.gateway.batch.store import Store
 from sglang_live.gateway.chat.answers import SpokenAnswers
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.draining import Drain, DrainGate
 from sglang_live.gateway.errors import NoLanguageModelError, add_error_forms, error_response
-from sglang_live.gateway.flex.gate import FlexConfig, FlexGate
+from sglang_live.gateway.flex.gate import FlexGate
 from sglang_live.gateway.flex.tier import Tiers
 from sglang_live.gateway.http import openapi
 from sglang_live.gateway.http.capacity_body import capacity_body
@@ -53,7 +50,6 @@ from sglang_live.interaction.silero import SileroModel, SpeechModel
 from sglang_live.interaction.voiceprint import SpeakerModel
 from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.orchestrator.suspects import Suspects
-from sglang_live.telemetry.batch_metrics import BatchMetrics
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 
@@ -71,7 +67,6 @@ def build_app(
     suspects: Suspects | None = None,
     drain: Drain | None = None,
     native_limits: NativeLimits | None = None,
-    batches: Store | None = None,
     additions: Iterable[Callable[[GatewayParts], GatewayAddition | None]] = (),
 ) -> FastAPI:
     """Build the gateway's ASGI application.
@@ -86,7 +81,6 @@ def build_app(
         suspects: requests that were running when an engine died.
         drain: set when the process is about to stop; None: never.
         native_limits: limits on bodies for SGLang's own API.
-        batches: what the Batch API keeps, closed with the application; None: there is no Batch API.
         additions: further routes, made of the gateway's parts.
     Raises:
         FileNotFoundError: if the default speech model is not installed.
@@ -121,17 +115,14 @@ def build_app(
 
     parts = GatewayParts(services=services, keys=keys, proxy=proxy, answers=answers)
     added = [one for add in additions if (one := add(parts)) is not None]
-    batch = _batch_api(batches, keys, services, proxy, answers) if batches else None
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         services.start()
-        if batch:
-            batch.start()
         for addition in added:
             addition.start()
         yield
-        closing = (batch, *added, services, proxy)
+        closing = (*added, services, proxy)
         await close_all(*(part.close for part in closing if part is not None))
 
     # A redirect to the same path with a slash would go to any host that the request's Host names.
@@ -146,7 +137,7 @@ def build_app(
     _add_speech(app, keys, services, flex)
     _add_models(app, keys, orchestrator)
     _add_capacity(app, keys, services)
-    _add_description(app, keys, config, added, has_batches=batches is not None)
+    _add_description(app, keys, config, added)
     _add_operations(app, keys, health, metrics, drain)
     if config.has_language_model:
         _add_generating(app, keys, services, proxy, secrets, flex, answers)
@@ -156,33 +147,10 @@ def build_app(
         add_notice(app)
     if proxy:
         _add_native(app, keys, services.rate_limits, proxy)
-    for path, method in batch_api.ROUTES:
-        endpoint = batch.routes[path, method] if batch else batch_api.refuse
-        app.add_route(path, _guarded(keys, endpoint), methods=[method])
     for addition in added:
         for (path, method), endpoint in addition.routes.items():
             app.add_route(path, _guarded(keys, endpoint), methods=[method])
     return app
-
-
-def _batch_api(
-    store: Store,
-    keys: Keys,
-    services: RealtimeServices,
-    proxy: NativeProxy | None,
-    answers: SpokenAnswers,
-) -> batch_api.BatchApi:
-    # The runner decides how many lines run; the gate makes them flex requests without sessions.
-    gate = FlexGate(FlexConfig(at_once=store.config.at_once, run_s=store.config.line_s))
-    return batch_api.BatchApi(
-        store,
-        endpoints=line_endpoints(services, keys, proxy, gate, answers),
-        orchestrator=services.orchestrator,
-        keys=keys,
-        names=services.config.api_keys,
-        drain=services.drain,
-        metrics=BatchMetrics(services.metrics.registry),
-    )
 
 
 def _flex_gate(config: GatewayConfig, metrics: GatewayMetrics) -> FlexGate:
@@ -222,12 +190,9 @@ def _add_speech(app: FastAPI, keys: Keys, services: RealtimeServices, flex: Flex
 
 
 def _add_refusals(app: FastAPI, keys: Keys) -> None:
-    async def refuse(_request: Request) -> Response:
-        return error_response(NoLanguageModelError())
-
     refused = dict.fromkeys(openapi.OF_LANGUAGE_MODEL, ("POST",)) | dict(ROUTES)
     for path, methods in refused.items():
-        app.add_route(path, _guarded(keys, refuse), methods=list(methods))
+        app.add_route(path, _guarded(keys, refusing(NoLanguageModelError())), methods=list(methods))
 
 
 def _add_generating(
@@ -297,14 +262,9 @@ def _add_capacity(app: FastAPI, keys: Keys, services: RealtimeServices) -> None:
 
 
 def _add_description(
-    app: FastAPI,
-    keys: Keys,
-    config: GatewayConfig,
-    added: list[GatewayAddition],
-    *,
-    has_batches: bool,
+    app: FastAPI, keys: Keys, config: GatewayConfig, added: Iterable[GatewayAddition]
 ) -> None:
-    description = openapi.document(config.has_language_model, has_batches)
+    description = openapi.document(config.has_language_model)
     for addition in added:
         description["paths"].update(addition.paths)
         description["components"]["schemas"].update(addition.schemas)

@@ -6,7 +6,6 @@ through the plugin entry point the seams of this stage.
 
 import asyncio
 import gc
-import importlib
 import json
 import logging
 import os
@@ -38,7 +37,7 @@ from sglang_live.engine_channel.inbox import (
 from sglang_live.engine_channel.lease_channel import LEASES_ENV, LEND
 from sglang_live.errors import SeamError
 from sglang_live.messages import Ready, SessionHint
-from sglang_live.models.family import family_at
+from sglang_live.models.family import family_at, part
 from sglang_live.models.piece_talker import PieceTalker
 from sglang_live.stages.endings import die_with_parent
 from sglang_live.stages.spec import LENDER, StageSpec
@@ -103,8 +102,7 @@ def build_stage(spec: StageSpec) -> tuple[Stage, asyncio.AbstractEventLoop]:
 
         return VocoderStage(spec), asyncio.new_event_loop()
     if spec.factory:
-        module, _, name = spec.factory.partition(":")
-        return getattr(importlib.import_module(module), name)(spec), asyncio.new_event_loop()
+        return part(spec.factory)(spec), asyncio.new_event_loop()
     if spec.stage == LENDER:
         from sglang_live.stages.lender.stage import LenderStage
 

@@ -34,7 +34,6 @@ from sglang_live.core import (
 from sglang_live.errors import CapacityError
 from sglang_live.gateway.additions import GatewayAddition, GatewayParts
 from sglang_live.gateway.app import build_app
-from sglang_live.gateway.batch.store import Store
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.draining import Drain
 from sglang_live.gateway.http.health import Health
@@ -422,7 +421,6 @@ def app_of(
     speech_model: SpeechModel | None = None,
     suspects: Suspects | None = None,
     drain: Drain | None = None,
-    batches: Store | None = None,
     additions: Iterable[Callable[[GatewayParts], GatewayAddition | None]] = (),
     **config: Any,
 ) -> FastAPI:
@@ -435,7 +433,6 @@ def app_of(
         speech_model=speech_model or LoudnessModel(),
         suspects=suspects,
         drain=drain,
-        batches=batches,
         additions=additions,
     )
 

@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 from msgspec import inspect
 
-from sglang_live.gateway.batch.forms import BatchForm
 from sglang_live.gateway.http.chat_schema import ChatForm
 from sglang_live.gateway.http.speech import SpeechForm
 from sglang_live.gateway.realtime.client_secrets import ClientSecretForm
@@ -180,7 +179,7 @@ def optional_fields(kind: Any, seen: set[type]) -> Iterator[tuple[str, str, bool
 
 
 def test_null_is_an_absent_value_in_every_form():
-    forms = (ChatForm, SpeechForm, ClientSecretForm, BatchForm, AnyClientEvent)
+    forms = (ChatForm, SpeechForm, ClientSecretForm, AnyClientEvent)
     fields = [field for form in forms for field in optional_fields(inspect.type_info(form), set())]
     assert len(fields) > 150
     assert [(cls, name) for cls, name, may_be_null in fields if not may_be_null] == []

@@ -5,6 +5,8 @@ import re
 import sys
 from pathlib import Path
 
+from setuptools import find_namespace_packages
+
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "python" / "sglang_live"
 SETUP = (ROOT / "setup.py").read_text()
@@ -62,3 +64,11 @@ def test_data_files_of_the_package_are_installed():
         if path.is_file() and path.suffix not in (".py", ".pyc") and path.name[0] != "."
     }
     assert sorted(map(str, data - found)) == []
+
+
+def test_extensions_are_installed_although_their_folder_is_no_package():
+    assert not (PACKAGE / "extensions" / "__init__.py").exists()
+    [pattern] = re.findall(r'find_namespace_packages\("python", include=\["([^"]+)"', SETUP)
+    folders = {path.parent for path in (PACKAGE / "extensions").rglob("*.py")}
+    names = {".".join(path.relative_to(ROOT / "python").parts) for path in folders}
+    assert names <= set(find_namespace_packages(str(ROOT / "python"), include=[pattern]))

@@ -7,14 +7,10 @@ import httpx
 import msgspec
 import pytest
 
-from sglang_live.gateway.auth import Keys
-from sglang_live.gateway.batch.in_process import InProcess
-from sglang_live.gateway.batch.line_endpoints import line_endpoints
 from sglang_live.gateway.chat.answers import SpokenAnswers
 from sglang_live.gateway.chat.messages import AudioUrlPart, Message, read_messages
 from sglang_live.gateway.errors import ClientEventError
-from sglang_live.gateway.flex.gate import FlexConfig, FlexGate
-from test.unit.gateway.fakes import FakeOrchestrator, services
+from test.unit.gateway.fakes import FakeOrchestrator
 from test.unit.gateway.http.test_chat import chunks_of
 from test.unit.gateway.native.test_proxy import proxied
 
@@ -166,18 +162,6 @@ async def test_the_words_of_a_spoken_answer_reach_the_model_on_both_variants():
     ]
     sent = json.loads(sglang.requests[-1][2])["messages"]
     assert sent == [HI, {"role": "assistant", "content": "All right."}, ASKED]
-
-
-async def test_a_line_of_a_batch_may_refer_to_a_spoken_answer():
-    answers, orchestrator = SpokenAnswers(), FakeOrchestrator()
-    answers.keep("audio_1", "Hello Emma.")
-    gate = FlexGate(FlexConfig())
-    endpoints = line_endpoints(services(orchestrator), Keys(()), None, gate, answers)
-    messages = history(with_id(ANSWERS["spoken, by id"], "audio_1"))
-    body = json.dumps(SPOKEN | {"messages": messages}).encode()
-    outcome = await InProcess(endpoints)("", CHAT, body, until_s=1 << 40)
-    assert outcome.succeeded, outcome
-    assert orchestrator.turns[0].history[1].parts[0].text == "Hello Emma."
 
 
 async def test_chunks_of_a_spoken_answer_put_together_can_be_sent_again():

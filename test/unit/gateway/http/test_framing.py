@@ -10,7 +10,6 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from sglang_live.gateway.connection_guard import ConnectionGuard, ConnectionLimits
-from test.unit.gateway.batch.batches import FakeTime, opened
 from test.unit.gateway.fakes import FakeOrchestrator, app_of
 from test.unit.gateway.http.test_transcription import file_of, writes
 from test.unit.gateway.live_server import listening
@@ -168,8 +167,8 @@ def form_of(disposition: bytes, data: bytes, fields: dict[str, str]) -> dict:
 
 
 @pytest.mark.parametrize(("disposition", "name"), NAMES)
-async def test_a_file_may_have_an_extended_name(disposition, name, tmp_path):
-    app = app_of(writes("Rain."), batches=opened(tmp_path, FakeTime()))
+async def test_a_file_may_have_an_extended_name(disposition, name):
+    app = app_of(writes("Rain."))
     async with (
         listening(app) as address,
         httpx.AsyncClient(base_url=f"http://{address}") as http,
@@ -177,6 +176,3 @@ async def test_a_file_may_have_an_extended_name(disposition, name, tmp_path):
         form = form_of(disposition, file_of(), {})
         response = await http.post("/v1/audio/transcriptions", **form)
         assert response.status_code == 200, response.text
-        form = form_of(disposition, b"{}\n", {"purpose": "batch"})
-        response = await http.post("/v1/files", **form)
-        assert response.json()["filename"] == name
