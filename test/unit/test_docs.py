@@ -55,24 +55,6 @@ _ANCHOR = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
 _FOREIGN_FLAGS = {"shm-size", "local-dir", "prefix", "no-package-lock"}
 
 
-def test_lines_of_a_family_are_about_as_stated():
-    rows = re.findall(
-        r"^\| ((?:`models/\w+/`(?:, )?)+) \| ([\d,]+(?:, [\d,]+)*) \|",
-        (ROOT / "docs" / "new_model.md").read_text(),
-        re.MULTILINE,
-    )
-    stated = {
-        folder: int(number.replace(",", ""))
-        for folders, numbers in rows
-        for folder, number in zip(_FOLDER.findall(folders), numbers.split(", "), strict=True)
-    }
-    assert len(stated) == 11
-    for folder, n_stated in stated.items():
-        files = (PACKAGE / folder).rglob("*.py")
-        n_lines = sum(len(path.read_text().splitlines()) for path in files)
-        assert n_stated == pytest.approx(n_lines, rel=0.1), (folder, n_lines)
-
-
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
