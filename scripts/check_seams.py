@@ -125,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON document")
-    form.add_argument("--markdown", action="store_true", help="the table of docs/seams.md")
+    form.add_argument("--markdown", action="store_true", help="the table of sgl_patches/README.md")
     args = parser.parse_args(argv)
     rows, changed = [check(seam) for seam in all_seams()], changed_names()
     version = _sglang_version()
