@@ -9,4 +9,4 @@ WHY = "a talker step needs a text token that the thinker may not have produced y
 DROP_WHEN = "upstream can exclude a running request from a decode round without freeing it"
 STAGES = ("talker",)
 CPU_ONLY = False
-HOOK = "sglang_live.bridge.scheduler.talker:TalkerScheduler"
+HOOK = "sglang_live.bridge.scheduler.live:LiveScheduler"

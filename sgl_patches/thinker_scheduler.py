@@ -1,4 +1,4 @@
-"""With policies on, the thinker's engine runs the policies' scheduler."""
+"""With policies on, the engines of a thinker and of a talker that speaks pieces pause requests."""
 
 TARGET = "sglang.srt.managers.scheduler.Scheduler"
 KIND = "replace"
@@ -7,7 +7,7 @@ SIGNATURE = (
 )
 WHY = "ordering and pacing need paused requests, and interruptions need truncated sessions"
 DROP_WHEN = "upstream has a scheduling policy interface that can pause single requests"
-STAGES = ("thinker",)
+STAGES = ("thinker", "piece_talker")
 CPU_ONLY = False
 WITH_POLICIES = True
 HOOK = "sglang_live.bridge.scheduler.live:LiveScheduler"

@@ -66,7 +66,7 @@ SGLANG = (
 # raises its room's number and says why in the commit.
 BUDGETS = {
     "": 3_780,
-    "bridge": 13_750,
+    "bridge": 14_300,
     "capacity": 680,
     "client": 890,
     "device_model": 260,
@@ -95,9 +95,19 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Absolute names of what a file imports, inside functions too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def imported(path: Path, *, for_types: bool = True) -> Iterator[str]:
+    """Absolute names of what a file imports, inside functions too.
+
+    for_types: also what it imports for types alone, under TYPE_CHECKING.
+    """
+    tree = ast.parse(path.read_text())
+    types: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            types |= set(ast.walk(node))
+    for node in ast.walk(tree):
+        if node in types and not for_types:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -160,13 +170,17 @@ def test_no_extension_imports_another():
 
 
 def test_no_imports_form_a_circle():
+    graph = {
+        module: {t for name in imported(path, for_types=False) if (t := own(name))}
+        for module, path in MODULES.items()
+    }
     done: set[str] = set()
 
     def visit(module: str, path: tuple[str, ...]) -> None:
         assert module not in path, " -> ".join((*path[path.index(module) :], module))
         if module in done:
             return
-        for target in GRAPH[module]:
+        for target in graph[module]:
             visit(target, (*path, module))
         done.add(module)
 

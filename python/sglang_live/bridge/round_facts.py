@@ -34,19 +34,29 @@ class RoundStamp:
         n_done: number of the latest of them.
         prefill_done_s: arrival of the latest prefill's result.
         cost: what rounds take; for best effort.
+    """
+
+    now_s: float
+    peer_urgent: bool = False
+    rates: StageRates = UNMEASURED
+    n_done: int = 0
+    prefill_done_s: float = 0.0
+    cost: RoundCost = UNMEASURED_COST
+    peer_slack_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStamp:
+    """Rank 0's time, and what it has measured of the links to its device, as RoundStamp.
+
+    Attributes:
         rate: of the link from the host.
         peer_rate: of the link from pages that another engine lends.
     """
 
     now_s: float
-    peer_urgent: bool = False
     rate: LinkRate = LinkRate(None, 0.0)
-    rates: StageRates = UNMEASURED
-    n_done: int = 0
-    prefill_done_s: float = 0.0
-    cost: RoundCost = UNMEASURED_COST
     peer_rate: LinkRate = LinkRate(None, 0.0)
-    peer_slack_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

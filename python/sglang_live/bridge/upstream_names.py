@@ -57,12 +57,12 @@ NAMES = (
     Upstream(
         "sglang.srt.managers.scheduler",
         functions={"_make_abort_req": "req, finished_reason="},
-        used_in="bridge/tiers/elastic_scheduler.py",
+        used_in="bridge/tiers/elastic_part.py",
     ),
     Upstream(
         "sglang.srt.managers.schedule_policy",
         attributes="CLIP_MAX_NEW_TOKENS",
-        used_in="bridge/tiers/elastic_scheduler.py",
+        used_in="bridge/tiers/elastic_part.py",
     ),
     Upstream(
         "sglang.srt.mem_cache.allocator.TokenToKVPoolAllocator",
@@ -169,7 +169,7 @@ NAMES = (
     Upstream(
         "sglang.srt.managers.schedule_policy",
         attributes="CLIP_MAX_NEW_TOKENS",
-        used_in="bridge/scheduler/sliced_prefill.py",
+        used_in="bridge/scheduler/slicing.py",
     ),
     Upstream(
         "sglang.srt.runtime_context.ParallelContext",

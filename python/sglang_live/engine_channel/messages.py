@@ -53,7 +53,7 @@ class TalkerPrompt(msgspec.Struct, frozen=True, tag="prompt"):
         audio_at: prompt positions of thinker states.
         states: of TalkerStates, the ids, in the order of the prompt.
         window_frames: newest frames that a long request keeps beside its prompt; 0: all frames
-            (bridge/scheduler/talker_window.py).
+            (TalkerWindow in bridge/scheduler/talker.py).
         slack_frames: frames by which a request may exceed the window before it is compacted.
     """
 

@@ -20,7 +20,7 @@ from sglang_live.aio import background, vital
 from sglang_live.bridge import seams
 from sglang_live.bridge.modelled.device import modelled_device
 from sglang_live.bridge.platform import cpu, cuda
-from sglang_live.bridge.scheduler.progress import PROGRESS_ENV, ProgressCell
+from sglang_live.bridge.scheduler.watch import PROGRESS_ENV, ProgressCell
 from sglang_live.clock import MonotonicClock
 from sglang_live.engine_channel.inbox import QUEUE_MESSAGES
 from sglang_live.engine_channel.messages import Feed, Report

@@ -193,7 +193,9 @@ def main() -> None:
     os.environ[POLICIES_ENV] = ",".join(spec.policies.names)
     os.environ[STORAGE_ENV] = spec.session_storage
     # Those that the environment names already are of every stage.
-    parts = filter(None, (os.environ.get(PARTS_ENV), *spec.parts))
+    lends = ("sglang_live.bridge.tiers.lender_part:lending_part",) if spec.leases else ()
+    moves = ("sglang_live.bridge.tiers.elastic_part:Elastic",) if spec.elastic_kv else ()
+    parts = filter(None, (os.environ.get(PARTS_ENV), *moves, *lends, *spec.parts))
     os.environ[PARTS_ENV] = ",".join(parts)
     elastic = json.dumps([str(spec.kv_mover_path), spec.stage]) if spec.elastic_kv else ""
     os.environ[ELASTIC_ENV] = elastic

@@ -81,7 +81,7 @@ REASONS = {
         "RoundLog._batch tolist x3": "a log for tests on a CPU",
         "RoundLog._queues tolist x3": "a log for tests on a CPU",
     },
-    "bridge/scheduler/talker.py": {"TalkerScheduler.run_batch tolist": "seq_lens_cpu"},
+    "bridge/scheduler/talker.py": {"Talker.before_launch tolist": "seq_lens_cpu"},
     "bridge/session/compact.py": {
         "Rebase.due int": HOST,
         "_turns_by cpu x2": "while the engine starts",

@@ -106,7 +106,7 @@ class Prompt:
 
 @dataclass
 class Engine:
-    """An engine that only prefills, as bridge/scheduler/sliced_prefill.py does by the policy.
+    """An engine that only prefills, as bridge/scheduler/slicing.py does by the policy.
 
     half_sliced_s: when a half-prefilled prompt had its latest slice; it may be complete by then.
     """

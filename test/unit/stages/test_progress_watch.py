@@ -3,7 +3,7 @@
 import pytest
 
 from sglang_live.bridge.scheduler.fault_injection import FaultInjection
-from sglang_live.bridge.scheduler.progress import ProgressCell
+from sglang_live.bridge.scheduler.watch import ProgressCell
 from sglang_live.stages.progress_watch import ROUND_TOKENS, ProgressWatch
 
 

@@ -10,12 +10,14 @@ import math
 import re
 import zlib
 from array import array
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.mem_cache.common import release_kv_cache
 
 from sglang_live.bridge.best_effort_facts import BestEffortClass
+from sglang_live.bridge.rounds import Rounds
+from sglang_live.bridge.scheduler.part import Part
 from sglang_live.engine_channel.messages import BATCH_PREFIX, is_best_effort
 
 # Prompts with the same first tokens are served one after the other.
@@ -42,28 +44,34 @@ def class_of(req: Req, *, kv_by_tokens: bool = True) -> BestEffortClass | None:
     )
 
 
-class BestEffort:
+if TYPE_CHECKING:
+    from sglang_live.bridge.scheduler.live import LiveScheduler
+
+
+class BestEffort(Part):
     """
     Args:
         into_tree: whether a request's token ids determine its KV, so that the tree may keep it.
     """
 
-    def __init__(self, scheduler: Any, *, into_tree: bool):
-        assert scheduler.rounds is not None
-        self._scheduler, self._rounds, self._into_tree = scheduler, scheduler.rounds, into_tree
+    def __init__(self, scheduler: "LiveScheduler", rounds: Rounds, *, into_tree: bool):
+        super().__init__(scheduler)
+        self._rounds = rounds
+        self._into_tree = into_tree
 
-    def owns(self, req: Req) -> bool:
+    def _owns(self, req: Req) -> bool:
         return self._rounds.table.is_best_effort(req.rid)
 
-    def half_prefilled(self) -> list[Req]:
-        """Half-prefilled requests that can return to the queue."""
-        return [req for req in self._scheduler.partial_prefills() if self._can_requeue(req)]
+    def queued(self, req: Req) -> None:
+        if not self._scheduler.enable_priority_scheduling:
+            # Read by the radix tree alone (bridge/session/radix.py).
+            req.priority = PRIORITY if self._owns(req) else PRIORITY_OF_OTHERS
 
-    def _can_requeue(self, req: Req) -> bool:
+    def may_requeue(self, req: Req) -> bool:
         # A clip would be encoded again, and a session's KV is not the tree's.
         if req.multimodal_inputs is not None or req.session is not None:
             return False
-        return self._rounds.table.is_best_effort(req.rid) and req.to_finish is None
+        return self._owns(req) and req.to_finish is None
 
     def before_prefill(self, running_batch: ScheduleBatch) -> None:
         """Make way for the requests that this round's prefill is for. The queue is whole now: a
@@ -71,9 +79,10 @@ class BestEffort:
         if self._rounds.prefill_budget() == 0:
             return
         if requeue := set(self._rounds.requeue()):
-            for req in [req for req in self.half_prefilled() if req.rid in requeue]:
-                self._rounds.best_effort.requeue()
-                self._scheduler.requeue(req, len(running_batch.reqs))
+            for req in self._scheduler.partial_prefills():
+                if req.rid in requeue and self.may_requeue(req):
+                    self._rounds.best_effort.requeue()
+                    self._scheduler.memory.requeue(req, len(running_batch.reqs))
         if self._rounds.table.has_best_effort and self._rounds.admits_others():
             # It may be full for a best-effort request that found no room.
             running_batch.batch_is_full = False
@@ -81,38 +90,39 @@ class BestEffort:
 
     def _make_way(self, running_batch: ScheduleBatch) -> None:
         """Free memory, a row and a place in the batch for the first request that is admitted."""
-        scheduler = self._scheduler
-        queue, _ = scheduler._admission_order(scheduler.waiting_queue)
-        if not queue or scheduler.has_place(queue[0], running_batch):
+        memory = self._scheduler.memory
+        queue, _ = self._rounds.admission_order(self._scheduler.with_input())
+        if not queue or memory.has_place(queue[0], running_batch):
             return
-        others = [req for req in running_batch.reqs if not self.owns(req)]
+        others = [req for req in running_batch.reqs if not self._owns(req)]
         n_held = self._rounds.table.best_effort_counts().kv_tokens
-        if not scheduler.fits(queue[0], others, scheduler._pool().free + n_held):
+        if not memory.fits(queue[0], others, memory.state().free + n_held):
             return  # nor would it fit without best effort
         for rid in self._rounds.retracted_first():
-            found = scheduler._retract_one(rid, running_batch)
-            if found and scheduler.has_place(queue[0], running_batch):
+            found = memory.retract_one(rid, running_batch)
+            if found and memory.has_place(queue[0], running_batch):
                 return
 
-    def leave_sessions(self, batch: ScheduleBatch) -> None:
+    def before_retraction(self, batch: ScheduleBatch) -> None:
         """Retract best effort until this decode round evicts no idle session. One request always
         may, or none would ever run beside many sessions."""
-        scheduler, needed = self._scheduler, self._scheduler.page_size * len(batch.reqs)
+        memory = self._scheduler.memory
+        needed = self._scheduler.page_size * len(batch.reqs)
 
         def evicts() -> bool:
-            pool = scheduler._pool()
+            pool = memory.state()
             return bool(pool.idle and pool.free - pool.idle < needed)
 
         if not self._rounds.table.has_best_effort or not evicts():
             return
         for rid in self._rounds.retracted_first()[:-1]:
-            if [req.rid for req in batch.reqs] != [rid] and scheduler._retract_one(rid, batch):
+            if [req.rid for req in batch.reqs] != [rid] and memory.retract_one(rid, batch):
                 batch.batch_is_full = False
                 if not evicts():
                     return
 
-    def may_take_rows(self, waiting: list[Req]) -> list[Req]:
-        """The waiting requests that may have rows of idle sessions: one of best effort at most."""
+    def entitled(self, waiting: list[Req]) -> list[Req]:
+        """All others, and one of best effort while none of it has a row."""
         table = self._rounds.table
         others = [req for req in waiting if not table.is_best_effort(req.rid)]
         counts = table.best_effort_counts()
@@ -121,16 +131,12 @@ class BestEffort:
         return [*others, next(req for req in waiting if table.is_best_effort(req.rid))]
 
     def retracted(self, req: Req) -> None:
-        """Count a request that loses its memory to others."""
-        if self._rounds.table.is_best_effort(req.rid):
+        if self._owns(req):
             self._rounds.best_effort.retracted(req.kv.kv_committed_len)
 
-    def release_into_tree(self, req: Req) -> bool:
-        """Free a best-effort request's KV and row as far as others need them. Returns False if
-        that is not possible: nothing was released then."""
-        if not self._into_tree or req.session is not None:
-            return False
-        if not self._rounds.table.is_best_effort(req.rid):
+    def releases(self, req: Req) -> bool:
+        """Into the tree: freed as far as others need it."""
+        if not self._into_tree or req.session is not None or not self._owns(req):
             return False
         release_kv_cache(req, self._scheduler.tree_cache, checkpoint=True)
         req.reset_for_retract()

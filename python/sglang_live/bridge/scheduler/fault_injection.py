@@ -6,27 +6,28 @@ ids in sequence raises, or never returns. Without the variable nothing is inject
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+from sglang_live.bridge.scheduler.part import Part
 
 FAULT_ENV = "SGLANG_LIVE_TEST_FAULT"
 
 
-class FaultInjection:
-    def __init__(self, text: str):
-        """Raises ValueError if text does not have the form above."""
+class FaultInjection(Part):
+    def __init__(self, scheduler: Any):
+        """Raises ValueError if the variable does not have the form above."""
+        super().__init__(scheduler)
+        text = os.environ[FAULT_ENV]
         self._action, _, ids = text.partition(":")
         if self._action not in ("die", "hang"):
             raise ValueError(f"{FAULT_ENV} is die:IDS or hang:IDS, got {text!r}")
         self._ids = [int(token) for token in ids.split(",")]
 
-    @staticmethod
-    def from_env() -> "FaultInjection | None":
-        text = os.environ.get(FAULT_ENV)
-        return FaultInjection(text) if text else None
-
-    def meet(self, prompts: Iterable[Sequence[int]]) -> None:
+    def before_launch(self, batch: ScheduleBatch) -> None:
         """Raises RuntimeError, or never returns, if a prompt contains the ids."""
-        if not any(self._is_in(list(prompt)) for prompt in prompts):
+        if not any(self._is_in(list(req.origin_input_ids)) for req in batch.reqs):
             return
         if self._action == "die":
             raise RuntimeError("test hook: a prompt contains the ids of the fault")

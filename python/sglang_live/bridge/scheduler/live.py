@@ -1,398 +1,370 @@
-"""SGLang's scheduler, with requests that pause and resume by the policies' decisions.
+"""SGLang's scheduler, composed of parts: its loop, with hooks over which it folds.
 
-In: decisions of bridge/rounds.py. Out: the batches that SGLang's loop runs. With the policies off
-and no request blocked, every round is SGLang's own.
-Used by the thinker's engine; the talker's scheduler is a subclass.
+In: decisions of the parts (part.py), which requests pause above all. Out: the batches that
+SGLang's loop runs. With the policies off and no request blocked, every round is SGLang's own.
+Used by the engines of thinker and talker; composition.py says which parts they have.
 """
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, TypeVar, get_args
 
+from sglang.srt.managers.io_struct import OpenSessionReqInput, OpenSessionReqOutput
 from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.scheduler_components.pool_stats_observer import SchedulerPoolStatsObserver
+from sglang.srt.server_args import PortArgs
+from sglang.utils import TypeBasedDispatcher
 
-from sglang_live.bridge.batch_work import Launch
-from sglang_live.bridge.scheduler import batch_times
-from sglang_live.bridge.scheduler.best_effort import PRIORITY, PRIORITY_OF_OTHERS, class_of
-from sglang_live.bridge.scheduler.fault_injection import FaultInjection
-from sglang_live.bridge.scheduler.paused import PausedRequest, ReqsView, decode_batch_of
-from sglang_live.bridge.scheduler.progress import ProgressCell
-from sglang_live.bridge.scheduler.round_log import RoundLog
-from sglang_live.bridge.scheduler.sliced_prefill import audio_within
-from sglang_live.bridge.scheduler.sync_log import SyncLog
-from sglang_live.bridge.session.cache import SessionCache
-from sglang_live.bridge.tiers.lender_scheduler import LenderScheduler
-from sglang_live.engine_channel.messages import HEARD_PREFIXES, TURN_PREFILL_PREFIX
-from sglang_live.policy.config import THINKER
+from sglang_live.bridge.scheduler.channel import Channel
+from sglang_live.bridge.scheduler.composition import parts_of
+from sglang_live.bridge.scheduler.memory import Memory
+from sglang_live.bridge.scheduler.part import Part, Prefill, set_frozen
+from sglang_live.bridge.scheduler.paused import ReqsView
+from sglang_live.bridge.scheduler.pausing import Pausing
+from sglang_live.engine_channel.messages import Feed
 
 # Longest wait for input while every request is paused. A message ends the wait at once.
 IDLE_WAIT_MS = 20
 _IDLE_SLEEP_S = 1.0  # SGLang's own, in an engine without work
 
+Kind = TypeVar("Kind", bound=Part)
 
-class LiveScheduler(LenderScheduler):
-    policy_config = THINKER
 
-    # --- setting up ---
+class LiveScheduler(Scheduler):
+    """
+    Attributes:
+        parts: in the order in which their hooks run.
+        is_first_rank: whether SGLang sends requests to this rank.
+    """
+
+    chunked_prefill_size: int | None  # SGLang's
+    running_batch: ScheduleBatch  # SGLang's
+    max_req_len: int  # SGLang's
+    max_req_input_len: int  # SGLang's
+    max_total_num_tokens: int  # SGLang's
+    pool_stats_observer: SchedulerPoolStatsObserver  # SGLang's
+
+    # --- setting up, in SGLang's order ---
+
+    def init_ipc_channels(self, port_args: PortArgs) -> None:
+        super().init_ipc_channels(port_args)
+        self.is_first_rank = self.ipc_channels.recv_from_tokenizer is not None
+        self.parts = parts_of(self)
+        self.channel = self.part(Channel)
+        self.memory = self.part(Memory)
+        self.pausing = self.part(Pausing)
+        self._urgent = tuple(kind for part in self.parts for kind in part.urgent)
+
+    def replace(self, old: Part, new: Part) -> None:
+        """Have a part take the place of another."""
+        self.parts = tuple(new if part is old else part for part in self.parts)
+
+    def part(self, kind: type[Kind]) -> Kind:
+        """The part of this class. Raises StopIteration if there is none."""
+        return next(part for part in self.parts if isinstance(part, kind))
+
+    def init_memory_pools(self) -> None:
+        with ExitStack() as stack:
+            for part in self.parts:
+                stack.enter_context(part.making_pools())
+            super().init_memory_pools()
+
+    def init_model_worker(self) -> None:
+        super().init_model_worker()
+        longest = self.memory.longest_request(self.max_total_num_tokens)
+        self.max_req_len = min(self.max_req_len, longest)
+        self.max_req_input_len = min(self.max_req_input_len, self.max_req_len - 5)
 
     def init_running_status(self) -> None:
         super().init_running_status()
         if not self.spec_algorithm.is_none() or self.attn_dp_enabled:
             raise RuntimeError("pausing requests excludes speculation and DP attention")
-        self._tiers_wait_s = _IDLE_SLEEP_S  # for which loads of KV can wait for the next round
-        self._progress = ProgressCell.from_env() if self.outbox is not None else None
-        self._round_log = RoundLog.from_env(self)
-        self._fault_injection = FaultInjection.from_env() if self.policy_config is THINKER else None
-        SyncLog.begin_from_env("thinker" if self.policy_config is THINKER else "talker")
+        for part in self.parts:
+            part.start()
+
+    def init_request_dispatcher(self) -> None:
+        super().init_request_dispatcher()
+        # A message to a part that is off changes nothing.
+        handlers: dict[type, list[Callable[[Any], Any]]] = {kind: [] for kind in get_args(Feed)}
+        for part in self.parts:
+            for kind, handler in part.handlers().items():
+                handlers.setdefault(kind, []).append(handler)
+        self._request_dispatcher += TypeBasedDispatcher(
+            [(kind, partial(_tell, own)) for kind, own in handlers.items()]
+        )
+
+    def init_pool_stats_observer(self) -> None:
+        super().init_pool_stats_observer()
+        for part in self.parts:
+            self.pool_stats_observer = part.pool_stats(self.pool_stats_observer)
 
     def init_invariant_checker(self) -> None:
         super().init_invariant_checker()
-        self._observe(self.invariant_checker, self._holding_kv)
+        set_frozen(self.invariant_checker, "get_running_batch", self._holding_kv)
 
     def init_load_inquirer(self) -> None:
         super().init_load_inquirer()
-        self._observe(self.load_inquirer, self._running_and_paused)
+        set_frozen(self.load_inquirer, "get_running_batch", self._running_and_outside)
 
-    def _observe(self, observer: Any, reqs_view: Callable[[], ScheduleBatch | ReqsView]) -> None:
-        # The observers are frozen dataclasses, so a plain assignment raises.
-        object.__setattr__(observer, "get_running_batch", reqs_view)
+    # --- facts that parts share ---
 
-    def _running_and_paused(self) -> ScheduleBatch | ReqsView:
-        if not self.paused and not self._preempted_prefills():
-            return self.running_batch
-        paused = [p.req for p in self.paused.values()]
-        return ReqsView([*self.running_batch.reqs, *paused, *self._preempted_prefills()])
+    def outside_batches(self) -> list[Req]:
+        """Requests with KV that are in no batch, beside SGLang's half-prefilled one."""
+        return [req for part in self.parts for req in part.outside_batches()]
+
+    def _running_and_outside(self) -> ScheduleBatch | ReqsView:
+        outside = self.outside_batches()
+        return ReqsView([*self.running_batch.reqs, *outside]) if outside else self.running_batch
 
     def _holding_kv(self) -> ScheduleBatch | ReqsView:
         """As above, plus the half-prefilled prompt, which is in no batch in a decode round."""
-        view = self._running_and_paused()
+        view = self._running_and_outside()
         return view if self.chunked_req is None else ReqsView([*view.reqs, self.chunked_req])
 
-    # --- pause and resume ---
+    def partial_prefills(self) -> list[Req]:
+        """Prompts between two chunks."""
+        preempted = [req for part in self.parts for req in part.half_prefilled()]
+        return preempted if self.chunked_req is None else [*preempted, self.chunked_req]
 
-    def _any_blocked(self) -> bool:
-        """Whether some request may be blocked; saves the check of each."""
-        return False
+    def with_input(self) -> list[Req]:
+        """The waiting requests that could be prefilled."""
+        return [req for req in self.waiting_queue if not self._lacks_input(req)]
 
-    def _must_pause(self, req: Req) -> bool:
-        must_end = len(req.output_ids) >= req.sampling_params.max_new_tokens
-        if req.finished() or req.to_finish is not None or must_end:
-            return False
-        return self._blocked(req) or (self.rounds is not None and self.rounds.pause(req.rid))
+    def _lacks_input(self, req: Req) -> bool:
+        return any(part.lacks_input(req) for part in self.parts)
 
-    def _pause_requests(self, batch: ScheduleBatch) -> None:
-        if not self._any_blocked() and (self.rounds is None or not self.rounds.pauses_any()):
-            return
-        pause = [self._must_pause(req) for req in batch.reqs]
-        if not any(pause):
-            return
-        for index, pauses in enumerate(pause):
-            if pauses:
-                paused = PausedRequest.of(batch, index)
-                self.paused[paused.req.rid] = paused
-                if self.rounds is not None and not self._blocked(paused.req):
-                    self.rounds.paused(paused.req.rid)
-        batch.filter_batch(keep_indices=[i for i, pauses in enumerate(pause) if not pauses])
-        batch.batch_is_full = False
+    def may_requeue(self, req: Req) -> bool:
+        """Whether a half-prefilled request may return to the queue, its KV to the tree."""
+        return any(part.may_requeue(req) for part in self.parts)
 
-    def _resume(self, running_batch: ScheduleBatch) -> ScheduleBatch:
-        back = []
-        for paused in [p for p in self.paused.values() if not self._must_pause(p.req)]:
-            if not paused.req.finished():
-                if paused.step_in_flight:
-                    continue
-                back.append(paused)
-            # With overlap it may have ended in the step that was in flight when it was paused.
-            del self.paused[paused.req.rid]
-            if self.rounds is not None:
-                self.rounds.resumed(paused.req.rid)
-        if not back:
-            return running_batch
-        batch = decode_batch_of(self, back)
-        if running_batch.is_empty():
-            batch.batch_is_full = running_batch.batch_is_full
-            return batch
-        running_batch.merge_batch(batch)
-        return running_batch
+    def room_comes(self, req: Req, running_batch: ScheduleBatch) -> bool:
+        """Whether memory for the request is about to come, so that no other need lose its KV."""
+        return any([part.room_comes(req, running_batch) for part in self.parts])
+
+    def compacted(self, rid: str, n_tokens: int) -> None:
+        for part in self.parts:
+            part.compacted(rid, n_tokens)
+
+    # --- input ---
+
+    def _poll_timeout_aborts(self) -> list[Any]:
+        # SGLang calls it on rank 0 only, and broadcasts the result with the round's requests.
+        now_s = time.monotonic()
+        feeds = [message for part in self.parts for message in part.feeds(now_s)]
+        return [*feeds, *super()._poll_timeout_aborts()]
+
+    def process_input_requests(self, recv_reqs: list[Any]) -> None:
+        # SGLang appends what rank 0 decides to the requests.
+        urgent = [req for req in recv_reqs if isinstance(req, self._urgent)]
+        if urgent:
+            recv_reqs = urgent + [req for req in recv_reqs if not isinstance(req, self._urgent)]
+        super().process_input_requests(recv_reqs)
+
+    def handle_generate_request(self, recv_req: Any, **kwargs: Any) -> Any:
+        for part in self.parts:
+            part.before_request()
+        return super().handle_generate_request(recv_req, **kwargs)
+
+    def open_session(self, recv_req: OpenSessionReqInput) -> OpenSessionReqOutput | None:
+        for part in self.parts:
+            part.before_session()
+        return super().open_session(recv_req)
+
+    def init_req_max_new_tokens(self, req: Req) -> None:
+        own = n_tokens = self.max_total_num_tokens
+        for part in self.parts:
+            n_tokens = part.obtainable_tokens(n_tokens)
+        self.max_total_num_tokens = n_tokens
+        try:
+            super().init_req_max_new_tokens(req)
+        finally:
+            self.max_total_num_tokens = own
+
+    def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
+        for part in self.parts:
+            part.queues(req, is_retracted)
+        super()._add_request_to_queue(req, is_retracted)
+        for part in self.parts:
+            part.queued(req)
 
     # --- a round ---
 
     def get_next_batch_to_run(self, running_batch, last_batch) -> NextBatchPlan:
-        if self.retention is not None:
-            self.retention.settle()
-            self._make_rows()
-        if self.rounds is not None:
-            blocked = [
-                r for r, p in self.paused.items() if p.step_in_flight or self._blocked(p.req)
-            ]
-            partial_prefills = self.partial_prefills()
-            if self.sliced_prefill is not None:
-                blocked += [req.rid for req in partial_prefills]
-            half = self.best_effort.half_prefilled() if self.best_effort is not None else []
-            self.rounds.decide(
-                self._pool(),
-                prefill_running=len(partial_prefills) > len(half),
-                blocked=blocked,
-                half=[req.rid for req in half],
-            )
-            if self.device_peers is not None:
-                self.device_peers.publish(self.rounds)
-        if self._reports:
-            self.report()
-        if self.paused:
-            running_batch = self._resume(running_batch)
+        for part in self.parts:
+            part.before_round()
+        self.channel.report(self.totals)
+        if self.pausing.requests:
+            running_batch = self.pausing.resume(running_batch)
+        for part in self.parts:
+            part.before_batch(running_batch)
         plan = super().get_next_batch_to_run(running_batch, last_batch)
-        if self.tier_events is not None:
-            self._tiers_wait_s = self.tier_events.load_ahead()
-        if self.rounds is not None and (events := self.rounds.take_events()) and self.outbox:
-            self.outbox.send(events)
-        if self._round_log is not None:
-            self._round_log.write(plan)
+        for part in self.parts:
+            part.planned(plan)
         if plan.batch_to_run is None and last_batch is None:
-            held = self.rounds is not None and not plan.running_batch.is_empty()
-            if held or self._awaits_input():
-                self._wait_for_input(held)
+            is_held = not plan.running_batch.is_empty()
+            if is_held or self._awaits_input():
+                limits_s = [part.wait_limit_s(decodes=is_held) for part in self.parts]
+                self.channel.wait(min(IDLE_WAIT_MS / 1000, *limits_s))
         return plan
 
     def _awaits_input(self) -> bool:
         """Whether requests can go on after a message or some time, if no batch can run now."""
-        is_deferred = self.rounds is not None and self.rounds.prefill_budget() == 0
-        return bool(self.paused) or is_deferred
-
-    def _wait_for_input(self, decodes: bool) -> None:
-        limit_s = min(IDLE_WAIT_MS / 1000, self._tiers_wait_s)
-        if self.rounds is not None:
-            limit_s = min(limit_s, self.rounds.wait_limit_s(decodes=decodes))
-        self._poll(limit_s)
-
-    def _poll(self, limit_s: float) -> None:
-        """Wait on rank 0; the other ranks then wait in the broadcast of its input."""
-        if self.inbox is not None:
-            self._poller.poll(max(1, round(1000 * limit_s)))
+        if any(part.awaits_input() for part in self.parts):
+            return True
+        return bool(self.waiting_queue) and not self.with_input()
 
     def get_new_batch_prefill(self, running_batch: ScheduleBatch) -> NextBatchPlan:
-        self._pause_requests(running_batch)
-        if self.best_effort is not None:
-            self.best_effort.before_prefill(running_batch)
-        queue, later = self._admission_order(self.waiting_queue)
-        waiting = [*queue, *later]
-        if self.tier_events is not None:
-            queue, loading = self.tier_events.ready(queue, running_batch.reqs)
-            later = loading + later
-        budget = self.rounds.prefill_budget() if self.rounds is not None else None
-        if budget == 0:
-            # Upstream has stored a half-prefilled prompt's last chunk already.
-            if self.rounds is not None and (self.waiting_queue or self.chunked_req is not None):
-                self.rounds.totals["prefill_put_off"] += 1
+        self.pausing.pause(running_batch)
+        for part in self.parts:
+            part.before_prefill(running_batch)
+        prefill = Prefill(self.with_input(), running_batch.reqs)
+        prefill.later = [req for req in self.waiting_queue if self._lacks_input(req)]
+        for part in self.parts:
+            part.narrow(prefill)
+        if prefill.budget == 0:
             return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
-        if self.sliced_prefill is not None:
-            chosen = self.sliced_prefill.choose(queue, running_batch.reqs)
-            if chosen is None:
-                return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
-            queue, others, most = chosen
-            later = others + later
-            budget = min((n for n in (budget, most) if n is not None), default=None)
-        plan = self._prefill(queue, later, budget, running_batch)
-        if self.rounds is not None and plan.batch_to_run is None and waiting:
-            self._retract_for(waiting, plan.running_batch)
+        plan = self._prefill(prefill, running_batch)
+        if plan.batch_to_run is None:
+            for part in self.parts:
+                part.after_no_prefill(plan.running_batch)
         return plan
 
-    def _prefill(
-        self, queue: list[Req], later: list[Req], budget: int | None, running_batch: ScheduleBatch
-    ) -> NextBatchPlan:
-        """Run SGLang's prefill admission on `queue`.
-
-        Args:
-            later: requests that stay in the waiting queue.
-            budget: tokens of this prefill; None: the engine's own chunk.
-        """
+    def _prefill(self, prefill: Prefill, running_batch: ScheduleBatch) -> NextBatchPlan:
+        """Run SGLang's prefill admission on what was chosen."""
         own_chunk = self.chunked_prefill_size
-        if budget is not None and own_chunk:
-            pages = max(1, budget // self.page_size)
+        if prefill.budget is not None and own_chunk:
+            pages = max(1, prefill.budget // self.page_size)
             self.chunked_prefill_size = min(own_chunk, pages * self.page_size)
-            n_tokens = map(self._tokens_to_prefill, queue)
-            queue, beyond = audio_within(budget, queue, n_tokens)
-            later = beyond + later
-        self.waiting_queue = queue
+            n_tokens = map(self.memory.tokens_to_prefill, prefill.queue)
+            prefill.narrow(*audio_within(prefill.budget, prefill.queue, n_tokens))
+        later = prefill.later
+        self.waiting_queue = prefill.queue
         try:
-            plan = super().get_new_batch_prefill(running_batch)
-            if (
-                plan.batch_to_run is None
-                and self.chunked_req is None
-                and self.sliced_prefill is not None
-                and self._preempted_prefills()
-            ):
-                self.sliced_prefill.resume()  # the preempting prompts do not fit after all
-                later, self.waiting_queue = self.waiting_queue + later, []
-                plan = super().get_new_batch_prefill(plan.running_batch)
+            plan = self._admit(running_batch)
+            if plan.batch_to_run is None and any(p.resumes_prefill() for p in self.parts):
+                later = self.waiting_queue + later
+                self.waiting_queue = []
+                plan = self._admit(plan.running_batch)
         finally:
             self.chunked_prefill_size = own_chunk
         self.waiting_queue.extend(later)
-        if self.rounds is not None and plan.batch_to_run is not None:
-            self._launched(plan.batch_to_run.reqs)
+        if plan.batch_to_run is not None:
+            for part in self.parts:
+                part.launches_prefill(plan.batch_to_run.reqs)
         return plan
 
-    def _launched(self, reqs: list[Req]) -> None:
-        assert self.rounds is not None
-        if self.sliced_prefill is not None:
-            self.sliced_prefill.launched(reqs)
-        for req in reqs:
-            self.rounds.table.admit(req.rid, self.rounds.now_s)
-
-    def _admission_order(self, waiting: list[Req]) -> tuple[list[Req], list[Req]]:
-        """The waiting requests to try in this round, in order, and those that stay in the queue."""
-        if self.rounds is None:
-            return waiting, []
-        return self.rounds.admission_order(waiting)
+    def _admit(self, running_batch: ScheduleBatch) -> NextBatchPlan:
+        plan = super().get_new_batch_prefill(running_batch)
+        if plan.batch_to_run is None and self.waiting_queue:
+            for part in self.parts:
+                part.finds_no_room(self.waiting_queue, plan.running_batch)
+        return plan
 
     def update_running_batch(self, batch: ScheduleBatch) -> ScheduleBatch | None:
-        self._pause_requests(batch)  # rounds in which prefill was deferred
+        self.pausing.pause(batch)  # rounds in which prefill was deferred
         if batch.is_empty():
             batch.batch_is_full = False
             return batch
-        if self.rounds is not None and self.rounds.holds_decode():
+        if any(part.holds_decode() for part in self.parts):
             return None
-        if self.retention is not None:
-            self.retention.compact_running_requests(batch)
-        has_others = self.paused or self.partial_prefills() or self.rounds is not None
-        if has_others and not self._make_room(batch):
+        for part in self.parts:
+            part.before_decode(batch)
+        if not self.memory.make_room(batch):
             return None
-        reqs = batch.reqs
+        before = batch.reqs
         left = super().update_running_batch(batch)
-        if self.rounds is not None and len(batch.reqs) < len(reqs):
-            self._forget_ended(reqs, batch.reqs)
+        for part in self.parts:
+            part.after_decode(before, batch.reqs)
         return left
 
-    def _forget_ended(self, before: list[Req], after: list[Req]) -> None:
-        """Upstream ends a request that cannot fit into memory here, without a batch result."""
-        assert self.rounds is not None
-        stayed = {req.rid for req in after}
-        for req in before:
-            if req.rid not in stayed and req.to_finish is not None:
-                self.rounds.table.remove(req.rid)
-
     def run_batch(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
-        if self._progress is not None:
-            is_prefill = batch.forward_mode.is_extend()
-            prompts = (len(req.origin_input_ids) for req in batch.reqs) if is_prefill else ()
-            self._progress.launch(sum(prompts))
-        if self._fault_injection is not None:
-            self._fault_injection.meet(req.origin_input_ids for req in batch.reqs)
-        work = batch_times.launch_work(batch, self.rounds) if self.rounds is not None else None
-        launched_s = time.monotonic()
+        for part in self.parts:
+            part.before_launch(batch)
         result = super().run_batch(batch, *args, **kwargs)
-        if work is not None and self.meter is not None:
-            batch_times.stamp_launch(result, Launch(work, launched_s), self.device_module)
+        for part in self.parts:
+            part.launched(batch, result)
         return result
 
     def process_batch_result(self, batch: ScheduleBatch, result: Any) -> None:
-        if self.meter is not None:
-            batch_times.book_arrival(result, self.meter)
+        for part in self.parts:
+            part.before_result(result)
         # With overlap a finished request is in one more batch.
         unfinished = {req.rid for req in batch.reqs if req.finished_reason is None}
         super().process_batch_result(batch, result)
-        if self._progress is not None:
-            self._progress.step()
+        for part in self.parts:
+            part.after_result()
         for req in batch.reqs:
-            if req.finished_reason is None:
-                continue
-            if req.rid in unfinished:
-                self.request_log.finished(req)
-            if self.rounds is not None:
-                self.rounds.table.remove(req.rid)
-            if self.retention is not None and req.session is not None:
-                self.retention.finished(req.session.session_id)
+            if req.finished_reason is not None:
+                for part in self.parts:
+                    part.ended(req, req.rid in unfinished)
 
-    # --- the queue ---
+    def on_idle(self) -> Any:
+        is_fully_idle = self.is_fully_idle()
+        for part in self.parts:
+            part.idle(is_fully_idle)
+        if is_fully_idle:
+            # The loop may sleep now, which would delay the report of the last events.
+            self.channel.report(self.totals, at_once=True)
+        limit_s = min(part.idle_limit_s() for part in self.parts)
+        if limit_s < _IDLE_SLEEP_S and self.running_batch.is_empty():
+            self.maybe_send_health_check_signal()
+            self.channel.wait(limit_s)
+            return None
+        return super().on_idle()
 
-    def handle_generate_request(self, recv_req: Any, **kwargs: Any) -> Any:
-        if self.retention is not None:
-            self.retention.settle()
-        return super().handle_generate_request(recv_req, **kwargs)
-
-    def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
-        is_promoted = self._follow_early_order(req)
-        background = req.rid.startswith(TURN_PREFILL_PREFIX) and not is_promoted
-        own = None
-        if self.best_effort is not None:
-            own = class_of(req, kv_by_tokens=self.kv_by_tokens)
-        self._counts["retracted"] += is_retracted
-        self.request_log.queued(req, is_retracted)
-        if self.tier_events is not None:
-            self.tier_events.request_queued(req)
-        if self.rounds is not None:
-            n_tokens, n_new = len(req.origin_input_ids), self._tokens_to_prefill(req)
-            self.rounds.table.wait(
-                req.rid,
-                now_s=self.rounds.now_s,
-                managed=req.rid.startswith(HEARD_PREFIXES) and not background,
-                background=background,
-                prompt_tokens=n_tokens,
-                prefill_tokens=n_new,
-                audio_s=batch_times.audio_s_of(req, max(0, n_tokens - n_new), n_tokens),
-                best_effort=own,
-            )
-        super()._add_request_to_queue(req, is_retracted)
-        if self.best_effort is not None and not self.enable_priority_scheduling:
-            # Read by the radix tree alone (bridge/session/radix.py).
-            is_spare = self.best_effort.owns(req)
-            req.priority = PRIORITY if is_spare else PRIORITY_OF_OTHERS
-
-    def _release_aborted_request(self, req: Req) -> None:
-        self.request_log.aborted_in_queue(req)
-        if self.rounds is not None:
-            self.rounds.table.remove(req.rid)
-        super()._release_aborted_request(req)
-        sessions = getattr(self.tree_cache, "session", None)
-        if req.retracted_stain and not req.finished() and isinstance(sessions, SessionCache):
-            sessions.drop(req)
-
-    # --- counts of live requests ---
-
-    def _totals(self) -> dict[str, float]:
-        own = self.sliced_prefill.totals if self.sliced_prefill is not None else {}
-        return super()._totals() | {"paused_now": float(len(self.paused))} | own
-
-    def collect_inflight_reqs(self) -> set[Req]:
-        paused = {paused.req for paused in self.paused.values()}
-        return super().collect_inflight_reqs() | paused | set(self._preempted_prefills())
+    # --- ends of requests, and counts of live ones ---
 
     def abort_request(self, recv_req: Any) -> None:
         super().abort_request(recv_req)
-        if self.sliced_prefill is not None:
-            self.sliced_prefill.abort(recv_req.rid, recv_req.abort_all)
+        for part in self.parts:
+            part.abort(recv_req.rid, recv_req.abort_all)
 
-    def is_fully_idle(self, for_health_check: bool = False, ignore_waiting: bool = False) -> bool:
-        outside_batches = self.paused or self._preempted_prefills()
-        return not outside_batches and super().is_fully_idle(for_health_check, ignore_waiting)
+    def _release_aborted_request(self, req: Req) -> None:
+        super()._release_aborted_request(req)
+        for part in self.parts:
+            part.aborted(req)
 
     def pause_generation(self, recv_req: Any) -> Any:
-        # SGLang's pause with mode "retract" covers the running batch only.
-        in_flight = {rid: p for rid, p in self.paused.items() if p.step_in_flight}
-        back = [p for rid, p in self.paused.items() if rid not in in_flight]
-        if recv_req.mode == "retract" and back:
-            batch = decode_batch_of(self, back)
-            self.paused = in_flight
-            if self.running_batch.is_empty():
-                self.running_batch = batch
-            else:
-                self.running_batch.merge_batch(batch)
-        if recv_req.mode == "retract" and self.sliced_prefill is not None:
-            for req in self._preempted_prefills():
-                self.sliced_prefill.retract(req)
-                self._retract(req, 0)
+        if recv_req.mode == "retract":
+            for part in self.parts:
+                part.before_retract_all()
         return super().pause_generation(recv_req)
 
-    def on_idle(self) -> Any:
-        if self._progress is not None and (self.paused or self.is_fully_idle()):
-            self._progress.step()  # an iteration that had nothing to run
-        if self.is_fully_idle():
-            if self.rounds is not None:
-                self.rounds.table.keep_only(set())
-            # The loop may sleep now, which would delay the report of the last events.
-            self.report(at_once=True)
-        if self._tiers_wait_s < _IDLE_SLEEP_S and self.running_batch.is_empty():
-            self.maybe_send_health_check_signal()
-            self._poll(self._tiers_wait_s)
-            return None
-        return super().on_idle()
+    def collect_inflight_reqs(self) -> set[Req]:
+        return super().collect_inflight_reqs() | set(self.outside_batches())
+
+    def is_fully_idle(self, for_health_check: bool = False, ignore_waiting: bool = False) -> bool:
+        if self.outside_batches():
+            return False
+        return super().is_fully_idle(for_health_check, ignore_waiting)
+
+    def totals(self) -> dict[str, float]:
+        """Of all parts, for the stage's report."""
+        return {name: n for part in self.parts for name, n in part.totals().items()}
+
+
+def _tell(handlers: list[Callable[[Any], Any]], message: Any) -> None:
+    for handler in handlers:
+        handler(message)
+
+
+def audio_within(
+    budget: int, queue: list[Req], n_tokens: Iterable[int]
+) -> tuple[list[Req], list[Req]]:
+    """Split the queue so that the prompts with audio in the first part fit into the budget whole.
+
+    Upstream encodes all audio of a prompt at once, however small its first chunk. The first prompt
+    with audio is in the first part even if it exceeds the budget.
+    """
+    n_sum, has_audio = 0, False
+    for at, (req, n) in enumerate(zip(queue, n_tokens, strict=True)):
+        n_sum += n
+        if req.multimodal_inputs is None:
+            continue
+        if has_audio and n_sum > budget:
+            return queue[:at], queue[at:]
+        has_audio = True
+    return queue, []

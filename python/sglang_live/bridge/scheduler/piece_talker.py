@@ -6,14 +6,8 @@ import torch
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
-from sglang_live.bridge.scheduler.live import LiveScheduler
 from sglang_live.bridge.scheduler.paused import count_written
 from sglang_live.models.host_copy import copy_to
-from sglang_live.policy.config import TALKER
-
-
-class PieceTalkerScheduler(LiveScheduler):
-    policy_config = TALKER
 
 
 def sample_alone(

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from sglang.srt.managers.schedule_batch import NextBatchPlan, Req
 
+from sglang_live.bridge.scheduler.deciding import Deciding
+from sglang_live.bridge.scheduler.part import Part
 from sglang_live.bridge.seams import STAGE_ENV
 
 ROUND_LOG_ENV = "SGLANG_LIVE_ROUND_LOG"
@@ -22,21 +24,16 @@ ROUND_LOG_ENV = "SGLANG_LIVE_ROUND_LOG"
 _OWN_CLOCK = ("decide_s", "compact_s", "reload_s", "peer_reload_s")
 
 
-class RoundLog:
-    def __init__(self, directory: Path, scheduler: Any):
+class RoundLog(Part):
+    def __init__(self, scheduler: Any):
+        super().__init__(scheduler)
         name = f"{os.environ[STAGE_ENV]}-rank{torch.distributed.get_rank()}.jsonl"
-        self._file = (directory / name).open("w", buffering=1, encoding="utf-8")
-        self._scheduler = scheduler
+        path = Path(os.environ[ROUND_LOG_ENV]) / name
+        self._file = path.open("w", buffering=1, encoding="utf-8")
         self._n_rounds = 0
         self._last: dict[str, Any] = {}
 
-    @staticmethod
-    def from_env(scheduler: Any) -> "RoundLog | None":
-        directory = os.environ.get(ROUND_LOG_ENV)
-        return RoundLog(Path(directory), scheduler) if directory else None
-
-    def write(self, plan: NextBatchPlan) -> None:
-        """To be called when the round's batch is chosen."""
+    def planned(self, plan: NextBatchPlan) -> None:
         self._n_rounds += 1
         facts = {"batch": self._batch(plan.batch_to_run), **self._queues(), **self._memory()}
         changed = {name: fact for name, fact in facts.items() if fact != self._last.get(name)}
@@ -57,41 +54,38 @@ class RoundLog:
 
     def _queues(self) -> dict[str, Any]:
         scheduler = self._scheduler
-        rounds = scheduler.rounds
         facts = {
             "waiting": [req.rid for req in scheduler.waiting_queue],
             "running": [req.rid for req in scheduler.running_batch.reqs],
-            "paused": list(scheduler.paused),
+            "paused": list(scheduler.pausing.requests),
             "partial": [req.rid for req in scheduler.partial_prefills()],
             "sessions": _digest(sorted(scheduler.session_controller.sessions)),
         }
-        if rounds is not None and (decision := rounds.last) is not None:
-            facts["decision"] = [
-                decision.urgency.tolist(),
-                decision.pause.tolist(),
-                decision.admit.tolist(),
-                decision.prefill_budget,
-            ]
-            facts["rates"] = repr(rounds.rates)
+        for part in scheduler.parts:
+            if isinstance(part, Deciding) and (decision := part.rounds.last) is not None:
+                facts["decision"] = [
+                    decision.urgency.tolist(),
+                    decision.pause.tolist(),
+                    decision.admit.tolist(),
+                    decision.prefill_budget,
+                ]
+                facts["rates"] = repr(part.rounds.rates)
         return facts
 
     def _memory(self) -> dict[str, Any]:
         """Pool and tiers. The totals count evictions, compactions, copies and preloads."""
         scheduler = self._scheduler
+        totals = scheduler.totals()
         facts: dict[str, Any] = {
             "free": scheduler.token_to_kv_pool_allocator.available_size(),
             "rows": scheduler.req_to_token_pool.available_size(),
             "tree": scheduler.tree_cache.evictable_size(),
-            "counts": dict(scheduler._counts),
+            "pool": scheduler.memory.state().total,
+            "totals": {name: n for name, n in totals.items() if name not in _OWN_CLOCK},
         }
-        if scheduler.retention is not None:
-            totals = scheduler.retention.report()
-            facts["totals"] = {k: v for k, v in totals.items() if k not in _OWN_CLOCK}
         sessions = getattr(scheduler.tree_cache, "session", None)
         if (tier := getattr(sessions, "tier", None)) is not None:
             facts["host"] = tier.copies.n_free_slots
-        if scheduler.leases is not None:
-            facts["lent"] = scheduler.leases.tokens
         return facts
 
 

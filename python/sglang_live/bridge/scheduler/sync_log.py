@@ -16,6 +16,9 @@ from typing import Any
 
 import torch
 
+from sglang_live.bridge.scheduler.part import Part
+from sglang_live.bridge.seams import STAGE_ENV
+
 SYNC_LOG_ENV = "SGLANG_LIVE_SYNC_LOG"
 # PyTorch's words, in c10/cuda/CUDAFunctions.cpp.
 _WARNING = "called a synchronizing CUDA operation"
@@ -67,3 +70,8 @@ class SyncLog:
             whole = self._path.with_suffix(".part")
             whole.write_text(json.dumps({"engine": self._engine, "places": places}), "utf-8")
             whole.replace(self._path)
+
+
+class SyncLogPart(Part):
+    def start(self) -> None:
+        SyncLog.begin_from_env("thinker" if os.environ[STAGE_ENV] == "thinker" else "talker")

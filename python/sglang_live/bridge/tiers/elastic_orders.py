@@ -80,16 +80,9 @@ class ElasticOrders:
         )
 
     @staticmethod
-    def from_env() -> "ElasticOrders | None":
-        """None: the pool of this process does not change.
-
-        Raises:
-            OSError: the mover cannot be reached.
-        """
-        text = os.environ.get(ELASTIC_ENV, "")
-        if not text:
-            return None
-        path, stage = json.loads(text)
+    def from_env() -> "ElasticOrders":
+        """Raises OSError if the mover cannot be reached."""
+        path, stage = json.loads(os.environ[ELASTIC_ENV])
         link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         link.settimeout(_GREETING_S)
         link.connect(path)

@@ -2,7 +2,7 @@
 
 In: the queue, the decision of the round, the pool. Out: requests and how many tokens of each. One
 prompt at most is half-prefilled (SGLang's chunked_req); with `urgency` decodes go first between two
-slices of it as in bridge/scheduler/sliced_prefill.py. That a shorter prompt preempts a longer one
+slices of it as in bridge/scheduler/slicing.py. That a shorter prompt preempts a longer one
 is not modelled: it concerns prompts of thousands of tokens.
 """
 
@@ -15,7 +15,7 @@ from sglang_live.simulation.engine.requests import Request
 # SGLang's estimate of what running requests will still decode, as a share of what they may: it
 # falls from the first value to the second within this number of decode rounds.
 _FIRST_RATIO, _LEAST_RATIO, _DECAY_ROUNDS = 0.7, 0.098, 600
-# As bridge/scheduler/sliced_prefill.py.
+# As bridge/scheduler/slicing.py.
 _FIRST_TOKENS = 16
 
 Items = list[tuple[Request, int]]
@@ -128,7 +128,7 @@ class Prefill:
 
 
 def _audio_within(budget: int, queue: list[Request]) -> tuple[list[Request], list[Request]]:
-    """As in bridge/scheduler/sliced_prefill.py: all audio of a prompt is encoded at once."""
+    """As in bridge/scheduler/slicing.py: all audio of a prompt is encoded at once."""
     n_sum, has_audio = 0, False
     for at, req in enumerate(queue):
         n_sum += req.left_to_prefill

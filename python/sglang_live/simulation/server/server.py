@@ -162,7 +162,7 @@ class Server:
 
     @property
     def _talker_reserve(self) -> int:
-        """max_new_tokens of the talker's requests (bridge/scheduler/talker_window.py)."""
+        """max_new_tokens of the talker's requests (TalkerWindow in bridge/scheduler/talker.py)."""
         return 2048 + 256 + 11 if self.policies.retention else 16_384
 
     def _thinker_ended(self, turn: Turn) -> None:

@@ -10,6 +10,7 @@ from sglang_live.bridge.rounds import rounds_of
 from sglang_live.bridge.scheduler.best_effort import BestEffort, class_of
 from sglang_live.policy.config import THINKER
 from sglang_live.policy.policies import Policies
+from test.unit.bridge.scheduler.fake_scheduler import FakeScheduler
 
 
 def request(rid: str, ids: list[int] = (), **other) -> SimpleNamespace:
@@ -42,21 +43,26 @@ def test_prompts_that_begin_alike_have_the_same_prefix():
     )
 
 
-class FakeScheduler:
+class World:
     """A queue, a batch, and places in it; a retracted request joins the queue."""
 
     def __init__(self, n_places: int, **half):
         self.rounds = rounds_of(Policies.parse(("urgency", "hybrid")), THINKER, None)
         self.rounds.stamp(RoundStamp(100.0))
-        self.waiting_queue: list = []
         self.batch = SimpleNamespace(reqs=[], batch_is_full=True)
         self.half = [request(rid, **facts) for rid, facts in half.items()]
         self.n_places, self.fits_without_best_effort = n_places, True
-        self.page_size, self.free, self.idle = 1, 500, 0
-        self.best_effort = BestEffort(self, into_tree=True)
-
-    def partial_prefills(self) -> list:
-        return self.half
+        self.free, self.idle = 500, 0
+        self.scheduler = FakeScheduler(partial_prefills=lambda: list(self.half))
+        self.waiting_queue = self.scheduler.waiting_queue
+        self.best_effort = BestEffort(self.scheduler, self.rounds, into_tree=True)
+        self.scheduler.memory = SimpleNamespace(
+            state=self._pool,
+            has_place=lambda req, batch: len(batch.reqs) < self.n_places,
+            fits=lambda req, running, free: self.fits_without_best_effort,
+            retract_one=self._retract_one,
+            requeue=self._requeue,
+        )
 
     def add(self, rid: str, *, waiting: bool) -> None:
         req = request(rid)
@@ -75,24 +81,15 @@ class FakeScheduler:
             self.batch.reqs.append(req)
 
     def decide(self) -> None:
-        half = [req.rid for req in self.best_effort.half_prefilled()]
+        half = [req.rid for req in self.half if self.best_effort.may_requeue(req)]
         self.rounds.decide(
             Pool(free=500, total=1000, free_rows=8), prefill_running=False, half=half
         )
-
-    def _admission_order(self, waiting: list) -> tuple[list, list]:
-        return self.rounds.admission_order(waiting)
 
     def _pool(self) -> Pool:
         # What leaves the batch becomes evictable.
         free = self.free + 40 * len(self.waiting_queue)
         return Pool(free=free, total=1000, free_rows=8, idle=self.idle)
-
-    def has_place(self, req, running_batch) -> bool:
-        return len(running_batch.reqs) < self.n_places
-
-    def fits(self, req, running: list, free: int) -> bool:
-        return self.fits_without_best_effort
 
     def _retract_one(self, rid: str, running_batch) -> bool:
         [req] = [req for req in running_batch.reqs if req.rid == rid]
@@ -100,53 +97,53 @@ class FakeScheduler:
         self.waiting_queue.append(req)
         return True
 
-    def requeue(self, req, n_running: int) -> None:
+    def _requeue(self, req, n_running: int) -> None:
         self.half.remove(req)
         self.waiting_queue.append(req)
 
 
 @pytest.mark.parametrize(("idle", "n_retracted"), [(0, 0), (450, 0), (497, 1), (537, 2), (900, 3)])
 def test_decodes_of_best_effort_do_not_evict_idle_sessions_but_for_one(idle, n_retracted):
-    scheduler = FakeScheduler(n_places=4)
+    world = World(n_places=4)
     for n in range(4):
-        scheduler.add(f"batch-{n}", waiting=False)
-    scheduler.decide()
-    scheduler.idle = idle
-    scheduler.best_effort.leave_sessions(scheduler.batch)
-    assert len(scheduler.waiting_queue) == n_retracted
-    assert len(scheduler.batch.reqs) == 4 - n_retracted
+        world.add(f"batch-{n}", waiting=False)
+    world.decide()
+    world.idle = idle
+    world.best_effort.before_retraction(world.batch)
+    assert len(world.waiting_queue) == n_retracted
+    assert len(world.batch.reqs) == 4 - n_retracted
 
 
 def test_best_effort_makes_way_until_another_request_has_a_place():
-    scheduler = FakeScheduler(n_places=3)
+    world = World(n_places=3)
     for n in range(4):
-        scheduler.add(f"batch-{n}", waiting=False)
-    scheduler.add("think-1", waiting=True)
-    scheduler.decide()
-    scheduler.best_effort.before_prefill(scheduler.batch)
-    assert len(scheduler.batch.reqs) == 2
-    assert scheduler.waiting_queue[0].rid == "think-1"
-    assert len(scheduler.waiting_queue) == 3
-    assert not scheduler.batch.batch_is_full
+        world.add(f"batch-{n}", waiting=False)
+    world.add("think-1", waiting=True)
+    world.decide()
+    world.best_effort.before_prefill(world.batch)
+    assert len(world.batch.reqs) == 2
+    assert world.waiting_queue[0].rid == "think-1"
+    assert len(world.waiting_queue) == 3
+    assert not world.batch.batch_is_full
 
 
 def test_it_does_not_for_a_request_that_would_not_fit_all_the_same():
-    scheduler = FakeScheduler(n_places=1)
-    scheduler.fits_without_best_effort = False
-    scheduler.add("batch-1", waiting=False)
-    scheduler.add("think-1", waiting=True)
-    scheduler.decide()
-    scheduler.best_effort.before_prefill(scheduler.batch)
-    assert len(scheduler.batch.reqs) == 1
+    world = World(n_places=1)
+    world.fits_without_best_effort = False
+    world.add("batch-1", waiting=False)
+    world.add("think-1", waiting=True)
+    world.decide()
+    world.best_effort.before_prefill(world.batch)
+    assert len(world.batch.reqs) == 1
 
 
 def test_it_does_not_for_best_effort():
-    scheduler = FakeScheduler(n_places=1)
-    scheduler.add("batch-1", waiting=False)
-    scheduler.add("batch-2", waiting=True)
-    scheduler.decide()
-    scheduler.best_effort.before_prefill(scheduler.batch)
-    assert len(scheduler.batch.reqs) == 1
+    world = World(n_places=1)
+    world.add("batch-1", waiting=False)
+    world.add("batch-2", waiting=True)
+    world.decide()
+    world.best_effort.before_prefill(world.batch)
+    assert len(world.batch.reqs) == 1
 
 
 @pytest.mark.parametrize(
@@ -154,21 +151,21 @@ def test_it_does_not_for_best_effort():
     [({}, True), ({"multimodal_inputs": object()}, False), ({"session": object()}, False)],
 )
 def test_a_half_prefilled_prompt_of_text_alone_returns_to_the_queue(facts, returns):
-    scheduler = FakeScheduler(n_places=9, **{"batch-1": facts})
-    scheduler.add("batch-1", waiting=False)
-    scheduler.add("think-1", waiting=True)
-    scheduler.decide()
-    scheduler.best_effort.before_prefill(scheduler.batch)
-    assert (scheduler.half == []) == returns
+    world = World(n_places=9, **{"batch-1": facts})
+    world.add("batch-1", waiting=False)
+    world.add("think-1", waiting=True)
+    world.decide()
+    world.best_effort.before_prefill(world.batch)
+    assert (world.half == []) == returns
 
 
 def test_idle_sessions_lose_rows_to_one_best_effort_request_at_most():
-    scheduler = FakeScheduler(n_places=9)
-    scheduler.add("think-1", waiting=True)
+    world = World(n_places=9)
+    world.add("think-1", waiting=True)
     for n in range(3):
-        scheduler.add(f"batch-{n}", waiting=True)
-    may = scheduler.best_effort.may_take_rows(scheduler.waiting_queue)
+        world.add(f"batch-{n}", waiting=True)
+    may = world.best_effort.entitled(world.waiting_queue)
     assert [req.rid for req in may] == ["think-1", "batch-0"]
-    scheduler.add("batch-9", waiting=False)
-    may = scheduler.best_effort.may_take_rows(scheduler.waiting_queue)
+    world.add("batch-9", waiting=False)
+    may = world.best_effort.entitled(world.waiting_queue)
     assert [req.rid for req in may] == ["think-1"]

@@ -90,9 +90,11 @@ def test_a_restarted_engine_uses_the_same_place(engine):
     assert not thinker.urgent(100.02)
 
 
-def test_without_the_variable_there_are_no_device_peers(monkeypatch):
+def test_without_the_variable_an_engine_has_its_device_to_itself(monkeypatch):
     monkeypatch.delenv(DEVICE_PEERS_ENV, raising=False)
-    assert DevicePeers.from_env() is None
+    peers = DevicePeers.from_env()
+    peers.publish(said(True, INF, 100.0))
+    assert not peers.urgent(100.0) and peers.slack_s(100.0) == INF
 
 
 def test_a_replica_number_beyond_the_stages_places_is_refused():

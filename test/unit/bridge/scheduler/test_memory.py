@@ -5,11 +5,13 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_live.bridge.rounds import rounds_of
-from sglang_live.bridge.scheduler.memory import MemoryScheduler
+from sglang_live.bridge.scheduler.deciding import Deciding
+from sglang_live.bridge.scheduler.part import Part, Prefill
 from sglang_live.bridge.scheduler.paused import PausedRequest
 from sglang_live.engine_channel.messages import Progress
 from sglang_live.policy.config import TALKER
 from sglang_live.policy.policies import Policies
+from test.unit.bridge.scheduler.fake_scheduler import FakeScheduler
 
 NOW_S = 100.0
 N_PROMPT = 20
@@ -55,28 +57,50 @@ class FakePool:
         return 0
 
 
-class FakeScheduler(MemoryScheduler):
+class FakeBlocking(Part):
+    """rids: requests whose input does not exist yet."""
+
+    def __init__(self, scheduler, rids):
+        super().__init__(scheduler)
+        self.rids = rids
+
+    def blocks(self, req) -> bool:
+        return req.rid in self.rids
+
+
+class World:
     """Streams of the talker: (buffered seconds or None before the first sound, frames, paused)."""
 
-    def __init__(self, streams: dict[str, tuple[float | None, int, bool]], free: int = 0):
+    def __init__(
+        self,
+        streams: dict[str, tuple[float | None, int, bool]],
+        free: int = 0,
+        blocked: tuple[str, ...] = (),
+    ):
         self.retracted: list[str] = []
-        self.sliced_prefill = self.best_effort = None
-        self.chunked_req = None
-        self.tree_cache = FakePool(0)
-        self.token_to_kv_pool_allocator = FakePool(free)
-        self.req_to_token_pool = FakePool(3)
-        self.page_size, self.max_total_num_tokens = 1, 1000
-        self.new_token_ratio_tracker = SimpleNamespace(
+        self.pool = FakePool(free)
+        self.tracker = SimpleNamespace(
             current=0.5, estimate_new_token_ratio_after_retract=lambda reqs: 0.5 + len(reqs) / 10
         )
-        self._counts = {"paused_retracted": 0, "running_retracted": 0}
-        self.paused = {}
+        self.scheduler = FakeScheduler(
+            tree_cache=FakePool(0),
+            token_to_kv_pool_allocator=self.pool,
+            req_to_token_pool=FakePool(3),
+            max_total_num_tokens=1000,
+            new_token_ratio_tracker=self.tracker,
+        )
         self.rounds = rounds_of(Policies.parse(("urgency", "pacing")), TALKER, None)
+        self.deciding = Deciding(self.scheduler, self.rounds, kv_by_tokens=False)
+        self.scheduler.compose(self.deciding, FakeBlocking(self.scheduler, blocked))
+        self.memory = self.scheduler.memory
+        self.memory.retract = self._retract
+        self.paused = self.scheduler.pausing.requests
         self.rounds.now_s = NOW_S
         running = []
         for rid, (buffered_s, n_frames, is_paused) in streams.items():
             req = FakeReq(rid, n_frames)
-            self._begin(req)
+            self.wait(req, True)
+            self.rounds.table.admit(req.rid, NOW_S)
             for _ in range(n_frames):
                 self.rounds.table.step([req])
             if buffered_s is not None:
@@ -87,11 +111,7 @@ class FakeScheduler(MemoryScheduler):
                 self.rounds.table.pause(rid, NOW_S)
             else:
                 running.append(req)
-        self.batch = FakeBatch(self.token_to_kv_pool_allocator, running)
-
-    def _begin(self, req: FakeReq, managed: bool = True) -> None:
-        self.wait(req, managed)
-        self.rounds.table.admit(req.rid, NOW_S)
+        self.batch = FakeBatch(self.pool, running)
 
     def wait(self, req: FakeReq, managed: bool = True) -> FakeReq:
         self.rounds.table.wait(
@@ -105,10 +125,20 @@ class FakeScheduler(MemoryScheduler):
 
     def _retract(self, req: FakeReq, n_running: int) -> None:
         self.retracted.append(req.rid)
-        self.token_to_kv_pool_allocator.free += N_PROMPT
+        self.pool.free += N_PROMPT
 
-    def decide(self) -> None:
-        self.rounds.decide(self._pool(), prefill_running=False)
+    def make_room(self) -> bool:
+        return self.memory.make_room(self.batch)
+
+    def find_no_room(self, *waiting: FakeReq) -> None:
+        """A round in which SGLang admits none of these."""
+        self.rounds.decide(self.memory.state(), prefill_running=False)
+        self.deciding.narrow(Prefill(list(waiting), self.batch.reqs))
+        self.deciding.after_no_prefill(self.batch)
+
+    def counts(self) -> dict[str, float]:
+        totals = self.memory.totals()
+        return {name: totals[name] for name in ("paused_retracted", "running_retracted")}
 
 
 FAR, NEAR, DRY, SILENT = (5.0, 90, False), (1.0, 30, False), (0.1, 30, False), (None, 2, False)
@@ -116,86 +146,81 @@ FAR, NEAR, DRY, SILENT = (5.0, 90, False), (1.0, 30, False), (0.1, 30, False), (
 
 
 def test_running_streams_with_time_are_retracted_by_utility():
-    scheduler = FakeScheduler({"dry": DRY, "near": NEAR, "far": FAR, "silent": SILENT})
-    scheduler._make_room(scheduler.batch)
-    assert scheduler.retracted == ["far"]
-    assert [req.rid for req in scheduler.batch.reqs] == ["dry", "near", "silent"]
-    assert scheduler._counts == {"paused_retracted": 0, "running_retracted": 1}
-    assert scheduler.new_token_ratio_tracker.current == 0.8, "no other is admitted as easily"
+    world = World({"dry": DRY, "near": NEAR, "far": FAR, "silent": SILENT})
+    world.make_room()
+    assert world.retracted == ["far"]
+    assert [req.rid for req in world.batch.reqs] == ["dry", "near", "silent"]
+    assert world.counts() == {"paused_retracted": 0, "running_retracted": 1}
+    assert world.tracker.current == 0.8, "no other is admitted as easily"
 
 
 def test_a_paused_stream_is_retracted_by_utility_as_well():
-    scheduler = FakeScheduler({"far": FAR, "farther": (6.0, 90, True), "dry": DRY})
-    scheduler._make_room(scheduler.batch)
-    assert scheduler.retracted == ["farther"] and not scheduler.paused
-    assert scheduler._counts == {"paused_retracted": 1, "running_retracted": 0}
+    world = World({"far": FAR, "farther": (6.0, 90, True), "dry": DRY})
+    world.make_room()
+    assert world.retracted == ["farther"] and not world.paused
+    assert world.counts() == {"paused_retracted": 1, "running_retracted": 0}
 
 
 def test_a_request_that_waits_for_text_is_retracted_before_running_ones():
-    scheduler = FakeScheduler({"silent": SILENT, "empty": (0.0, 9, True), "dry": DRY})
-    scheduler._blocked = lambda req: req.rid == "empty"
-    scheduler._make_room(scheduler.batch)
-    assert scheduler.retracted == ["empty"]
+    world = World({"silent": SILENT, "empty": (0.0, 9, True), "dry": DRY}, blocked=("empty",))
+    world.make_room()
+    assert world.retracted == ["empty"]
 
 
 def test_with_memory_none_is_retracted():
-    scheduler = FakeScheduler({"far": FAR, "dry": DRY}, free=2)
-    scheduler._make_room(scheduler.batch)
-    assert not scheduler.retracted
-    assert scheduler.new_token_ratio_tracker.current == 0.5
+    world = World({"far": FAR, "dry": DRY}, free=2)
+    world.make_room()
+    assert not world.retracted
+    assert world.tracker.current == 0.5
 
 
 def test_a_request_that_has_ended_needs_no_memory():
-    scheduler = FakeScheduler({"far": FAR, "ended": DRY, "dry": DRY}, free=2)
-    scheduler.batch.reqs[1].has_ended = True
-    scheduler._make_room(scheduler.batch)
-    assert not scheduler.retracted and not scheduler.batch.batch_is_full
+    world = World({"far": FAR, "ended": DRY, "dry": DRY}, free=2)
+    world.batch.reqs[1].has_ended = True
+    world.make_room()
+    assert not world.retracted and not world.batch.batch_is_full
 
 
 def test_one_request_stays_in_the_batch():
-    scheduler = FakeScheduler({"far": FAR})
-    scheduler._make_room(scheduler.batch)
-    assert not scheduler.retracted  # upstream ends it with an error
+    world = World({"far": FAR})
+    world.make_room()
+    assert not world.retracted  # upstream ends it with an error
 
 
 def test_a_batch_waits_for_the_memory_of_a_paused_request_whose_step_is_in_flight():
-    scheduler = FakeScheduler({"far": FAR, "paused": (3.0, 60, True)})
-    scheduler.paused["paused"] = SimpleNamespace(
-        req=scheduler.paused["paused"].req, step_in_flight=True
-    )
-    assert not scheduler._make_room(scheduler.batch)  # upstream would abort it
-    assert not scheduler.retracted and [req.rid for req in scheduler.batch.reqs] == ["far"]
-    scheduler.paused["paused"].step_in_flight = False
-    assert scheduler._make_room(scheduler.batch)
-    assert scheduler.retracted == ["paused"]
+    world = World({"far": FAR, "paused": (3.0, 60, True)})
+    world.paused["paused"] = SimpleNamespace(req=world.paused["paused"].req, step_in_flight=True)
+    assert not world.make_room()  # upstream would abort it
+    assert not world.retracted and [req.rid for req in world.batch.reqs] == ["far"]
+    world.paused["paused"].step_in_flight = False
+    assert world.make_room()
+    assert world.retracted == ["paused"]
 
 
 def test_streams_at_risk_are_retracted_last_and_the_driest_of_them_never():
-    scheduler = FakeScheduler({"dry": DRY, "drier": (0.0, 30, False), "silent": SILENT})
-    scheduler.token_to_kv_pool_allocator.free = -2 * N_PROMPT
-    scheduler._make_room(scheduler.batch)
-    assert scheduler.retracted == ["silent", "dry"]
+    world = World({"dry": DRY, "drier": (0.0, 30, False), "silent": SILENT})
+    world.pool.free = -2 * N_PROMPT
+    world.make_room()
+    assert world.retracted == ["silent", "dry"]
 
 
 @pytest.mark.parametrize("managed", [True, False])
 def test_a_running_stream_gives_its_memory_to_a_listener_who_waits(managed):
-    scheduler = FakeScheduler({"near": (0.6, 40, False), "far": FAR})
-    waiting = scheduler.wait(FakeReq("waits", 0), managed)
-    scheduler.decide()
-    scheduler._retract_for([waiting], scheduler.batch)
-    assert scheduler.retracted == (["far"] if managed else [])
-    assert scheduler.batch.batch_is_full != managed
+    world = World({"near": (0.6, 40, False), "far": FAR})
+    waiting = world.wait(FakeReq("waits", 0), managed)
+    world.find_no_room(waiting)
+    assert world.retracted == (["far"] if managed else [])
+    assert world.batch.batch_is_full != managed
 
 
 def test_a_stream_with_time_that_waits_takes_no_memory():
-    scheduler = FakeScheduler({"far": FAR})
-    waiting = scheduler.wait(FakeReq("waits", 0))
-    scheduler.rounds.table.progress(Progress.of(["waits"], [0.0], [False], [0.0]), NOW_S)
+    world = World({"far": FAR})
+    waiting = world.wait(FakeReq("waits", 0))
+    world.rounds.table.progress(Progress.of(["waits"], [0.0], [False], [0.0]), NOW_S)
     for _ in range(50):
-        scheduler.rounds.table.step([waiting])
-    scheduler.decide()
-    scheduler._retract_for([waiting], scheduler.batch)
-    assert not scheduler.retracted
+        world.rounds.table.step([waiting])
+    world.find_no_room(waiting)
+    assert not world.retracted
 
 
 class FakeSessions:
@@ -209,10 +234,10 @@ class FakeSessions:
     ("n_on_device", "free", "fits"), [(0, 90, False), (0, 120, True), (80, 30, True)]
 )
 def test_a_session_needs_memory_for_all_that_is_not_on_the_device(n_on_device, free, fits):
-    scheduler = FakeScheduler({})
-    scheduler.tree_cache.session = FakeSessions(n_on_device)
+    world = World({})
+    world.scheduler.tree_cache.session = FakeSessions(n_on_device)
     req = FakeReq("waits", 0)
     req.origin_input_ids = [0] * 90
     req.sampling_params.max_new_tokens = 10
     req.session = SimpleNamespace(session_id="talks")
-    assert scheduler.fits(req, [], free) == fits
+    assert world.memory.fits(req, [], free) == fits

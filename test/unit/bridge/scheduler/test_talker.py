@@ -3,9 +3,10 @@
 from types import SimpleNamespace
 
 from sglang_live.bridge.scheduler.paused import PausedRequest
-from sglang_live.bridge.scheduler.talker import TalkerScheduler
+from sglang_live.bridge.scheduler.talker import Talker
 from sglang_live.bridge.scheduler.talker_input import PromptStates
 from sglang_live.engine_channel.messages import SPEAK_PREFIX, TalkerPrompt
+from test.unit.bridge.scheduler.fake_scheduler import FakeScheduler
 
 
 class FakeReq:
@@ -23,87 +24,100 @@ class FakeReq:
         return self.is_finished
 
 
-def gate(*reqs: FakeReq, text: int = 0, done: bool = False) -> TalkerScheduler:
+class Gate:
     """A scheduler that holds `reqs`, each with `text` text tokens known."""
-    scheduler = object.__new__(TalkerScheduler)
-    streams = {}
-    for req in reqs:
-        prompt = TalkerPrompt(req.rid, prompt_len=len(req.origin_input_ids), seed=0, greedy=True)
-        streams[req.rid] = PromptStates().stream_of(prompt)
-        streams[req.rid].text_ids = [0] * text
-        streams[req.rid].text_done = done
-    scheduler.model = SimpleNamespace(streams=streams)
-    scheduler.unfinished_text = set() if done else set(streams)
-    scheduler.rounds = None
-    scheduler.paused = {req.rid: PausedRequest(req) for req in reqs}
-    return scheduler
+
+    def __init__(self, *reqs: FakeReq, text: int = 0, done: bool = False):
+        streams = {}
+        for req in reqs:
+            n_prompt = len(req.origin_input_ids)
+            prompt = TalkerPrompt(req.rid, prompt_len=n_prompt, seed=0, greedy=True)
+            streams[req.rid] = PromptStates().stream_of(prompt)
+            streams[req.rid].text_ids = [0] * text
+            streams[req.rid].text_done = done
+        self.scheduler = FakeScheduler()
+        self.talker = Talker(self.scheduler)
+        self.talker.model = SimpleNamespace(streams=streams)
+        self.talker.unfinished_text = set() if done else set(streams)
+        self.talker.start = lambda: None
+        self.scheduler.compose(self.talker)
+        self.paused = self.scheduler.pausing.requests
+        self.paused.update({req.rid: PausedRequest(req) for req in reqs})
+
+    def must_pause(self, req: FakeReq) -> bool:
+        return self.scheduler.pausing._must_pause(req)
+
+    def lacks_input(self, req: FakeReq) -> bool:
+        return self.talker.lacks_input(req)
+
+    def awaits_input(self, *waiting: FakeReq) -> bool:
+        self.scheduler.waiting_queue = list(waiting)
+        return self.scheduler._awaits_input()
 
 
 def test_a_request_is_blocked_exactly_while_its_next_frame_has_no_text():
     req = FakeReq("speak-a", n_prompt=9, n_launched=2, n_output=3)
-    assert gate(req, text=2)._must_pause(req)
-    assert not gate(req, text=3)._must_pause(req)
-    assert not gate(req, text=2, done=True)._must_pause(req)
+    assert Gate(req, text=2).must_pause(req)
+    assert not Gate(req, text=3).must_pause(req)
+    assert not Gate(req, text=2, done=True).must_pause(req)
 
 
 def test_a_request_that_is_being_aborted_is_not_paused():
     req = FakeReq("speak-a", n_prompt=9, n_launched=2, n_output=3)
     req.to_finish = object()
-    assert not gate(req)._must_pause(req)
+    assert not Gate(req).must_pause(req)
 
 
 def test_a_request_of_sglangs_own_api_is_never_paused():
     req = FakeReq("HEALTH_CHECK", n_prompt=1, n_launched=0, n_output=1)
-    assert not gate()._must_pause(req)
-    assert not gate()._is_unannounced(req)
+    assert not Gate().must_pause(req)
+    assert not Gate().lacks_input(req)
 
 
 def test_a_request_waits_in_the_queue_until_it_is_announced():
     req = FakeReq(f"{SPEAK_PREFIX}a", n_prompt=9, n_launched=0, n_output=0)
-    assert gate()._is_unannounced(req)
-    assert not gate(req)._is_unannounced(req)
+    assert Gate().lacks_input(req)
+    assert not Gate(req).lacks_input(req)
 
 
 def test_the_loop_sleeps_while_all_that_waits_lacks_input():
     req = FakeReq(f"{SPEAK_PREFIX}a", n_prompt=9, n_launched=0, n_output=0)
-    unannounced, announced, idle = gate(), gate(req), gate()
-    unannounced.waiting_queue = announced.waiting_queue = [req]
-    announced.paused, idle.waiting_queue = {}, []
-    assert unannounced._awaits_input()
-    assert not announced._awaits_input() and not idle._awaits_input()
-    announced.paused = {req.rid: PausedRequest(req)}
-    assert announced._awaits_input()
+    announced = Gate(req)
+    assert announced.awaits_input(req), "it is paused"
+    announced.paused.clear()
+    assert not announced.awaits_input(req)
+    assert Gate().awaits_input(req) and not Gate().awaits_input()
 
 
 def test_a_paused_request_that_ended_in_flight_is_not_kept():
     req = FakeReq("speak-a", n_prompt=9, n_launched=2, n_output=3)
     req.is_finished = True
     req.kv.kv_committed_len = 0  # its KV is gone
-    scheduler = gate(req)
+    gate = Gate(req)
     running = SimpleNamespace()
-    assert scheduler._resume(running) is running
-    assert not scheduler.paused
+    assert gate.scheduler.pausing.resume(running) is running
+    assert not gate.paused
 
 
 def test_a_paused_request_resumes_only_after_its_step_in_flight():
     req = FakeReq("speak-a", n_prompt=9, n_launched=3, n_output=3)
-    scheduler = gate(req, text=9)
+    gate = Gate(req, text=9)
     running = SimpleNamespace()
-    assert scheduler._resume(running) is running
-    assert list(scheduler.paused) == ["speak-a"]
+    assert gate.scheduler.pausing.resume(running) is running
+    assert list(gate.paused) == ["speak-a"]
 
 
 def test_a_retracted_request_waits_for_the_text_of_its_newest_frame():
     """Its frames are prefilled: the newest one was blocked, or its text comes later."""
     req = FakeReq(f"{SPEAK_PREFIX}a", n_prompt=9, n_launched=0, n_output=3)
     req.retracted_stain = True
-    assert gate(req, text=2)._lacks_input(req)
-    assert not gate(req, text=3)._lacks_input(req)
-    assert not gate(req, text=2, done=True)._lacks_input(req)
+    assert Gate(req, text=2).lacks_input(req)
+    assert not Gate(req, text=3).lacks_input(req)
+    assert not Gate(req, text=2, done=True).lacks_input(req)
     req.to_finish = object()
-    assert not gate(req, text=2)._lacks_input(req)
+    assert not Gate(req, text=2).lacks_input(req)
 
 
 def test_a_new_request_needs_no_text_but_that_of_its_prompt():
     req = FakeReq(f"{SPEAK_PREFIX}a", n_prompt=9, n_launched=0, n_output=0)
-    assert not gate(req)._lacks_input(req)
+    assert not Gate(req).lacks_input(req)

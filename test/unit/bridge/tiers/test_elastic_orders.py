@@ -191,11 +191,6 @@ def all_received(link: socket.socket) -> list[Packet]:
     return packets
 
 
-def test_without_its_variable_an_engine_has_one_size(monkeypatch):
-    monkeypatch.setenv(ELASTIC_ENV, "")
-    assert ElasticOrders.from_env() is None
-
-
 def test_an_engine_without_a_mover_does_not_start(monkeypatch, tmp_path):
     monkeypatch.setenv(ELASTIC_ENV, json.dumps([str(tmp_path / "absent"), "thinker"]))
     with pytest.raises(OSError, match="No such file"):

@@ -9,6 +9,14 @@ import mmap
 import os
 import struct
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+from sglang_live.bridge.scheduler.part import Part
+
+if TYPE_CHECKING:
+    from sglang_live.bridge.scheduler.live import LiveScheduler
 
 PROGRESS_ENV = "SGLANG_LIVE_PROGRESS"
 _CELL = struct.Struct("<QQ")
@@ -32,11 +40,6 @@ class ProgressCell:
         finally:
             os.close(handle)
 
-    @staticmethod
-    def from_env() -> "ProgressCell | None":
-        path = os.environ.get(PROGRESS_ENV)
-        return ProgressCell(Path(path)) if path else None
-
     def step(self) -> None:
         n_steps, round_tokens = _CELL.unpack_from(self._memory)
         _CELL.pack_into(self._memory, 0, n_steps + 1, round_tokens)
@@ -49,3 +52,23 @@ class ProgressCell:
         """Returns (n_steps, round_tokens)."""
         n_steps, round_tokens = _CELL.unpack_from(self._memory)
         return n_steps, round_tokens
+
+
+class Watch(Part):
+    """Writes the counters. Rank 0 alone has this part."""
+
+    def __init__(self, scheduler: "LiveScheduler", cell: ProgressCell):
+        super().__init__(scheduler)
+        self._cell = cell
+
+    def before_launch(self, batch: ScheduleBatch) -> None:
+        is_prefill = batch.forward_mode.is_extend()
+        prompts = (len(req.origin_input_ids) for req in batch.reqs) if is_prefill else ()
+        self._cell.launch(sum(prompts))
+
+    def after_result(self) -> None:
+        self._cell.step()
+
+    def idle(self, fully: bool) -> None:
+        if fully or self._scheduler.pausing.requests:
+            self._cell.step()  # an iteration that had nothing to run

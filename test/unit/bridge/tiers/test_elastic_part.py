@@ -7,9 +7,9 @@ import pytest
 
 from sglang_live.bridge.memory.elastic_memory import Geometry
 from sglang_live.bridge.scheduler.best_effort import BestEffort
-from sglang_live.bridge.scheduler.memory import MemoryScheduler
 from sglang_live.bridge.session.radix import LiveRadixCache
-from sglang_live.bridge.tiers.elastic_scheduler import ElasticRound, ElasticScheduler
+from sglang_live.bridge.tiers.elastic_part import Elastic, ElasticRound
+from test.unit.bridge.scheduler import fake_scheduler
 
 GEOMETRY = Geometry((128,) * 8, 1, 4096)  # 32 rows in 8 granules
 NOW_S = 50.0
@@ -53,28 +53,36 @@ class FakeElastic:
         self.needs.append((needed, reserved, idle))
 
 
-class FakeScheduler(ElasticScheduler):
-    def __init__(self, elastic: FakeElastic, waiting=(), running=(), free=0, idle=0):
-        self.elastic, self.waiting_queue, self._running = elastic, list(waiting), set(running)
-        self.best_effort = None
-        self._next_need_s, self._too_long_since_s = 0.0, {}
-        self.page_size, self.max_total_num_tokens = 1, elastic.pool.capacity_tokens
-        self.token_to_kv_pool_allocator = SimpleNamespace(available_size=lambda: free)
+class FakeScheduler(fake_scheduler.FakeScheduler):
+    """A scheduler with an elastic part, and perhaps others."""
+
+    def __init__(self, orders: FakeElastic, waiting=(), running=(), free=0, idle=0):
         session = SimpleNamespace(idle=SimpleNamespace(tokens=idle))
-        self.tree_cache = SimpleNamespace(evictable_size=lambda: idle, session=session)
-        self.new_token_ratio_tracker = SimpleNamespace(current=0.5)
-        self.model_config = SimpleNamespace(context_len=10_000)
-        self.beam_coordinator = SimpleNamespace(max_req_len=0)
-        self.pool_stats_observer = self.invariant_checker = FakeObserver()
-        self.load_inquirer = self.kv_events_publisher = FakeObserver()
+        super().__init__(
+            waiting_queue=list(waiting),
+            max_total_num_tokens=orders.pool.capacity_tokens,
+            token_to_kv_pool_allocator=SimpleNamespace(available_size=lambda: free),
+            tree_cache=SimpleNamespace(evictable_size=lambda: idle, session=session),
+            new_token_ratio_tracker=SimpleNamespace(current=0.5),
+            model_config=SimpleNamespace(context_len=10_000),
+            beam_coordinator=SimpleNamespace(max_req_len=0),
+            pool_stats_observer=FakeObserver(),
+            invariant_checker=FakeObserver(),
+            load_inquirer=FakeObserver(),
+            kv_events_publisher=FakeObserver(),
+        )
+        self._running = set(running)
         self.released: list[str] = []
         self.told: list[dict] = []
+        self.memory.tokens_to_hold = lambda req: len(req.origin_input_ids)
+        self.elastic = object.__new__(Elastic)  # without a mover to greet
+        self.elastic._scheduler = self
+        self.elastic._orders, self.elastic._pool = orders, orders.pool
+        self.elastic._next_need_s, self.elastic._too_long_since_s = 0.0, {}
+        self.parts = (*self.parts, self.elastic)
 
     def collect_inflight_reqs(self):
         return self._running
-
-    def _tokens_to_hold(self, req) -> int:
-        return len(req.origin_input_ids)
 
     def _release_aborted_request(self, req) -> None:
         self.released.append(req.rid)
@@ -88,13 +96,13 @@ def no_weight_versions(monkeypatch):
     def abort(req, finished_reason):
         return SimpleNamespace(rid=req.rid, finished_reason=finished_reason)
 
-    monkeypatch.setattr("sglang_live.bridge.tiers.elastic_scheduler._make_abort_req", abort)
+    monkeypatch.setattr("sglang_live.bridge.tiers.elastic_part._make_abort_req", abort)
 
 
 def test_every_count_and_limit_follows_the_size():
     scheduler = FakeScheduler(elastic := FakeElastic(units=32), free=1023)
     elastic.grows_to = 100
-    scheduler._on_elastic_round(ElasticRound(NOW_S))
+    scheduler.elastic._on_elastic_round(ElasticRound(NOW_S))
     n_tokens = GEOMETRY.tokens(100)
     assert scheduler.max_total_num_tokens == n_tokens
     for name in ("pool_stats_observer", "invariant_checker", "load_inquirer"):
@@ -110,7 +118,7 @@ def test_every_count_and_limit_follows_the_size():
 def test_a_request_may_be_as_long_as_what_could_be_received(obtainable, limit, tokens):
     """Up to the address space, and up to the model's context."""
     scheduler = FakeScheduler(FakeElastic(32, obtainable, limit), free=1023)
-    scheduler._follow_size()
+    scheduler.elastic._follow_size()
     assert scheduler.max_req_len == tokens - 1
     assert scheduler.max_total_num_tokens == 1023
 
@@ -120,7 +128,7 @@ def test_running_requests_need_what_they_hold_and_write_soon():
     scheduler = FakeScheduler(FakeElastic(32), running=running, free=600, idle=123)
     locked = 1023 - 600 - 123
     # 4,096 is what SGLang counts of a request's output at most.
-    assert scheduler._tokens_needed() == (locked + 10 + 64, locked + (10 + 4096) // 2, 123)
+    assert scheduler.elastic._tokens_needed() == (locked + 10 + 64, locked + (10 + 4096) // 2, 123)
 
 
 def test_waiting_requests_need_their_prompt_and_output_beside_all_that_may_be_written():
@@ -130,7 +138,7 @@ def test_waiting_requests_need_their_prompt_and_output_beside_all_that_may_be_wr
         running=[FakeReq("r", 10, 500)],
         free=1023,
     )
-    needed, reserved, idle = scheduler._tokens_needed()
+    needed, reserved, idle = scheduler.elastic._tokens_needed()
     assert needed == reserved == 5000 + 8 + 2 + 250
     assert idle == 0
 
@@ -142,11 +150,11 @@ def test_the_pool_grows_for_one_waiting_best_effort_request_at_a_time():
     table = SimpleNamespace(
         is_best_effort=lambda rid: rid.startswith("batch"), best_effort_counts=lambda: counts
     )
-    scheduler.rounds = SimpleNamespace(table=table)
-    scheduler.best_effort = BestEffort(scheduler, into_tree=True)
-    assert scheduler._tokens_needed()[0] == (300 + 8 + 2) + (5000 + 8 + 2)
+    rounds = SimpleNamespace(table=table)
+    scheduler.parts = (*scheduler.parts, BestEffort(scheduler, rounds, into_tree=True))
+    assert scheduler.elastic._tokens_needed()[0] == (300 + 8 + 2) + (5000 + 8 + 2)
     counts.running = 1
-    assert scheduler._tokens_needed()[0] == 300 + 8 + 2
+    assert scheduler.elastic._tokens_needed()[0] == 300 + 8 + 2
 
 
 class FakeTree(LiveRadixCache):
@@ -165,15 +173,15 @@ class FakeTree(LiveRadixCache):
 def test_idle_sessions_are_evicted_only_for_requests_that_wait():
     scheduler = FakeScheduler(FakeElastic(32))
     scheduler.tree_cache = tree = FakeTree()
-    assert scheduler._evict_for_move(50, with_sessions=False) == 50
-    assert scheduler._evict_for_move(70, with_sessions=True) == 70
+    assert scheduler.elastic._evict_for_move(50, with_sessions=False) == 50
+    assert scheduler.elastic._evict_for_move(70, with_sessions=True) == 70
     assert tree.evicted == [("tree", 50), ("all", 70)]
 
 
 def test_a_waiting_request_is_shortened_to_what_can_be_had():
     waiting = [FakeReq("long-output", 500, 4000), FakeReq("retracted", 500, 4000, n_output=100)]
     scheduler = FakeScheduler(FakeElastic(32), waiting=waiting, free=1023)
-    scheduler._fit_waiting(NOW_S)
+    scheduler.elastic._fit_waiting(NOW_S)
     assert waiting[0].sampling_params.max_new_tokens == 1023 - 500 - 3
     assert waiting[1].sampling_params.max_new_tokens == 1023 - 500 - 3
     assert scheduler.waiting_queue == waiting
@@ -183,15 +191,15 @@ def test_a_waiting_request_is_refused_only_when_the_memory_stays_away():
     fits, too_long = FakeReq("fits", 100, 10), FakeReq("fits-10", 3000, 10)
     elastic = FakeElastic(32, obtainable_units=0)
     scheduler = FakeScheduler(elastic, waiting=[fits, too_long], free=1023)
-    scheduler._fit_waiting(NOW_S)
-    scheduler._fit_waiting(NOW_S + 1.0)
+    scheduler.elastic._fit_waiting(NOW_S)
+    scheduler.elastic._fit_waiting(NOW_S + 1.0)
     assert scheduler.waiting_queue == [fits, too_long]
     elastic.obtainable = 100 * GEOMETRY.granules  # it could be received again
-    scheduler._fit_waiting(NOW_S + 1.5)
+    scheduler.elastic._fit_waiting(NOW_S + 1.5)
     elastic.obtainable = 0
-    scheduler._fit_waiting(NOW_S + 3.0)
+    scheduler.elastic._fit_waiting(NOW_S + 3.0)
     assert scheduler.waiting_queue == [fits, too_long]
-    scheduler._fit_waiting(NOW_S + 5.5)
+    scheduler.elastic._fit_waiting(NOW_S + 5.5)
     assert scheduler.waiting_queue == [fits]
     assert scheduler.released == ["fits-10"]
     (reason,) = scheduler.told
@@ -202,18 +210,9 @@ def test_a_waiting_request_is_refused_only_when_the_memory_stays_away():
 def test_needs_are_told_at_intervals():
     scheduler = FakeScheduler(elastic := FakeElastic(32), free=1023)
     for at in range(20):
-        scheduler._on_elastic_round(ElasticRound(NOW_S + at / 100))
+        scheduler.elastic._on_elastic_round(ElasticRound(NOW_S + at / 100))
     assert 3 <= len(elastic.needs) <= 5
 
 
-def test_memory_counts_for_the_requests_that_come_in_the_same_round(monkeypatch):
-    """SGLang puts requests in front of what rank 0 adds to a round."""
-    handled = []
-    monkeypatch.setattr(
-        MemoryScheduler, "process_input_requests", lambda _, reqs: handled.append(reqs)
-    )
-    scheduler = FakeScheduler(FakeElastic(32))
-    prompts, order = [FakeReq("a", 3000, 8), FakeReq("b", 10, 8)], ElasticRound(NOW_S)
-    scheduler.process_input_requests([*prompts, order])
-    scheduler.process_input_requests(prompts)
-    assert handled == [[order, *prompts], prompts]
+def test_the_order_of_a_round_is_handled_before_its_requests():
+    assert Elastic.urgent == (ElasticRound,)

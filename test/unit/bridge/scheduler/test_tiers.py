@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_live.bridge.round_facts import RoundStamp
+from sglang_live.bridge.round_facts import LinkStamp
+from sglang_live.bridge.scheduler.tiers import LOADING_WAIT_S, Tiers
 from sglang_live.bridge.session.idle import IdleSessions
-from sglang_live.bridge.session.tier_events import LOADING_WAIT_S, TierEvents
 from sglang_live.engine_channel.messages import NextUseHint, SpeechDismissed, SpeechStart
 
 START_S = 100.0
@@ -21,7 +21,7 @@ class World:
         self.idle.tick(START_S)
         self.idle.put("open", 10)
         self.sessions = SimpleNamespace(idle=self.idle, tier=None, preloads=None)
-        self.events = TierEvents(
+        self.events = Tiers(
             SimpleNamespace(
                 tree_cache=SimpleNamespace(session=self.sessions), session_controller={"open": None}
             )
@@ -66,7 +66,7 @@ class FakePreloads:
 def test_the_next_round_comes_when_a_preload_is_judged_or_loaded_on(world):
     assert world.events.load_ahead() == math.inf
     world.sessions.preloads = preloads = FakePreloads()
-    world.events.stamp(RoundStamp(START_S))
+    world.events.stamp(LinkStamp(START_S))
     assert world.events.load_ahead() == math.inf
     preloads.next_review_s = START_S + 0.05
     assert world.events.load_ahead() == pytest.approx(0.05)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_live.bridge.session.retention import Retention
+from sglang_live.bridge.scheduler.retention import Retention
 from sglang_live.engine_channel.messages import RetainSession
 
 
@@ -36,9 +36,10 @@ class World:
                 tree_cache=SimpleNamespace(session=self.sessions),
             )
         )
+        self.retention.start()
 
     def open(self, session_id: str) -> None:
-        self.retention.forget_closed()
+        self.retention.before_session()
         self.open_sessions.setdefault(session_id, SimpleNamespace(session_id=session_id))
 
     def bound(self, session_id: str, window_tokens: int) -> None:
@@ -46,8 +47,9 @@ class World:
 
     def after_a_request(self, session_id: str) -> list[tuple[str, int]]:
         self.sessions.compaction.made.clear()
-        self.retention.finished(session_id)
-        self.retention.settle()
+        session = SimpleNamespace(session_id=session_id)
+        self.retention.ended(SimpleNamespace(session=session), True)
+        self.retention.before_round()
         return self.sessions.compaction.made
 
 

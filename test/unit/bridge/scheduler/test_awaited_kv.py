@@ -1,11 +1,12 @@
 """Which prefills wait for their KV, and for how long."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
 
 from sglang_live.bridge.round_facts import LinkRate
-from sglang_live.bridge.tiers.awaited_kv import PrefillsAwaitingKv
+from sglang_live.bridge.scheduler.awaited_kv import AwaitedKv
 from sglang_live.policy.view import StageRates
 
 N_TOKENS = 1000
@@ -60,12 +61,17 @@ class World:
         scheduler = SimpleNamespace(
             page_size=16,
             tree_cache=SimpleNamespace(session=sessions),
-            rounds=self.rounds,
-            fits=lambda req, running, free: self.fits,
-            _pool=lambda: SimpleNamespace(free=0),
-            _tokens_to_prefill=lambda req: 10,
+            memory=SimpleNamespace(
+                fits=lambda req, running, free: self.fits,
+                state=lambda: SimpleNamespace(free=0),
+                tokens_to_prefill=lambda req: 10,
+            ),
         )
-        self.prefills = PrefillsAwaitingKv(scheduler)
+        self.prefills = AwaitedKv(scheduler, self.rounds)
+
+    @property
+    def awaits_any(self) -> bool:
+        return self.prefills.idle_limit_s() < math.inf
 
     def ready(self, *reqs, running=RUNNING) -> tuple[list[str], list[str]]:
         found = self.prefills.ready(list(reqs), running)
@@ -87,13 +93,13 @@ def test_a_prefill_waits_for_a_slow_load_while_others_decode():
     other = req(None)
     assert world.ready(req("a"), other) == ([other.rid], ["of-a"])
     assert world.protected["a"] > world.rounds.now_s and world.resized == ["a"]
-    assert world.prefills.awaits_any
+    assert world.awaits_any
     world.rounds.now_s += 0.1
     assert world.ready(req("a")) == ([], ["of-a"])
     world.tier.loading.clear()
     assert world.ready(req("a")) == (["of-a"], [])
-    assert not world.prefills.awaits_any
-    counts = world.prefills.counts
+    assert not world.awaits_any
+    counts = world.prefills.totals()
     assert counts == {
         "prefills_awaited_kv": 1,
         "prefills_awaited_kv_s": pytest.approx(0.1),
@@ -123,7 +129,7 @@ def test_otherwise_the_prefill_loads_layer_by_layer(case):
     world.slack_s = 0.1 if case == "buffers last" else 0.0
     running = [] if case == "nothing decodes" else RUNNING
     assert world.ready(req("a"), running=running) == (["of-a"], [])
-    assert not world.tier.loading and not world.prefills.awaits_any
+    assert not world.tier.loading and not world.awaits_any
 
 
 def test_kv_that_is_evicted_again_is_not_waited_for_twice():
@@ -141,7 +147,7 @@ def test_a_request_that_has_left_the_queue_is_forgotten():
     world = World()
     world.ready(req("a"))
     world.ready(req(None))
-    assert not world.prefills.awaits_any
+    assert not world.awaits_any
 
 
 def test_a_load_behind_another_one_takes_longer():

@@ -6,19 +6,21 @@ Owner: one Retention per scheduler; equal on all ranks, because its inputs are b
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
+from sglang_live.bridge.scheduler.part import Part
 from sglang_live.bridge.session.cache import SessionCache
 from sglang_live.bridge.session.compact import length_of, shorten
 from sglang_live.engine_channel.messages import Retained, RetainSession
 from sglang_live.kv.retention import Compaction, RetentionConfig
 
 
-class Retention:
-    def __init__(self, scheduler: Any):
-        self._scheduler = scheduler
+class Retention(Part):
+    def start(self) -> None:
         self._configs: dict[str, RetentionConfig] = {}  # the latest of each session
         # Sessions that are compacted after and during every request.
         self._automatic: set[str] = set()
@@ -30,6 +32,14 @@ class Retention:
             ("sessions_compacted", "sessions_compacted_running", "tokens_compacted", "compact_s"),
             0.0,
         )
+
+    def handlers(self) -> dict[type, Callable[[Any], Any]]:
+        return {RetainSession: self._on_retain}
+
+    def _on_retain(self, order: RetainSession) -> None:
+        retained = self.retain(order)
+        if order.acknowledge:
+            self._scheduler.channel.send(msgspec.structs.replace(retained, ask_id=order.ask_id))
 
     def retain(self, order: RetainSession) -> Retained:
         self._configs.pop(order.session, None)
@@ -49,24 +59,26 @@ class Retention:
             self._compact(order.session)
         return self._state(order.session)
 
-    def forget_closed(self) -> None:
-        """To be called before a session opens, which may have the id of a closed one."""
+    def before_session(self) -> None:
+        """A session that opens may have the id of a closed one."""
         is_open = self._scheduler.session_controller.__contains__
         self._configs = {sid: c for sid, c in self._configs.items() if is_open(sid)}
         self._automatic &= self._configs.keys()
         self._running = {sid: rid for sid, rid in self._running.items() if is_open(sid)}
 
-    def finished(self, session_id: str) -> None:
-        """Record that a request of the session has ended."""
-        if session_id in self._automatic:
-            self._finished[session_id] = None
+    def ended(self, req: Req, first: bool) -> None:
+        if req.session is not None and req.session.session_id in self._automatic:
+            self._finished[req.session.session_id] = None
 
-    def settle(self) -> None:
+    def before_request(self) -> None:
+        self.before_round()
+
+    def before_round(self) -> None:
         """Compact the sessions whose requests have ended, before their next requests come."""
         while self._finished:
             self._compact(self._finished.popitem()[0])
 
-    def compact_running_requests(self, batch: ScheduleBatch) -> None:
+    def before_decode(self, batch: ScheduleBatch) -> None:
         """Compact sessions that exceed their bound while a request of theirs decodes."""
         if not self._configs:
             return
@@ -85,10 +97,9 @@ class Retention:
                 shorten(batch, index, compaction.n_tokens)
                 batch.multimodal_inputs = [r.multimodal_inputs for r in batch.reqs]
                 self._count(compaction, "sessions_compacted_running", began_s)
-                if self._scheduler.rounds is not None:
-                    self._scheduler.rounds.table.compacted(req.rid, compaction.n_tokens)
+                self._scheduler.compacted(req.rid, compaction.n_tokens)
 
-    def report(self) -> dict[str, float]:
+    def totals(self) -> dict[str, float]:
         idle, tier = self._sessions.idle, self._sessions.tier
         preloads = self._sessions.preloads
         return {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_live.bridge.session.reap import SessionReaper
+from sglang_live.bridge.scheduler.sessions import SessionReaper
 
 
 class FakeSession:

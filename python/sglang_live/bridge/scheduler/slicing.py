@@ -3,42 +3,68 @@
 SGLang continues one half-prefilled prompt until it is complete. Here it may be preempted with row,
 KV and tree lock kept, as between any two chunks, and resumed later: nothing is computed twice. The
 memory that it still needs stays reserved, so that two such prompts cannot fill the pool.
-Owner: one SlicedPrefill per scheduler; equal on all ranks: it decides by broadcast facts only.
+Owner: one Slicing per scheduler; equal on all ranks: it decides by broadcast facts only.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sglang.srt.managers.schedule_batch import Req
-from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 
+from sglang_live.bridge.rounds import Rounds
+from sglang_live.bridge.scheduler.memory import decode_tokens_left, prefill_tokens_left
+from sglang_live.bridge.scheduler.part import Part, Prefill
 from sglang_live.policy.sliced_prefill import is_long, passing, rank_s, slice_tokens
 
 # Decoded tokens before a response's first sound, with margin: a chunk of the talker takes four.
 _FIRST_TOKENS = 16
 
 
-class SlicedPrefill:
+if TYPE_CHECKING:
+    from sglang_live.bridge.scheduler.live import LiveScheduler
+
+
+class Slicing(Part):
     """The half-prefilled prompts of a scheduler.
 
     Attributes:
         preempted: half-prefilled prompts other than the scheduler's chunked_req, by request id.
     """
 
-    def __init__(self, scheduler: Any):
-        assert scheduler.rounds is not None
-        self._scheduler, self._rounds = scheduler, scheduler.rounds
+    def __init__(self, scheduler: "LiveScheduler", rounds: Rounds):
+        super().__init__(scheduler)
+        self._rounds = rounds
         self.preempted: dict[str, Req] = {}
         self._begun_s: dict[str, float] = {}
         self._sliced_s: dict[str, float] = {}
         self._decodes_next = False
-        self.totals = dict.fromkeys(("prefills_preempted", "prefills_retracted"), 0.0)
+        self._counts = dict.fromkeys(("prefills_preempted", "prefills_retracted"), 0.0)
 
-    def partial_prefills(self) -> list[Req]:
-        current = self._scheduler.chunked_req
-        return [*self.preempted.values(), *([] if current is None else [current])]
+    def totals(self) -> dict[str, float]:
+        return self._counts
+
+    def outside_batches(self) -> Iterable[Req]:
+        return self.preempted.values()
+
+    def half_prefilled(self) -> Iterable[Req]:
+        return self.preempted.values()
+
+    def cannot_step(self) -> Iterable[str]:
+        return [req.rid for req in self._scheduler.partial_prefills()]
 
     # --- a round ---
+
+    def narrow(self, prefill: Prefill) -> None:
+        if prefill.budget == 0:
+            return
+        chosen = self.choose(prefill.queue, prefill.running)
+        if chosen is None:
+            prefill.at_most(0)
+            return
+        queue, others, most = chosen
+        prefill.narrow(queue, others)
+        if most is not None:
+            prefill.at_most(most)
 
     def choose(
         self, queue: list[Req], running: list[Req]
@@ -51,7 +77,7 @@ class SlicedPrefill:
         """
         rates, config = self._rounds.rates, self._rounds.config
         most = slice_tokens(rates, config)
-        half, waiting = self.partial_prefills(), self._sizes(queue)
+        half, waiting = self._scheduler.partial_prefills(), self._sizes(queue)
         if not half:
             is_any_long = any(is_long(tokens, rates, config) for tokens, _ in waiting)
             return queue, [], most if is_any_long else None
@@ -75,13 +101,14 @@ class SlicedPrefill:
         # With other prompts preempted, only passing() admits requests: it checks their memory.
         return ([], queue, most) if self.preempted else (queue, [], most)
 
-    def resume(self) -> None:
-        """Resume the first preempted prompt: those that were to preempt it do not fit."""
-        self._resume(self._first(self.partial_prefills()))
+    def resumes_prefill(self) -> bool:
+        if self._scheduler.chunked_req is not None or not self.preempted:
+            return False
+        self._resume(self._first(self._scheduler.partial_prefills()))
+        return True
 
-    def launched(self, reqs: list[Req]) -> None:
-        """Record that a prefill of these requests was launched."""
-        half, now_s = {req.rid for req in self.partial_prefills()}, self._rounds.now_s
+    def launches_prefill(self, reqs: list[Req]) -> None:
+        half, now_s = {req.rid for req in self._scheduler.partial_prefills()}, self._rounds.now_s
         ran = {req.rid for req in reqs} & half
         self._begun_s = {rid: self._begun_s.get(rid, now_s) for rid in half}
         self._sliced_s = {rid: now_s if rid in ran else self._sliced_s[rid] for rid in half}
@@ -101,8 +128,8 @@ class SlicedPrefill:
         page_size = self._scheduler.page_size
         found = []
         for req in queue:
-            tokens = self._scheduler._tokens_to_prefill(req)
-            held = self._scheduler._tokens_to_hold(req)
+            tokens = self._scheduler.memory.tokens_to_prefill(req)
+            held = self._scheduler.memory.tokens_to_hold(req)
             found.append((tokens, held + decode_tokens_left(req) + page_size))
         return found
 
@@ -113,7 +140,7 @@ class SlicedPrefill:
         )
         # Best effort is retracted for others.
         promised = sum(decode_tokens_left(req) for req in running if self._keeps(req))
-        return self._scheduler._pool().free - reserved - promised
+        return self._scheduler.memory.state().free - reserved - promised
 
     def _keeps(self, req: Req) -> bool:
         return not self._rounds.table.is_best_effort(req.rid)
@@ -129,7 +156,7 @@ class SlicedPrefill:
     def _has_room(self, first: Req, most: int, running: list[Req]) -> bool:
         """Whether a slice fits: running requests may exceed the memory expected at its start."""
         needed = min(prefill_tokens_left(first), most) + 2 * self._scheduler.page_size
-        if self._scheduler._pool().free >= needed:
+        if self._scheduler.memory.state().free >= needed:
             return True
         # Running requests end or are retracted. With none running, upstream handles the shortage.
         return not any(not req.finished() for req in running)
@@ -147,21 +174,20 @@ class SlicedPrefill:
         if req is not None:
             self.preempted[req.rid] = req
             self._scheduler.chunked_req = None
-            self.totals["prefills_preempted"] += 1
+            self._counts["prefills_preempted"] += 1
 
-    def retract(self, req: Req) -> None:
-        """Remove a prompt that is retracted: it loses its KV and returns to the queue."""
-        self.remove(req)
-        self.totals["prefills_retracted"] += 1
-
-    def remove(self, req: Req) -> None:
-        """Remove a prompt that returns to the queue."""
-        self._set_aside(req)
-        del self.preempted[req.rid]
-
-    def _set_aside(self, req: Req) -> None:
+    def removes_prefill(self, req: Req, *, retracts: bool) -> bool:
         if self._scheduler.chunked_req is req:
-            self.preempted[req.rid], self._scheduler.chunked_req = req, None
+            self._scheduler.chunked_req = None
+        else:
+            del self.preempted[req.rid]
+        self._counts["prefills_retracted"] += retracts
+        return True
+
+    def before_retract_all(self) -> None:
+        for req in list(self.preempted.values()):
+            self.removes_prefill(req, retracts=True)
+            self._scheduler.memory.retract(req, 0)
 
     def abort(self, rid: str, every: bool) -> None:
         """Abort preempted prompts as SGLang aborts a half-prefilled one between two chunks."""
@@ -174,37 +200,6 @@ class SlicedPrefill:
             scheduler.chunked_req, scheduler._pending_chunked_abort_req = current, pending
 
 
-def prefill_tokens_left(req: Req) -> int:
-    """Tokens to compute of a prompt whose first prefix_len tokens are computed."""
-    total = len(req.origin_input_ids) + len(req.output_ids)
-    return max(1, total - req.prefix_len)
-
-
-def decode_tokens_left(req: Req) -> int:
-    """Tokens that SGLang's PrefillAdder reserves for the request's decode."""
-    tokens = req.sampling_params.max_new_tokens - len(req.output_ids)
-    return max(0, min(tokens, CLIP_MAX_NEW_TOKENS))
-
-
 def _is_before_first_sound(req: Req) -> bool:
     first = min(_FIRST_TOKENS, req.sampling_params.max_new_tokens)
     return not req.finished() and len(req.output_ids) < first
-
-
-def audio_within(
-    budget: int, queue: list[Req], n_tokens: Iterable[int]
-) -> tuple[list[Req], list[Req]]:
-    """Split the queue so that the prompts with audio in the first part fit into the budget whole.
-
-    Upstream encodes all audio of a prompt at once, however small its first chunk. The first prompt
-    with audio is in the first part even if it exceeds the budget.
-    """
-    n_sum, has_audio = 0, False
-    for at, (req, n) in enumerate(zip(queue, n_tokens, strict=True)):
-        n_sum += n
-        if req.multimodal_inputs is None:
-            continue
-        if has_audio and n_sum > budget:
-            return queue[:at], queue[at:]
-        has_audio = True
-    return queue, []

@@ -2,32 +2,49 @@
 
 In: the round's stamp, next-use hints, speech starts, queued requests. Out: the measured link rate;
 the waiting requests whose KV is where their prefill can begin.
-Owner: one TierEvents per scheduler; equal on all ranks, because its inputs are broadcast.
+Owner: one Tiers per scheduler; equal on all ranks, because its inputs are broadcast.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.schedule_batch import NextBatchPlan, Req
 
-from sglang_live.bridge.round_facts import LinkRate, RoundStamp
+from sglang_live.bridge.round_facts import LinkRate, LinkStamp
+from sglang_live.bridge.scheduler.part import Part, Prefill
 from sglang_live.bridge.session.cache import SessionCache
-from sglang_live.bridge.tiers.awaited_kv import PrefillsAwaitingKv
 from sglang_live.engine_channel.messages import NextUseHint, SpeechDismissed, SpeechStart
 
 # Longest wait for input while KV is loaded ahead: less than the transfers in flight take.
 LOADING_WAIT_S = 0.005
 
 
-class TierEvents:
-    def __init__(self, scheduler: Any):
-        self._scheduler = scheduler
-        self._awaiting = PrefillsAwaitingKv(scheduler)
+class Tiers(Part):
+    def start(self) -> None:
+        self._wait_s = math.inf
 
-    def report(self) -> dict[str, float]:
-        return {} if self._sessions.tier is None else dict(self._awaiting.counts)
+    def handlers(self) -> dict[type, Callable[[Any], Any]]:
+        return {
+            LinkStamp: self.stamp,
+            SpeechStart: self.speech_started,
+            SpeechDismissed: self.speech_dismissed,
+            NextUseHint: self.next_use,
+        }
 
-    def stamp(self, stamp: RoundStamp) -> None:
+    def feeds(self, now_s: float) -> list[Any]:
+        return [LinkStamp(now_s, self._link_rate(), self._peer_rate())]
+
+    def planned(self, plan: NextBatchPlan) -> None:
+        self._wait_s = self.load_ahead()
+
+    def wait_limit_s(self, *, decodes: bool) -> float:
+        return self._wait_s
+
+    def idle_limit_s(self) -> float:
+        return self._wait_s
+
+    def stamp(self, stamp: LinkStamp) -> None:
         sessions = self._sessions
         if sessions.idle is not None:
             sessions.idle.tick(stamp.now_s)
@@ -36,12 +53,12 @@ class TierEvents:
         if sessions.preloads is not None:
             sessions.preloads.tick(stamp.now_s, stamp.rate, stamp.peer_rate)
 
-    def link_rate(self) -> LinkRate:
+    def _link_rate(self) -> LinkRate:
         """The rate from the host that this rank has measured."""
         tier = self._sessions.tier
         return LinkRate(None, 0.0) if tier is None else tier.copies.rate()
 
-    def peer_rate(self) -> LinkRate:
+    def _peer_rate(self) -> LinkRate:
         """The same from lent pages."""
         tier = self._sessions.tier
         peer = None if tier is None else tier.peer
@@ -99,31 +116,22 @@ class TierEvents:
         is_loading = preloads is not None and preloads.is_loading
         is_copying = tier is not None and (tier.fetches_any or tier.copies_any)
         is_draining = tier is not None and tier.peer is not None and tier.peer.leases.is_draining
-        if is_loading or is_copying or is_draining or self._awaiting.awaits_any:
+        if is_loading or is_copying or is_draining:
             limit_s = min(limit_s, LOADING_WAIT_S)
         return limit_s
 
-    def request_queued(self, req: Req) -> None:
+    def queues(self, req: Req, is_retracted: bool) -> None:
         if self._sessions.tier is not None and req.session is not None:
             self._sessions.tier.fetch(req.session.session_id)
 
-    def ready(self, waiting: list[Req], running: list[Req]) -> tuple[list[Req], list[Req]]:
-        """The waiting requests that can begin, and those whose KV is being read or loaded.
-
-        Args:
-            running: requests that decode meanwhile.
-        """
+    def narrow(self, prefill: Prefill) -> None:
+        """Requests whose KV is read from storage wait for it."""
         tier = self._sessions.tier
-        if tier is None:
-            return waiting, []
-        later: list[Req] = []
-        if tier.fetches_any:
-            later = [r for r in waiting if r.session and tier.is_fetching(r.session.session_id)]
-            waiting = [req for req in waiting if req not in later]
-        if self._scheduler.rounds is not None:
-            waiting, loading = self._awaiting.ready(waiting, running)
-            later += loading
-        return waiting, later
+        if tier is not None and tier.fetches_any:
+            later = [
+                r for r in prefill.queue if r.session and tier.is_fetching(r.session.session_id)
+            ]
+            prefill.narrow([req for req in prefill.queue if req not in later], later)
 
     @property
     def _sessions(self) -> SessionCache:
