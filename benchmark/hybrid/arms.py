@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from benchmark.hybrid.engine import Arm, EngineSize, HybridEngine
 from benchmark.hybrid.listeners import TPOT_S, TTFT_S, is_heard
@@ -151,7 +151,7 @@ class Live(Fcfs):
 
     def __init__(self, size: EngineSize, policies: Policies):
         # The thinker has the device for itself.
-        constants = replace(THINKER, interval_steps=0.0)
+        constants = THINKER.changed({"pacing.interval_steps": 0.0})
         rounds = rounds_of(policies, constants, size.chunk_tokens)
         assert rounds is not None
         self.rounds: Rounds = rounds

@@ -119,7 +119,7 @@ class Clients:
         async for n_tokens in self._tokens(body):
             if self.record.took(job, n_tokens) and job.heard and self.feed is not None:
                 # What the thinker makes is heard after the stages behind it.
-                told_s = LEAD_S + THINKER.pipeline_s
+                told_s = LEAD_S + THINKER.stage.pipeline_s
                 news = Progress.of([rid], [0.0], [True], [0.0])
                 asyncio.get_running_loop().call_later(told_s, self.feed.send, news)
         self.record.ended(job)

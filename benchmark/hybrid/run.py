@@ -66,7 +66,7 @@ def run(config: RunConfig, workload: Workload) -> Run:
 
     record.more = give_more
     # What the thinker makes is heard after the stages behind it, as its policies assume.
-    heard_after_s = LEAD_S + THINKER.pipeline_s
+    heard_after_s = LEAD_S + THINKER.stage.pipeline_s
     record.started = lambda req: events.after(heard_after_s, lambda: listens(req))
     for work in workload.turns(config.per_s, config.duration_s, config.seed):
         job = Job(work, heard=True, arrives_s=work.arrives_s)

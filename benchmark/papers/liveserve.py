@@ -39,7 +39,7 @@ LONG: dict[str, Any] = {
 LONG_NEED_TOKENS = 124_000
 POOL_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6)
 U2_WITHOUT_KV = "U2 without KV"
-U2_WEIGHTS = {"U2 by KV": THINKER.beta, U2_WITHOUT_KV: 0.0}
+U2_WEIGHTS = {"U2 by KV": THINKER.urgency.beta, U2_WITHOUT_KV: 0.0}
 U2_SPAN_S = 5.0
 
 EXPERIMENTS = (

@@ -34,7 +34,7 @@ class SimulateConfig:
         header_tokens: instructions of a session.
         history_tokens: most of a conversation that a user brings: spread evenly from 0, computed
             with the first turn.
-        kv_weight: of the thinker's U2 utility, PolicyConfig.beta.
+        kv_weight: of the thinker's U2 utility, UrgencyConfig.beta.
         reserve_all: whether the thinker leaves the room of whole responses free, and its policies
             know; otherwise as SGLang, whose retraction is not simulated.
         overlap: as without --disable-overlap-schedule.
@@ -66,7 +66,7 @@ class SimulateConfig:
     host_tokens: int = 0
     header_tokens: int = 200
     history_tokens: int = 0
-    kv_weight: float = THINKER.beta
+    kv_weight: float = THINKER.urgency.beta
     reserve_all: bool = False
     overlap: bool = True
     max_running_requests: int = 0
@@ -137,7 +137,7 @@ class SimulateConfig:
             talker_tokens=self.talker_tokens,
             host_tokens=self.host_tokens,
             header_tokens=self.header_tokens,
-            thinker_policy=replace(THINKER, beta=self.kv_weight),
+            thinker_policy=THINKER.changed({"urgency.beta": self.kv_weight}),
             thinker_reserves_all=self.reserve_all,
             overlap=self.overlap,
             max_running_requests=self.max_running_requests,

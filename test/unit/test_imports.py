@@ -12,6 +12,7 @@ PACKAGE = ROOT / "python" / "sglang_live"
 ORDER = (
     "clock",
     "errors",
+    "settings",
     "environment",
     "device_model",
     "devices",
@@ -65,7 +66,7 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 3_780,
+    "": 3_880,
     "bridge": 14_300,
     "capacity": 680,
     "client": 890,
@@ -79,7 +80,7 @@ BUDGETS = {
     "models": 9_950,
     "orchestrator": 2_350,
     "plan": 950,
-    "policy": 1_900,
+    "policy": 2_000,
     "simulation": 4_220,
     "sound": 820,
     "speakable": 2_020,

@@ -22,7 +22,7 @@ from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.decide import RoundPolicy
 from sglang_live.policy.hybrid import retracted_first
 from sglang_live.policy.policies import Policies
-from sglang_live.policy.protection import slack_s
+from sglang_live.policy.prefill import slack_s
 from sglang_live.policy.view import U0, U1, U2, Round, StageView
 
 _CLASSES = {U0: "u0", U1: "u1", U2: "u2", -1: "unknown"}
@@ -51,8 +51,10 @@ def rounds_of(
     if not decides_rounds(policies):
         return None
     if chunk_tokens and chunk_tokens > 0:
-        least = min(chunk_tokens, config.min_chunk_tokens)
-        config = replace(config, chunk_tokens=chunk_tokens, min_chunk_tokens=least)
+        least = min(chunk_tokens, config.stage.min_chunk_tokens)
+        config = config.changed(
+            {"stage.chunk_tokens": chunk_tokens, "stage.min_chunk_tokens": least}
+        )
     return Rounds(RoundPolicy.of(policies, config), cpu_s)
 
 
@@ -64,7 +66,7 @@ def decides_rounds(policies: Policies) -> bool:
 class Rounds:
     def __init__(self, policy: RoundPolicy, cpu_s: Callable[[], float] = time.thread_time):
         self._policy, self._cpu_s = policy, cpu_s
-        self.table = StreamTable(policy.config.step_s)
+        self.table = StreamTable(policy.config.stage.step_s)
         self.rates = UNMEASURED
         self.now_s = 0.0
         self._peer_urgent, self._peer_slack_s = False, math.inf
@@ -73,7 +75,7 @@ class Rounds:
         self._residence_s = np.zeros(4)  # by class, unknown first
         self._n_launched = self._launched_prefill = 0
         self.last_prefill_s = self._decided_s = self._decoded_s = 0.0
-        self.best_effort = BestEffortTotals(policy.config.cap_streams)
+        self.best_effort = BestEffortTotals(policy.config.best_effort.cap_streams)
         self._last: Round | None = None
         self._managed = np.zeros(0, bool)  # of the latest decision
         self._buffered_s = np.zeros(0)
@@ -155,7 +157,7 @@ class Rounds:
         self._decided_s, self.table.changed = self.now_s, False
         view = self._view(pool, prefill_running, blocked, half)
         self._last = decision = self._policy.decide(view)
-        self.best_effort.cap = decision.cap or self.config.cap_streams
+        self.best_effort.cap = decision.cap or self.config.best_effort.cap_streams
         self._managed = view.managed.copy()
         self.best_effort.heard = bool(np.count_nonzero(view.managed))
         self._buffered_s = view.buffered_s
@@ -269,7 +271,7 @@ class Rounds:
     def slack_of(self, rids: Iterable[str]) -> float:
         """The time for which all of these requests could wait without being noticed; inf if all are
         best effort."""
-        slack = slack_s(self._view(_NO_POOL), self.config)
+        slack = slack_s(self._view(_NO_POOL), self.config.stage)
         least_s = math.inf
         for rid in rids:
             if not self.table.is_best_effort(rid):

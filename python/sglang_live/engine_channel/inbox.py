@@ -3,7 +3,6 @@
 import os
 import queue
 import threading
-from dataclasses import replace
 
 import msgspec
 import torch
@@ -119,11 +118,12 @@ def steps_text(step_s: float, chunk_steps: int) -> str:
 def policy_config_from_env(config: PolicyConfig) -> PolicyConfig:
     """The constants of this stage, with the steps of its model and the rounds of its device."""
     if os.environ.get(SHARED_DEVICE_ENV) != "1":
-        config = replace(config, interval_steps=0.0)
+        config = config.changed({"pacing.interval_steps": 0.0})
     step_s, _, chunk_steps = os.environ.get(STEPS_ENV, "").partition(":")
-    if not step_s:
-        return config
-    return replace(config, step_s=float(step_s), chunk_steps=int(chunk_steps))
+    if step_s:
+        steps = {"stage.step_s": float(step_s), "stage.chunk_steps": int(chunk_steps)}
+        config = config.changed(steps)
+    return config
 
 
 def policies_from_env() -> Policies:

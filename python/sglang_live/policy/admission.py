@@ -1,16 +1,49 @@
 """Which waiting streams start now: the budget of KV tokens and rows, in the order of a policy.
 
+Background work does not start while another stream is in need.
+
 LiveServe stops at the first stream that does not fit. Here smaller streams behind it may pass, for
 a limited time: KV that smaller streams always take at once would never add up to what it needs.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from sglang_live.policy.config import PolicyConfig
-from sglang_live.policy.view import Bools, Ints, StageView
+from sglang_live.policy.view import U1, Bools, Classes, Ints, StageView
+from sglang_live.settings import Positive, Settings
 
 
-def fitting(view: StageView, ordered: Ints, config: PolicyConfig) -> tuple[Ints, float | None]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionConfig(Settings):
+    """
+    max_bypass_s: how long smaller streams may pass a stream that does not fit.
+    max_wait_s: a stream of U2, or one without a listener, that has waited for longer counts as U1;
+        and if it waits for memory, pacing ceases, so that other streams end and free it.
+    """
+
+    max_bypass_s: Positive = 2.0
+    max_wait_s: Positive = 10.0
+
+
+def overdue(view: StageView, waiting: Ints, limit_s: float) -> Bools:
+    """Returns which of the waiting streams have waited for longer than the limit."""
+    return view.now_s - view.since_s[waiting] > limit_s
+
+
+def in_turn(view: StageView, ordered: Ints, urgency: Classes, config: AdmissionConfig) -> Ints:
+    """Returns `ordered` without background streams while another stream is in need."""
+    if view.background is None or not np.count_nonzero(view.background[ordered]):
+        return ordered
+    put_off = view.background[ordered] & ~overdue(view, ordered, config.max_wait_s)
+    in_need = urgency.view(np.uint8) <= U1  # UNKNOWN is 255 here
+    running = in_need & view.managed & ~view.waiting
+    if np.count_nonzero(running) or np.count_nonzero(in_need[ordered[~put_off]]):
+        return ordered[~put_off]
+    return ordered
+
+
+def fitting(view: StageView, ordered: Ints, config: AdmissionConfig) -> tuple[Ints, float | None]:
     """
     Args:
         ordered: int64, waiting streams.

@@ -9,22 +9,28 @@ from functools import reduce
 
 import numpy as np
 
-from sglang_live.policy import deadline, fcfs, retraction, urgency
-from sglang_live.policy.admission import fitting
+from sglang_live.policy import deadline, urgency
+from sglang_live.policy.admission import fitting, in_turn
 from sglang_live.policy.config import PolicyConfig
-from sglang_live.policy.hybrid import BestEffortRound, retracted_first, without_best_effort
-from sglang_live.policy.interval import decode_interval_s
+from sglang_live.policy.hybrid import (
+    BestEffortRound,
+    listeners_slack_s,
+    retracted_first,
+    without_best_effort,
+)
 from sglang_live.policy.pacing import (
     Marks,
     choose_paused,
+    decode_interval_s,
     keep_company,
     lower,
     next_resume_s,
     pacing_marks,
+    resume_mark_s,
     yield_marks,
 )
 from sglang_live.policy.policies import Order, Policies
-from sglang_live.policy.protection import begun_within, prefill_budget, prefill_s, until_gap_s
+from sglang_live.policy.prefill import begun_within, prefill_budget, prefill_s, until_gap_s
 from sglang_live.policy.view import U1, U2, Bools, Classes, Ints, Round, StageView
 
 
@@ -58,7 +64,7 @@ class RoundPolicy:
     def safe_s(self) -> float:
         """P_safe of this order."""
         config = self.config
-        return config.critical_s if self.order == "deadline" else config.p_safe_s
+        return config.deadline.critical_s if self.order == "deadline" else config.urgency.p_safe_s
 
     @property
     def tells_best_effort(self) -> bool:
@@ -67,10 +73,22 @@ class RoundPolicy:
     def decide(self, view: StageView) -> Round:
         if view.best_effort is None:
             return self._decide(view)
-        others = self._decide(without_best_effort(view))
-        return BestEffortRound(view, others, self.config, self.hybrid, self.bros).decide()
+        config = self.config
+        first_sound_s = config.best_effort.first_sound_s
+        max_startup_s = config.deadline.max_startup_s
+        return BestEffortRound(
+            view=view,
+            others=self._decide(without_best_effort(view)),
+            slack_s=listeners_slack_s(view, config.stage, first_sound_s, max_startup_s),
+            max_pause_s=config.pacing.max_pause_s,
+            stage=config.stage,
+            config=config.best_effort,
+            fits=self.hybrid,
+            caps=self.bros,
+        ).decide()
 
     def _decide(self, view: StageView) -> Round:
+        config = self.config
         classes, n_unknown = urgency.classify(view, self.safe_s)
         admitted, refused_s = self._admit(view, classes)
         has_kv = ~view.waiting
@@ -89,28 +107,29 @@ class RoundPolicy:
             may_pause &= ~view.waiting
             pause = choose_paused(view, may_pause, marks)
             if not yields and np.count_nonzero(pause):
-                pause = keep_company(view, pause, has_kv, marks, self.config)
+                pause = keep_company(view, pause, has_kv, marks, config.stage, config.pacing)
             next_change_s = next_resume_s(view, pause, marks)
-            if refused_s is not None and refused_s < self.config.max_wait_s:
-                next_change_s = min(next_change_s, view.now_s + self.config.max_wait_s - refused_s)
+            max_wait_s = config.admission.max_wait_s
+            if refused_s is not None and refused_s < max_wait_s:
+                next_change_s = min(next_change_s, view.now_s + max_wait_s - refused_s)
         budget = None
         # Policies that keep buffers short also keep them sufficient.
         if self.order == "urgency" or self.pacing:
-            limit_s = prefill_s(view, admitted, has_kv, self.config)
-            admitted = begun_within(view, admitted, limit_s, self.config)
+            limit_s = prefill_s(view, admitted, has_kv, config.stage, config.prefill)
+            admitted = begun_within(view, admitted, limit_s, config.prefill)
             # Free indices have no KV.
             decodes = bool(np.count_nonzero(has_kv & ~pause & (view.kv_tokens > 0)))
-            budget = prefill_budget(view, admitted, limit_s, decodes, self.config)
+            budget = prefill_budget(view, admitted, limit_s, decodes, config.stage, config.prefill)
         return Round(
             pause=pause,
             admit=admitted,
             prefill_budget=budget,
             urgency=classes,
             urgent=len(urgent) > 0,
-            until_gap_s=until_gap_s(view, self.config),
+            until_gap_s=until_gap_s(view, config.stage),
             n_unknown=n_unknown,
             interval_s=(
-                decode_interval_s(view, has_kv, self.config, crowded=crowded)
+                decode_interval_s(view, has_kv, config.stage, config.pacing, crowded=crowded)
                 if self.pacing
                 else 0.0
             ),
@@ -127,36 +146,47 @@ class RoundPolicy:
             of_u2, rest = self.retraction_order(without_best_effort(view))
             return np.concatenate((first, of_u2)), rest
         classes, _ = urgency.classify(view, self.safe_s)
-        return retraction.retraction_order(view, classes, self.config)
+        return urgency.retraction_order(view, classes, self.config.urgency)
 
     def spare(self, view: StageView) -> Ints:
         """Streams that are retracted for an urgent one that finds no room, in this order. Best
         effort has been retracted before."""
         view = without_best_effort(view)
         classes, _ = urgency.classify(view, self.safe_s)
-        return retraction.spare(view, classes, self.safe_s, self.config)
+        low_s = resume_mark_s(view, self.safe_s, self.config.stage, self.config.pacing)
+        return urgency.spare(view, classes, low_s, self.config.urgency)
 
     def _admit(self, view: StageView, classes: Classes) -> tuple[Ints, float | None]:
         if not np.count_nonzero(view.waiting):
             return np.zeros(0, np.int64), None
+        config = self.config.admission
         if self.order == "fcfs":
+            waiting = view.waiting.nonzero()[0]
+            ordered = waiting[np.argsort(view.arrived_s[waiting], kind="stable")]
             # SGLang itself stops at the first stream that does not fit.
-            ordered = fcfs.order(view)
-            return ordered, fitting(view, ordered, self.config)[1]
-        rule = urgency if self.order == "urgency" else deadline
-        ordered = rule.order(view, classes, self.config)
-        return fitting(view, urgency.in_turn(view, ordered, classes, self.config), self.config)
+            return ordered, fitting(view, ordered, config)[1]
+        if self.order == "urgency":
+            ordered = urgency.order(view, classes, self.config.urgency, config.max_wait_s)
+        else:
+            ordered = deadline.order(view, classes, self.config.deadline, config.max_wait_s)
+        return fitting(view, in_turn(view, ordered, classes, config), config)
 
     def _marks(
         self, view: StageView, refused_s: float | None, *, crowded: bool, yields: bool
     ) -> Marks | None:
-        found = []
+        found: list[Marks] = []
+        config = self.config
+        safe_s = self.safe_s
         # A whole turn of another user is worth more than speech that may be wasted.
-        starving = refused_s is not None and refused_s >= self.config.max_wait_s
+        starving = refused_s is not None and refused_s >= config.admission.max_wait_s
         if self.pacing and not starving:
-            found.append(pacing_marks(view, self.safe_s, self.config, crowded=crowded))
+            found.append(
+                pacing_marks(
+                    view, safe_s, config.stage, config.pacing, config.urgency, crowded=crowded
+                )
+            )
         if yields:
-            found.append(yield_marks(view, self.safe_s, self.config))
+            found.append(yield_marks(view, safe_s, config.stage, config.yielding))
         return reduce(lower, found) if found else None
 
     @staticmethod
@@ -170,7 +200,7 @@ class RoundPolicy:
 
     def _pays(self, view: StageView, urgent: Classes) -> bool:
         """Returns True if urgent streams gain from shorter rounds."""
-        rounds = self.config.yield_rounds
-        if view.rates.round_s_per_stream * rounds < 2.0 * self.config.flip_s:
+        gained_s = view.rates.round_s_per_stream * self.config.yielding.yield_rounds
+        if gained_s < 2.0 * self.config.pacing.flip_s:
             return False  # pausing and resuming costs more than the urgent streams gain
-        return len(urgent) > 0 and view.rates.busy <= self.config.saturated
+        return len(urgent) > 0 and view.rates.busy <= self.config.yielding.saturated

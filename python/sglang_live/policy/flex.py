@@ -7,9 +7,11 @@ reads one piece after the other.
 
 from dataclasses import dataclass
 
+from sglang_live.settings import Count, Positive, Settings
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlexConfig:
+class FlexConfig(Settings):
     """
     flex_share: flex frames for each heard frame that is decoded while flex waits.
     flex_overdue_chunks: chunks that flex may be owed behind first chunks.
@@ -17,10 +19,10 @@ class FlexConfig:
     flex_slowdown: seconds for each second of its speech, from then on.
     """
 
-    flex_share: float = 1 / 16
-    flex_overdue_chunks: int = 4
-    flex_wait_s: float = 10.0
-    flex_slowdown: float = 8.0
+    flex_share: Positive = 1 / 16
+    flex_overdue_chunks: Count = 4
+    flex_wait_s: Positive = 10.0
+    flex_slowdown: Positive = 8.0
 
 
 @dataclass(frozen=True, slots=True)

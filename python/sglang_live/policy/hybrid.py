@@ -13,12 +13,38 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sglang_live.policy.config import PolicyConfig
-from sglang_live.policy.pacing import latency_s
+from sglang_live.policy.stage import StageConstants
 from sglang_live.policy.view import U0, BestEffort, Bools, Ints, Round, StageView
+from sglang_live.settings import Count, Positive, Settings
 
 # A cap that has doubled to here bounds nothing any more.
 _LARGEST_CAP = 1 << 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestEffortConfig(Settings):
+    """
+    slack_share: share of the listeners' slack that a round with best effort in it may take.
+    most_round_s: most that a round with best effort in it may take, also without listeners: one may
+        come in any round, and waits for its end.
+    first_sound_s: time in which a stream's first chunk is made beside best effort.
+    patience_s: best effort that has waited for longer gets a step, unless a stream may fall silent;
+        then it gets one after the max_pause_s of pacing.
+    overdue_turns: of streams that wait for too long at once, this share gets a step in a round.
+    first_error: error of predictions, before it is measured, where there are no listeners.
+    growth_tokens: that each best-effort stream can decode beside the KV of idle sessions before one
+        of them is retracted: a prefill for some dozens of decode rounds.
+    cap_streams: BROS's smallest cap on best-effort streams in a batch.
+    """
+
+    slack_share: Positive = 0.75
+    most_round_s: Positive = 0.1
+    first_sound_s: Positive = 0.3
+    patience_s: Positive = 2.0
+    overdue_turns: Count = 8
+    first_error: Positive = 0.5
+    growth_tokens: Count = 64
+    cap_streams: Count = 128
 
 
 def without_best_effort(view: StageView) -> StageView:
@@ -46,28 +72,33 @@ def without_best_effort(view: StageView) -> StageView:
     )
 
 
-def listeners_slack_s(view: StageView, config: PolicyConfig) -> float:
+def listeners_slack_s(
+    view: StageView, stage: StageConstants, first_sound_s: float, max_startup_s: float
+) -> float:
     """Returns for how long the listeners can do without this stage; inf: there is none.
 
     A stream before its first sound needs the rounds of its first chunk in the time that is left.
     One that takes much longer is stuck, or has no telemetry, and does not count. From that chunk on
     it has its buffer, also while the chunk is on its way to the listener.
     Unknown buffers cannot be protected.
+
+    Args:
+        first_sound_s: of BestEffortConfig. max_startup_s: of DeadlineConfig.
     """
     assert view.best_effort is not None
     heard = view.managed & ~view.best_effort.which
     if not np.count_nonzero(heard):
         return math.inf
-    has_chunk = view.buffered_s >= config.chunk_steps * config.step_s
+    has_chunk = view.buffered_s >= stage.chunk_s
     playing = heard & (view.started | has_chunk) & ~view.waiting
     least_s = float(np.fmin.reduce(view.buffered_s, where=playing, initial=math.inf))
-    slack_s = least_s - latency_s(view.rates.round_s, config)
+    slack_s = least_s - stage.latency_s(view.rates.round_s)
     starting = heard & ~(view.started | (has_chunk & ~view.waiting))
     if np.count_nonzero(starting):
         waited_s = view.now_s - view.arrived_s[starting]
-        n_steps = config.chunk_steps - view.buffered_s[starting] // config.step_s
-        left_s = config.first_sound_s - waited_s - n_steps * view.rates.round_s
-        is_on_its_way = waited_s <= config.max_startup_s
+        n_steps = stage.chunk_steps - view.buffered_s[starting] // stage.step_s
+        left_s = first_sound_s - waited_s - n_steps * view.rates.round_s
+        is_on_its_way = waited_s <= max_startup_s
         slack_s = float(np.fmin.reduce(left_s, where=is_on_its_way, initial=slack_s))
     return max(slack_s, 0.0)
 
@@ -105,20 +136,25 @@ class BestEffortRound:
     Args:
         view: of all streams, with best effort among them.
         others: the round without it.
+        slack_s: of listeners_slack_s().
+        max_pause_s: of PacingConfig.
         fits: whether it has to fit the slack (policy `hybrid`).
         caps: whether its batch has BROS's cap (policy `bros`).
     """
 
     view: StageView
     others: Round
-    config: PolicyConfig
+    slack_s: float
+    max_pause_s: float
+    stage: StageConstants
+    config: BestEffortConfig
     fits: bool
     caps: bool
 
     def decide(self) -> Round:
         """The round with best effort in it."""
         view, others = self.view, self.others
-        be, slack_s = self._be, listeners_slack_s(view, self.config)
+        be, slack_s = self._be, self.slack_s
         runs = ~view.waiting & ~be.which & ~others.pause & (view.kv_tokens > 0)
         if view.blocked is not None:
             runs &= ~view.blocked
@@ -171,7 +207,7 @@ class BestEffortRound:
         """How long best effort may wait for one step. Longer while a stream may fall silent."""
         playing = self.others.urgency[~self.view.waiting]
         is_any_dry = np.count_nonzero(playing == U0)
-        return self.config.max_pause_s if is_any_dry else self.config.patience_s
+        return self.max_pause_s if is_any_dry else self.config.patience_s
 
     def _decodes(self, runs: Bools, slack_s: float, interval_s: float) -> tuple[Bools, int]:
         """Choose the streams that decode.
@@ -253,7 +289,7 @@ class BestEffortRound:
             beside_heard: streams that are heard could decode in its place.
             idle_s: time until they may.
         """
-        view, be, config = self.view, self._be, self.config
+        view, be, stage = self.view, self._be, self.stage
         tokens = math.inf
         if self.fits:
             first = int(be.half.argmax()) if np.count_nonzero(be.half) else int(admit[0])
@@ -263,12 +299,12 @@ class BestEffortRound:
                 slack_s = min(slack_s, 0.0)  # prefills in a row would take all of it
             limit_s = self._limit_s(slack_s, be.cost.prefill_error, idle_s)
             tokens = be.cost.tokens_within(limit_s, context, audio_s)
-        if tokens >= config.chunk_tokens:
+        if tokens >= stage.chunk_tokens:
             return None
-        if tokens >= config.min_chunk_tokens:
+        if tokens >= stage.min_chunk_tokens:
             return int(tokens)
         waits_since_s = be.last_prefill_s
         if len(admit):
             waits_since_s = max(waits_since_s, float(view.since_s[admit].min()))
         is_overdue = view.now_s - waits_since_s > self._patience_s()
-        return config.min_chunk_tokens if is_overdue or math.isinf(slack_s) else 0
+        return stage.min_chunk_tokens if is_overdue or math.isinf(slack_s) else 0

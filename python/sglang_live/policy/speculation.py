@@ -7,11 +7,13 @@ steps of engines: one for a turn's prefill, one for each token and each codec fr
 from dataclasses import dataclass
 from typing import Literal
 
+from sglang_live.settings import Positive, Settings, Share
+
 Refusal = Literal["", "no_room", "busy", "session_waste", "server_waste"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculationConfig:
+class SpeculationConfig(Settings):
     """
     urgent_share: number of urgent turns beside which none begins, as a share of the sessions: a
         large server always has some, and hardly slows them down by one more.
@@ -22,17 +24,11 @@ class SpeculationConfig:
         a few turns; of all together.
     """
 
-    urgent_share: float = 0.1
-    safe_s: float = 0.5
-    waste_share: float = 0.5
-    session_burst: float = 100.0
-    server_burst: float = 400.0
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.urgent_share <= 1 and 0 <= self.waste_share <= 1):
-            raise ValueError("urgent_share and waste_share are shares from 0 to 1")
-        if min(self.safe_s, self.session_burst, self.server_burst) <= 0:
-            raise ValueError("safe_s, session_burst and server_burst must be positive")
+    urgent_share: Share = 0.1
+    safe_s: Positive = 0.5
+    waste_share: Share = 0.5
+    session_burst: Positive = 100.0
+    server_burst: Positive = 400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

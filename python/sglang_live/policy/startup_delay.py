@@ -8,9 +8,11 @@ one. Load comes in bursts of a few seconds, so responses count while they still 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sglang_live.settings import Count, NonNegative, Positive, Settings, Share, Whole
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartupDelayConfig:
+class StartupDelayConfig(Settings):
     """
     gap_s: a gap costs its listener as much as waiting for this time.
     bridged_s: longest gap that a player's jitter buffer hides, and that needs no delay.
@@ -24,16 +26,16 @@ class StartupDelayConfig:
         differ by at most this number, or this share of them.
     """
 
-    gap_s: float = 4.0
-    bridged_s: float = 0.08
-    max_s: float = 0.2
-    beyond_share: float = 0.1
-    safe_s: float = 0.4
-    n_responses: int = 8
-    max_age_s: float = 60.0
-    settled_s: float = 0.5
-    company_range: int = 1
-    similar_share: float = 0.5
+    gap_s: Positive = 4.0
+    bridged_s: NonNegative = 0.08
+    max_s: NonNegative = 0.2
+    beyond_share: Share = 0.1
+    safe_s: Positive = 0.4
+    n_responses: Count = 8
+    max_age_s: Positive = 60.0
+    settled_s: NonNegative = 0.5
+    company_range: Whole = 1
+    similar_share: NonNegative = 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ class StageView:
         occupancy: KV tokens in use over all KV tokens, 0 to 1.
         kv_wanted: KV of a user who speaks waits for room, so as to be loaded ahead.
         free_tokens: KV tokens that a prefill could take now.
-        prefill_running: a chunked prefill is half done; see PolicyConfig.may_pause_prefill.
+        prefill_running: a chunked prefill is half done; see StageConstants.may_pause_prefill.
         waiting: bool, in the queue, without KV of its own yet.
         paused: bool, out of the batch by a decision of an earlier round; its KV is kept.
         since_s: time of the latest change between waiting, paused and running.
@@ -103,7 +103,7 @@ class StageView:
         free_rows: request rows that are free. Paused streams keep their rows.
         audio_s: seconds of audio that the encoder hears in its first step; None: no audio waits.
         background: bool, work ahead of its need: it is served when no stream is in need, and not
-            later than PolicyConfig.max_wait_s; None: no stream is background work.
+            later than AdmissionConfig.max_wait_s; None: no stream is background work.
         blocked: bool, cannot step in this round in any case: its input does not exist yet, or its
             last step is in flight; None: no stream is blocked.
         last_prefill_s: end of the latest prefill round; now_s while it is computed.
@@ -153,7 +153,8 @@ class Round:
         admit: int64, indices of waiting streams, in the order in which they are tried. The other
             waiting streams stay in the queue.
         prefill_budget: tokens that prefill may compute in this round; 0: no prefill (while
-            prefill_running only with PolicyConfig.may_pause_prefill); None: the engine's own chunk.
+            prefill_running only with StageConstants.may_pause_prefill); None: the engine's own
+            chunk.
         urgency: int8 [n], U0, U1 or U2; -1 where telemetry is missing.
         urgent: a stream of U0 or U1 can step in this round, or begin.
         until_gap_s: time after which the first listener would hear a gap if this stage computed

@@ -75,7 +75,7 @@ def test_flags_without_a_meaning_are_refused(flags):
 
 def test_flags_reach_the_thinker_and_the_users():
     config = parse_args(["--kv-weight", "0", "--reserve-all", "--history-tokens", "100"])
-    assert config.server.thinker_policy.beta == 0 and config.server.thinker_reserves_all
+    assert config.server.thinker_policy.urgency.beta == 0 and config.server.thinker_reserves_all
     assert config.users.longest == History(100, 0, has_kv=False)
     assert parse_args(["--policies", f"off,{ADMITTED}"]).policies == ("off", ADMITTED)
 

@@ -221,7 +221,9 @@ requests = st.builds(
 def engine(policies: tuple[str, ...], reqs: list[FakeReq]) -> FakeEngine:
     for n, req in enumerate(reqs):
         req.rid = f"{'speak' if req.heard else 'batch'}-{n:04d}"
-    config = PolicyConfig(may_pause_prefill=True, chunk_tokens=CHUNK_TOKENS)
+    config = PolicyConfig().changed(
+        {"stage.may_pause_prefill": True, "stage.chunk_tokens": CHUNK_TOKENS}
+    )
     return FakeEngine(Rounds(RoundPolicy.of(Policies.parse(policies), config)), reqs)
 
 
@@ -255,7 +257,7 @@ def test_best_effort_with_memory_steps_within_the_bound_beside_many_listeners(po
     simulated = engine(policies, crowd(n_heard=400, apart_s=0.09, n_prompt=300))
     simulated.run(until_s=600.0)
     config = simulated.rounds.config
-    assert 1.0 < simulated.longest_wait_s <= config.max_pause_s + SLACK_OF_BOUND_S
+    assert 1.0 < simulated.longest_wait_s <= config.pacing.max_pause_s + SLACK_OF_BOUND_S
     assert all(req.ended == "complete" for req in simulated.done)
     assert len(simulated.done) == 412
 

@@ -140,11 +140,11 @@ def test_slices_of_a_long_prompt_keep_their_duration_as_its_context_grows(overla
     config = PolicyConfig()
     context, excess = 0, []
     while context < 27_000:
-        n = min(512, slice_tokens(rates, config))
+        n = min(512, slice_tokens(rates, config.stage, config.slicing))
         work = BatchWork(0, n_tokens=n, n_pairs=n * (context + n // 2))
-        least = config.min_chunk_tokens
+        least = config.stage.min_chunk_tokens
         shortest = BatchWork(0, n_tokens=least, n_pairs=least * (context + least // 2))
-        aim_s = max(slice_s(rates, config), device.cost_s(shortest))
+        aim_s = max(slice_s(rates, config.slicing), device.cost_s(shortest))
         excess.append(device.cost_s(work) / aim_s)
         rates = device.run(n_tokens=n, n_pairs=work.n_pairs)
         context += n

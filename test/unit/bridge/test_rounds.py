@@ -96,7 +96,9 @@ def rounds_until_paused(config: PolicyConfig) -> int:
 
 def test_a_stream_of_short_steps_needs_more_of_them_before_it_pauses():
     n = rounds_until_paused(PolicyConfig())
-    shorter = PolicyConfig(step_s=PolicyConfig().step_s / 2, chunk_steps=8)
+    shorter = PolicyConfig().changed(
+        {"stage.step_s": PolicyConfig().stage.step_s / 2, "stage.chunk_steps": 8}
+    )
     assert rounds_until_paused(shorter) >= 2 * n
 
 
@@ -164,7 +166,10 @@ def test_unknown_requests_all_stay_in_the_queue():
 
 
 def test_a_decode_round_is_held_until_its_interval_has_passed():
-    engine = Engine("pacing", config=PolicyConfig(interval_steps=0.5, step_s=0.08))
+    engine = Engine(
+        "pacing",
+        config=PolicyConfig().changed({"pacing.interval_steps": 0.5, "stage.step_s": 0.08}),
+    )
     engine.add("speak-a")
     rounds = engine.rounds
     engine.run(1, heard_s=0.0)
@@ -200,7 +205,7 @@ def test_earlier_stages_are_told_when_the_first_listener_hears_a_gap():
 
 
 def test_no_round_is_held_where_a_request_has_no_listener():
-    engine = Engine("pacing", config=PolicyConfig(interval_steps=0.5))
+    engine = Engine("pacing", config=PolicyConfig().changed({"pacing.interval_steps": 0.5}))
     engine.add("speak-a")
     engine.add("own", managed=False)
     engine.run(3, heard_s=0.0)

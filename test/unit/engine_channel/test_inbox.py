@@ -1,7 +1,5 @@
 """Feed messages to a scheduler and reports from it, over real sockets."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -42,16 +40,18 @@ def test_a_models_steps_reach_its_scheduler(monkeypatch):
     monkeypatch.setenv(SHARED_DEVICE_ENV, "1")
     assert policy_config_from_env(TALKER) == TALKER
     monkeypatch.setenv(STEPS_ENV, steps_text(0.0122, 28))
-    assert policy_config_from_env(TALKER) == replace(TALKER, step_s=0.0122, chunk_steps=28)
+    assert policy_config_from_env(TALKER) == TALKER.changed(
+        {"stage.step_s": 0.0122, "stage.chunk_steps": 28}
+    )
 
 
 def test_decode_rounds_have_an_interval_only_on_a_shared_device(monkeypatch):
-    assert TALKER.interval_steps > 0
+    assert TALKER.pacing.interval_steps > 0
     for value in ("0", ""):
         monkeypatch.setenv(SHARED_DEVICE_ENV, value)
-        assert policy_config_from_env(TALKER).interval_steps == 0
+        assert policy_config_from_env(TALKER).pacing.interval_steps == 0
     monkeypatch.delenv(SHARED_DEVICE_ENV)
-    assert policy_config_from_env(TALKER).interval_steps == 0
+    assert policy_config_from_env(TALKER).pacing.interval_steps == 0
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from sglang_live.policy.admission import fitting
 from .views import NOW_S, few_examples, paused, playing, policy_of, view_of, views, waiting
 
 POLICIES = policy_of(("urgency",))
-MAX_BYPASS_S = POLICIES.config.max_bypass_s
+MAX_BYPASS_S = POLICIES.config.admission.max_bypass_s
 
 
 def admitted(*streams, **other) -> list[int]:
@@ -62,7 +62,7 @@ def test_refused_streams_do_not_fit(view):
     """Unless one before them has waited for too long. Whether a prefill can begin in time is
     decided later (test_protection.py)."""
     ordered = view.waiting.nonzero()[0]
-    admit, refused_s = fitting(view, ordered, POLICIES.config)
+    admit, refused_s = fitting(view, ordered, POLICIES.config.admission)
     left = view.free_tokens - view.prefill_tokens[admit].sum()
     assert len(admit) == 0 or left >= 0
     refused = np.setdiff1d(ordered, admit)

@@ -1,22 +1,25 @@
 """How the constants of both engines differ, and the marks that follow from them."""
 
-from dataclasses import fields
-
 import pytest
 
 from sglang_live.policy.config import TALKER, THINKER, PolicyConfig
-from sglang_live.policy.pacing import latency_s, pacing_marks, yield_marks
+from sglang_live.policy.pacing import pacing_marks, yield_marks
 from sglang_live.policy.view import StageRates
 
 from .views import playing, view_of
 
 
 def test_engines_differ_from_the_defaults_only_where_docs_say():
-    names = {f.name for f in fields(PolicyConfig)}
-    changed = {n for n in names if getattr(TALKER, n) != getattr(PolicyConfig(), n)}
-    assert changed == {"may_pause_prefill"}
-    changed = {n for n in names if getattr(THINKER, n) != getattr(TALKER, n)}
-    assert changed == {"pipeline_s", "p_safe_s", "min_gap_s", "runs_ahead_for_kv"}
+    assert PolicyConfig().changed({"stage.may_pause_prefill": True}) == TALKER
+    differ = {
+        "stage.pipeline_s": THINKER.stage.pipeline_s,
+        "urgency.p_safe_s": THINKER.urgency.p_safe_s,
+        "pacing.min_gap_s": THINKER.pacing.min_gap_s,
+        "pacing.runs_ahead_for_kv": True,
+    }
+    assert TALKER.changed(differ) == THINKER
+    assert THINKER.stage != TALKER.stage and THINKER.urgency != TALKER.urgency
+    assert THINKER.pacing.min_gap_s != TALKER.pacing.min_gap_s
 
 
 @pytest.mark.parametrize(
@@ -32,7 +35,9 @@ def test_marks_of_the_talker_follow_the_time_of_a_round(round_s, marks):
     """Latency; low and high marks for three shares of interruptions; marks of yielding streams."""
     streams = [playing(1.0, interrupts=interrupts) for interrupts in (0.0, 0.2, 1.0)]
     view = view_of(*streams, rates=StageRates(round_s=round_s))
-    paced = pacing_marks(view, TALKER.p_safe_s, TALKER)
-    yielding = yield_marks(view, TALKER.p_safe_s, TALKER)
-    found = latency_s(round_s, TALKER), paced.low_s, *paced.high_s, yielding.low_s, yielding.high_s
+    safe_s = TALKER.urgency.p_safe_s
+    paced = pacing_marks(view, safe_s, TALKER.stage, TALKER.pacing, TALKER.urgency)
+    yielding = yield_marks(view, safe_s, TALKER.stage, TALKER.yielding)
+    paced_s = (paced.low_s, *paced.high_s)
+    found = TALKER.stage.latency_s(round_s), *paced_s, yielding.low_s, yielding.high_s
     assert marks == pytest.approx(found, abs=6e-4)

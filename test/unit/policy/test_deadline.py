@@ -5,7 +5,7 @@ from sglang_live.policy.view import U0, U1, U2
 
 from .views import playing, policy_of, starting, view_of, waiting
 
-POLICIES = policy_of(("deadline",), PolicyConfig(n_startup_max=2))
+POLICIES = policy_of(("deadline",), PolicyConfig().changed({"deadline.n_startup_max": 2}))
 
 
 def admitted(*streams) -> list[int]:

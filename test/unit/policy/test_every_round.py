@@ -99,7 +99,7 @@ def test_only_streams_with_time_and_telemetry_are_paused(policies, view):
 def test_no_stream_is_paused_beyond_the_bound(policies, view):
     out = policies.decide(view).pause
     held_for_s = NOW_S - view.since_s[out & view.paused]
-    assert (held_for_s < policies.config.max_pause_s).all()
+    assert (held_for_s < policies.config.pacing.max_pause_s).all()
 
 
 @any_set
@@ -109,7 +109,7 @@ def test_the_next_change_is_known_while_a_stream_is_paused(policies, view):
     decided = policies.decide(view)
     assert decided.next_change_s >= NOW_S
     if decided.pause.any():
-        assert decided.next_change_s <= NOW_S + policies.config.max_pause_s
+        assert decided.next_change_s <= NOW_S + policies.config.pacing.max_pause_s
 
 
 @any_set
@@ -119,7 +119,7 @@ def test_a_running_prefill_is_never_refused(policies, view):
     budget = policies.decide(view).prefill_budget
     assert budget is None or budget >= 0
     if view.prefill_running:
-        assert budget is None or budget >= policies.config.min_chunk_tokens
+        assert budget is None or budget >= policies.config.stage.min_chunk_tokens
 
 
 @any_set

@@ -29,12 +29,12 @@ from .views import (
 )
 
 # Of a stage that has its device for itself, and of one that shares it: decodes have an interval.
-HALF = PolicyConfig(slack_share=0.5, most_round_s=0.15)
-ALONE = replace(HALF, interval_steps=0.0)
+HALF = PolicyConfig().changed({"best_effort.slack_share": 0.5, "best_effort.most_round_s": 0.15})
+ALONE = HALF.changed({"pacing.interval_steps": 0.0})
 HYBRID = policy_of(("urgency", "pacing", "hybrid"), ALONE)
 SHARED = policy_of(("urgency", "pacing", "hybrid"), HALF)
 CAPPED = policy_of(("urgency", "pacing", "bros"), ALONE)
-PLAIN = policy_of(("urgency", "pacing"), PolicyConfig(interval_steps=0.0))
+PLAIN = policy_of(("urgency", "pacing"), PolicyConfig().changed({"pacing.interval_steps": 0.0}))
 PLAIN_SHARED = policy_of(("urgency", "pacing"))
 INTERVAL_S = 0.03
 # 2 ms and 1 ms for each stream; prefills 5 ms and 0.1 ms for each token.
@@ -314,7 +314,7 @@ def test_it_is_not_requeue_in_a_round_whose_prefill_is_put_off():
 
 
 def test_best_effort_leaves_the_kv_of_idle_sessions_with_room_to_decode():
-    own, more = [queued(300), queued(300), queued(300)], PolicyConfig().growth_tokens
+    own, more = [queued(300), queued(300), queued(300)], PolicyConfig().best_effort.growth_tokens
     room = 600 + 2 * more
     assert len(HYBRID.decide(mixed([], own, free_tokens=room)).admit) == 2
     assert len(HYBRID.decide(mixed([], own, free_tokens=room - 1)).admit) == 1

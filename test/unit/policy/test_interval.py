@@ -1,7 +1,5 @@
 """The interval between decode rounds: only for streams that are heard, only on a shared device."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,7 @@ from sglang_live.policy.config import TALKER, PolicyConfig
 
 from .views import free_index, paused, playing, policy_of, starting, view_of, waiting
 
-INTERVAL_S = TALKER.interval_steps * TALKER.step_s
+INTERVAL_S = TALKER.pacing.interval_steps * TALKER.stage.step_s
 
 
 def interval_s(*streams, policies: str = "pacing", config: PolicyConfig = TALKER, **facts) -> float:
@@ -22,7 +20,7 @@ def test_rounds_of_streams_that_are_heard_have_an_interval(stream):
 
 
 def test_a_stream_keeps_ahead_of_its_listener_at_that_interval():
-    assert TALKER.step_s >= 2 * INTERVAL_S
+    assert TALKER.stage.step_s >= 2 * INTERVAL_S
 
 
 @pytest.mark.parametrize("unheard", [playing(1.0, managed=False), playing(np.nan)])
@@ -43,7 +41,7 @@ def test_a_stream_that_cannot_step_does_not_matter(absent):
 
 
 def test_a_device_of_its_own_has_no_interval():
-    assert interval_s(playing(1.0), config=replace(TALKER, interval_steps=0.0)) == 0.0
+    assert interval_s(playing(1.0), config=TALKER.changed({"pacing.interval_steps": 0.0})) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -63,5 +61,5 @@ def test_it_belongs_to_pacing(policies):
 
 
 def test_the_interval_follows_the_models_step():
-    config = replace(TALKER, step_s=0.0122)
+    config = TALKER.changed({"stage.step_s": 0.0122})
     assert interval_s(playing(1.0), config=config) == pytest.approx(0.375 * 0.0122)

@@ -7,15 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_live.errors import BadInputError
 from sglang_live.policy.config import PolicyConfig
-from sglang_live.policy.pacing import pacing_marks, yield_marks
-from sglang_live.policy.view import StageRates
+from sglang_live.policy.pacing import Marks, pacing_marks, yield_marks
+from sglang_live.policy.view import StageRates, StageView
 
 from .views import NOW_S, few_examples, paused, playing, policy_of, starting, view_of, waiting
 
 POLICIES = policy_of(("pacing",))
 CONFIG = POLICIES.config
-SAFE_S = CONFIG.p_safe_s
+SAFE_S = CONFIG.urgency.p_safe_s
+
+
+def marks_of(view: StageView, safe_s: float, config: PolicyConfig, **other) -> Marks:
+    return pacing_marks(view, safe_s, config.stage, config.pacing, config.urgency, **other)
 
 
 def marks(round_s: float = 0.015, interrupts: float = 0.4, n_streams: int = 1):
@@ -23,7 +28,7 @@ def marks(round_s: float = 0.015, interrupts: float = 0.4, n_streams: int = 1):
         *[playing(1.0, interrupts=interrupts)] * n_streams,
         rates=StageRates(round_s=round_s),
     )
-    return pacing_marks(view, SAFE_S, CONFIG)
+    return marks_of(view, SAFE_S, CONFIG)
 
 
 def test_fast_rounds_need_little_buffer():
@@ -54,19 +59,19 @@ def test_a_user_who_interrupts_more_has_no_higher_mark(interrupts, more, round_s
 
 def test_marks_are_far_enough_apart_that_flips_stay_rare():
     one = marks(interrupts=1.0)
-    assert one.high_s[0] - one.low_s == pytest.approx(CONFIG.min_gap_s)
+    assert one.high_s[0] - one.low_s == pytest.approx(CONFIG.pacing.min_gap_s)
     many = marks(n_streams=512)
     flips_per_s = 2 * 512 / (many.high_s[0] - many.low_s)
-    assert flips_per_s * CONFIG.flip_s <= CONFIG.flip_share + 1e-9
+    assert flips_per_s * CONFIG.pacing.flip_s <= CONFIG.pacing.flip_share + 1e-9
 
 
 @given(round_s=st.floats(0.001, 0.5))
 def test_the_low_mark_covers_the_time_to_the_next_sound(round_s):
-    whole_chunk_s = CONFIG.chunk_steps * round_s + CONFIG.pipeline_s
+    whole_chunk_s = CONFIG.stage.chunk_steps * round_s + CONFIG.stage.pipeline_s
     view = view_of(playing(1.0), rates=StageRates(round_s=round_s))
-    assert yield_marks(view, SAFE_S, CONFIG).low_s >= whole_chunk_s
-    assert min(pacing_marks(view, SAFE_S, CONFIG).low_s, CONFIG.max_low_s) >= min(
-        whole_chunk_s, CONFIG.max_low_s
+    assert yield_marks(view, SAFE_S, CONFIG.stage, CONFIG.yielding).low_s >= whole_chunk_s
+    assert min(marks_of(view, SAFE_S, CONFIG).low_s, CONFIG.pacing.max_low_s) >= min(
+        whole_chunk_s, CONFIG.pacing.max_low_s
     )
 
 
@@ -81,7 +86,7 @@ def test_a_stream_pauses_above_the_high_mark_and_resumes_at_the_low_one():
 
 def test_streams_with_room_for_a_chunk_resume_when_a_round_runs_anyway():
     low_s, high_s = marks().low_s, marks().high_s[0]
-    chunk_s = CONFIG.chunk_steps * CONFIG.step_s
+    chunk_s = CONFIG.stage.chunk_steps * CONFIG.stage.step_s
     streams = playing(low_s), paused(high_s - chunk_s - 0.01), paused(high_s - chunk_s + 0.01)
     assert POLICIES.decide(view_of(*streams)).pause.tolist() == [False, False, True]
 
@@ -128,51 +133,28 @@ def test_without_an_interrupt_history_no_stream_is_paced():
     assert not POLICIES.decide(view_of(playing(9.0, interrupts=np.nan))).pause.any()
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"p_safe_s": 0.0},
-        {"alpha": -1.0},
-        {"min_gap_s": 20.0},
-        {"chunk_steps": 2.5},
-        {"max_pause_s": float("inf")},
-        {"beta": float("nan")},
-        {"min_chunk_tokens": 4096},
-    ],
-    ids=str,
-)
-def test_invalid_constants_are_refused(wrong):
-    with pytest.raises(ValueError):
-        PolicyConfig(**wrong)
-
-
-def test_streams_of_a_user_who_does_not_interrupt_get_far_ahead_until_one_is_urgent():
-    patient = playing(6.0, interrupts=0.02)
-    urgency_too = policy_of(("urgency", "pacing"))
-    assert not urgency_too.decide(view_of(patient)).pause.any()
-    assert urgency_too.decide(view_of(patient, starting())).pause.tolist() == [True, False]
-
-
 # --- boundaries ---
 
 # All of them are sums of powers of two, so that sums are exact.
-EXACT = PolicyConfig(
-    step_s=0.0625,
-    pipeline_s=0.25,
-    jitter_s=0.0625,
-    p_safe_s=0.5,
-    min_gap_s=0.25,
-    max_gap_s=8.0,
-    flip_s=2**-12,
-    flip_share=2**-4,
-    company_share=0.25,
+EXACT = PolicyConfig().changed(
+    {
+        "stage.step_s": 0.0625,
+        "stage.pipeline_s": 0.25,
+        "stage.jitter_s": 0.0625,
+        "urgency.p_safe_s": 0.5,
+        "pacing.min_gap_s": 0.25,
+        "pacing.max_gap_s": 8.0,
+        "pacing.flip_s": 2**-12,
+        "pacing.flip_share": 2**-4,
+        "pacing.company_share": 0.25,
+    }
 )
 EXACT_RATES = StageRates(round_s=2**-7)
 EXACT_POLICY = policy_of(("pacing",), EXACT)
 
 
 def exact_marks(*streams, **other):
-    return pacing_marks(view_of(*streams, rates=EXACT_RATES), 0.5, EXACT, **other)
+    return marks_of(view_of(*streams, rates=EXACT_RATES), 0.5, EXACT, **other)
 
 
 def test_marks_belong_to_the_stream_until_they_are_passed():
@@ -199,33 +181,33 @@ def test_the_bound_of_a_pause_is_part_of_it():
 
 def test_the_gap_between_the_marks_follows_the_number_of_responses():
     found = marks(n_streams=512)
-    gap_s = 2 * 512 * CONFIG.flip_s / CONFIG.flip_share
+    gap_s = 2 * 512 * CONFIG.pacing.flip_s / CONFIG.pacing.flip_share
     assert found.high_s[0] - found.low_s == pytest.approx(gap_s)
     others = [playing(1.0, managed=False)] * 600
     view = view_of(*[playing(1.0)] * 512, *others, rates=StageRates(round_s=0.015))
-    found = pacing_marks(view, SAFE_S, CONFIG)
+    found = marks_of(view, SAFE_S, CONFIG)
     assert found.high_s[0] - found.low_s == pytest.approx(gap_s)
 
 
 def test_under_memory_pressure_marks_are_where_utility_is_zero():
-    config = replace(EXACT, alpha=2.0, beta=2**-8)
+    config = EXACT.changed({"urgency.alpha": 2.0, "urgency.beta": 2**-8})
     view = view_of(playing(1.0, kv_tokens=8192), playing(1.0, kv_tokens=1), occupancy=0.5)
-    found = pacing_marks(view, 0.5, config, crowded=True)
+    found = marks_of(view, 0.5, config, crowded=True)
     worth_s = 0.5 * (1.0 + 2**-9 * 0.5 * 8192)
     assert found.high_s[0] == worth_s
     assert found.low_s[0] == worth_s - 0.25
-    plain = pacing_marks(view, 0.5, config)
+    plain = marks_of(view, 0.5, config)
     assert (found.low_s[1], found.high_s[1]) == (plain.low_s, plain.high_s[1])
     crowd = [playing(1.0, kv_tokens=16384)] * 512
-    found = pacing_marks(view_of(*crowd, occupancy=0.5), 0.5, config, crowded=True)
-    rare_s = 2 * 512 * config.flip_s / config.flip_share
+    found = marks_of(view_of(*crowd, occupancy=0.5), 0.5, config, crowded=True)
+    rare_s = 2 * 512 * config.pacing.flip_s / config.pacing.flip_share
     assert found.low_s[0] == 0.5 * (1.0 + 2**-9 * 0.5 * 16384) - rare_s
 
 
 def test_streams_that_hold_much_kv_run_ahead_before_a_stream_waits_for_memory():
-    config = replace(EXACT, runs_ahead_for_kv=True, beta=2**-8)
+    config = EXACT.changed({"pacing.runs_ahead_for_kv": True, "urgency.beta": 2**-8})
     view = view_of(playing(1.0, kv_tokens=8192), playing(1.0, kv_tokens=1), occupancy=0.5)
-    found, plain = pacing_marks(view, 0.5, config), pacing_marks(view, 0.5, EXACT)
+    found, plain = marks_of(view, 0.5, config), marks_of(view, 0.5, EXACT)
     assert found.high_s[0] == 0.5 * (1.0 + 2**-8 * 0.5 * 8192)
     assert found.high_s[1] == plain.high_s[1]
     # A stream that has paused resumes as early as any other: none waits for its KV.
@@ -234,13 +216,13 @@ def test_streams_that_hold_much_kv_run_ahead_before_a_stream_waits_for_memory():
 
 def test_no_mark_is_below_what_is_safe():
     view = view_of(playing(1.0), rates=EXACT_RATES)
-    assert pacing_marks(view, 3.0, EXACT).low_s == 3.0
-    assert yield_marks(view, 3.0, EXACT).low_s == 3.0
+    assert marks_of(view, 3.0, EXACT).low_s == 3.0
+    assert yield_marks(view, 3.0, EXACT.stage, EXACT.yielding).low_s == 3.0
 
 
 def test_company_is_kept_up_to_its_share_and_only_by_streams_with_room_for_a_chunk():
     low_s, high_s = exact_marks(playing(1.0)).low_s, exact_marks(playing(1.0)).high_s[0]
-    room_s = EXACT.chunk_steps * EXACT.step_s
+    room_s = EXACT.stage.chunk_steps * EXACT.stage.step_s
     at_share = StageRates(round_s=2**-7, round_s_per_stream=0.25 * 2**-7)
     runs, joins, stays = playing(low_s), paused(high_s - room_s), paused(high_s - room_s + 2**-10)
     view = view_of(runs, joins, stays, rates=at_share)
@@ -265,33 +247,48 @@ def test_where_pacing_and_yielding_both_apply_the_shorter_pause_does():
 @pytest.mark.parametrize(
     "edge",
     [
-        {"pipeline_s": 0.0, "beta": 0.0, "jitter_rounds": 0.0, "jitter_s": 0.0},
-        {"flip_s": 0.0, "yield_rounds": 0.0},
-        {"min_gap_s": 10.0},
-        {"p_safe_s": 30.0},
-        {"min_chunk_tokens": 2048},
-        {"n_startup_max": 1, "chunk_steps": 1},
+        {"stage.pipeline_s": 0.0, "urgency.beta": 0.0, "stage.jitter_rounds": 0.0},
+        {"stage.jitter_s": 0.0},
+        {"pacing.flip_s": 0.0, "yielding.yield_rounds": 0.0},
+        {"pacing.min_gap_s": 10.0},
+        {"urgency.p_safe_s": 30.0},
+        {"stage.min_chunk_tokens": 2048},
+        {"deadline.n_startup_max": 1, "stage.chunk_steps": 1},
     ],
     ids=str,
 )
 def test_constants_at_their_bounds_are_accepted(edge):
-    assert PolicyConfig(**edge)
+    assert PolicyConfig().changed(edge)
+
+
+ZERO = ("stage.step_s", "urgency.alpha", "admission.max_bypass_s", "stage.chunk_steps")
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{name: 0} for name in ("step_s", "alpha", "max_bypass_s", "chunk_steps", "n_startup_max")]
+    [{name: 0} for name in (*ZERO, "deadline.n_startup_max")]
     + [
-        {"min_slice_s": 0},
-        {"slice_overhead": 0},
-        {"n_startup_max": 1.5},
-        {"chunk_tokens": 100.0},
-        {"may_pause_prefill": 1},
-        {"runs_ahead_for_kv": 1.0},
+        {"slicing.min_slice_s": 0},
+        {"slicing.overhead": 0},
+        {"deadline.n_startup_max": 1.5},
+        {"stage.chunk_tokens": 100.0},
+        {"stage.may_pause_prefill": 1},
+        {"pacing.runs_ahead_for_kv": 1.0},
     ]
-    + [{"pipeline_s": -0.1}, {"p_safe_s": 30.1}, {"min_slice_s": 0.2}],
+    + [
+        {"urgency.p_safe_s": 0.0},
+        {"urgency.alpha": -1.0},
+        {"urgency.beta": float("nan")},
+        {"stage.chunk_steps": 2.5},
+        {"stage.min_chunk_tokens": 4096},
+        {"pacing.max_pause_s": float("inf")},
+    ]
+    + [{"stage.pipeline_s": -0.1}, {"urgency.p_safe_s": 30.1}, {"slicing.min_slice_s": 0.2}]
+    + [{"best_effort.patience_s": 10.1}, {"pacing.min_gap_s": 10.1}]
+    + [{"no_part.min_gap_s": 1.0}, {"pacing.no_constant": 1.0}, {"stage.step_s.more": 1.0}],
     ids=str,
 )
 def test_constants_beyond_their_bounds_are_refused(wrong):
-    with pytest.raises(ValueError):
-        PolicyConfig(**wrong)
+    (name,) = wrong
+    with pytest.raises(BadInputError, match=name.rpartition(".")[2]):
+        PolicyConfig().changed(wrong)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from sglang_live.policy.config import PolicyConfig
-from sglang_live.policy.pacing import pacing_marks
+from sglang_live.policy.pacing import resume_mark_s
 from sglang_live.policy.urgency import classify, utility
 from sglang_live.policy.view import U0, U2
 
@@ -102,10 +102,10 @@ def test_only_streams_with_time_are_spare(policies, view):
     classes, _ = classify(view, policies.safe_s)
     spare = policies.spare(view)
     assert (classes[spare] == U2).all() and view.managed[spare].all()
-    low_s = pacing_marks(view, policies.safe_s, policies.config).low_s
+    low_s = resume_mark_s(view, policies.safe_s, policies.config.stage, policies.config.pacing)
     running = spare[~view.paused[spare]]
     assert (view.buffered_s[running] > low_s).all()
-    assert (utility(view, running, policies.config) < 0).all()
+    assert (utility(view, running, policies.config.urgency) < 0).all()
 
 
 def test_a_running_stream_is_spare_while_its_speech_outweighs_its_kv():
@@ -116,6 +116,6 @@ def test_a_running_stream_is_spare_while_its_speech_outweighs_its_kv():
 
 
 def test_kv_has_no_weight_without_beta():
-    config = PolicyConfig(beta=0.0)
+    config = PolicyConfig().changed({"urgency.beta": 0.0})
     view = view_of(playing(3.0, kv_tokens=4000), playing(2.0, kv_tokens=50), occupancy=1.0)
     assert order(view, policy_of(("urgency",), config)) == [0, 1]

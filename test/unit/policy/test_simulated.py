@@ -75,7 +75,7 @@ def in_a_storm(
         Reply(arrives_s=2.0 + apart_s * i, prompt_tokens=n_tokens, steps=8) for i in range(8)
     ]
     return simulated(
-        policy_of(names, PolicyConfig(may_pause_prefill=parks)),
+        policy_of(names, PolicyConfig().changed({"stage.may_pause_prefill": parks})),
         [*listeners, *prompts],
         prefill_s_per_token=s_per_token,
         pipeline_s=0.25,
@@ -107,7 +107,7 @@ def test_a_long_prompt_is_passed_for_a_limited_time(policies):
     toy = simulated(policies, [*small, big], until_s=30.0, capacity_tokens=1000)
     waited_s = big.admitted_s - big.arrives_s
     replies_end_s = 50 * STEP_S + 2 * toy.pipeline_s
-    assert waited_s < policies.config.max_bypass_s + replies_end_s + 1.0
+    assert waited_s < policies.config.admission.max_bypass_s + replies_end_s + 1.0
 
 
 @any_set
@@ -141,7 +141,9 @@ def test_every_stream_is_admitted_and_every_heard_one_ends(policies, replies, ca
     toy = simulated(policies, fresh, until_s=300.0, capacity_tokens=capacity_tokens)
     assert all(reply.admitted_s is not None for reply in toy.replies)
     assert all(reply.state == "done" for reply in toy.replies if not reply.stands_still)
-    assert all(reply.longest_hold_s <= policies.config.max_pause_s + 0.1 for reply in toy.replies)
+    assert all(
+        reply.longest_hold_s <= policies.config.pacing.max_pause_s + 0.1 for reply in toy.replies
+    )
 
 
 @any_set
@@ -150,5 +152,5 @@ def test_a_stream_whose_listener_stands_still_runs_again_within_the_bound(polici
     toy = simulated(policies, [*still, Reply(steps=300)], until_s=400.0)
     assert all(reply.state == "done" for reply in toy.replies)
     longest_s = max(reply.longest_hold_s for reply in still)
-    assert longest_s <= policies.config.max_pause_s + 0.1
+    assert longest_s <= policies.config.pacing.max_pause_s + 0.1
     assert (longest_s > 9.0) == policies.pacing  # otherwise none was paused, and nothing is shown

@@ -7,11 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sglang_live.policy.config import PolicyConfig
-from sglang_live.policy.sliced_prefill import is_long, passing, rank_s, slice_s, slice_tokens
+from sglang_live.policy.sliced_prefill import (
+    SlicingConfig,
+    is_long,
+    passing,
+    rank_s,
+    slice_s,
+    slice_tokens,
+)
+from sglang_live.policy.stage import StageConstants
 from sglang_live.policy.view import StageRates
 
-CONFIG = PolicyConfig()
+STAGE, CONFIG = StageConstants(), SlicingConfig()
 # A slice takes 50 ms: 16.5 ms and 100 tokens.
 RATES = StageRates(prefill_s_fixed=0.0165, prefill_s_per_token=3.35e-4)
 SLICE_S = 0.05
@@ -66,9 +73,9 @@ def test_a_slice_is_as_short_as_the_fixed_cost_allows(fixed_s, duration_s):
 )
 def test_slices_follow_the_measured_cost(fixed_s, per_token_s, tokens):
     rates = StageRates(prefill_s_fixed=fixed_s, prefill_s_per_token=per_token_s)
-    assert slice_tokens(rates, CONFIG) == tokens
-    assert not is_long(4 * tokens, rates, CONFIG)
-    assert is_long(4 * tokens + 1, rates, CONFIG)
+    assert slice_tokens(rates, STAGE, CONFIG) == tokens
+    assert not is_long(4 * tokens, tokens, CONFIG)
+    assert is_long(4 * tokens + 1, tokens, CONFIG)
 
 
 def test_the_prompt_with_least_left_goes_on_until_age_outweighs_it():
@@ -120,7 +127,7 @@ class Engine:
     half_sliced_s: float = 0.0
 
     def step(self) -> None:
-        most = slice_tokens(RATES, CONFIG)
+        most = slice_tokens(RATES, STAGE, CONFIG)
         ran = self._chosen(most)
         for prompt in ran:
             if prompt in self.queue:

@@ -24,7 +24,7 @@ from .views import (
 
 POLICIES = policy_of(("urgency",))
 CONFIG = POLICIES.config
-P_SAFE_S = CONFIG.p_safe_s
+P_SAFE_S = CONFIG.urgency.p_safe_s
 
 
 def test_a_low_buffer_is_urgent_a_missing_first_sound_next():
@@ -33,9 +33,11 @@ def test_a_low_buffer_is_urgent_a_missing_first_sound_next():
 
 
 def test_utility_is_kv_that_is_freed_minus_speech_that_may_be_wasted():
-    config = PolicyConfig(alpha=2.0, beta=0.001, p_safe_s=0.5)
+    config = PolicyConfig().changed(
+        {"urgency.alpha": 2.0, "urgency.beta": 0.001, "urgency.p_safe_s": 0.5}
+    )
     view = view_of(playing(2.0, kv_tokens=1000), playing(0.1, kv_tokens=400), occupancy=0.5)
-    found = utility(view, np.array([0, 1]), config)
+    found = utility(view, np.array([0, 1]), config.urgency)
     assert found.tolist() == [0.001 * 1000 * 0.5 - 2.0 * 3.0, 0.001 * 400 * 0.5]
 
 
@@ -58,7 +60,7 @@ def test_classes_are_never_mixed_in_the_order(view):
     waited_s = view.now_s - view.since_s
     ranks = [
         U1
-        if decided.urgency[i] == U2 and waited_s[i] > CONFIG.max_wait_s
+        if decided.urgency[i] == U2 and waited_s[i] > CONFIG.admission.max_wait_s
         # Unknown streams stand among U1.
         else abs(int(decided.urgency[i]))
         for i in decided.admit
@@ -112,7 +114,10 @@ def test_streams_do_not_yield_where_one_more_costs_less_than_its_flips():
 
 def test_in_a_stage_without_time_to_spare_no_stream_yields():
     dear = StageRates(round_s=0.015, round_s_per_stream=1e-3)
-    for busy, yields in ((CONFIG.saturated, True), (CONFIG.saturated + 0.05, False)):
+    for busy, yields in (
+        (CONFIG.yielding.saturated, True),
+        (CONFIG.yielding.saturated + 0.05, False),
+    ):
         rates = replace(dear, busy=busy)
         for urgent in (playing(0.1), starting()):
             decided = POLICIES.decide(view_of(playing(5.0), urgent, rates=rates))
@@ -148,7 +153,7 @@ def test_an_engine_is_urgent_to_others_while_an_urgent_stream_can_step():
 def test_a_stream_without_a_listener_waits_behind_first_sounds_for_a_limited_time():
     """In the paper all but the third and the last have the same class: they have not begun."""
     reads = waiting(managed=False, age_s=1.0, for_s=1.0)
-    long = waiting(managed=False, age_s=11.0, for_s=CONFIG.max_wait_s + 0.1)
+    long = waiting(managed=False, age_s=11.0, for_s=CONFIG.admission.max_wait_s + 0.1)
     has_time = waiting(buffered_s=5.0, started=True, kv_tokens=100)
     view = view_of(reads, waiting(age_s=0.5), long, waiting(age_s=0.1), has_time)
     assert POLICIES.decide(view).admit.tolist() == [2, 1, 3, 0, 4]
@@ -169,7 +174,9 @@ def test_background_work_waits_while_a_stream_is_in_need(policies, other):
 
 
 def test_background_work_waits_for_a_limited_time_and_displaces_no_stream():
-    patient = waiting(managed=False, background=True, started=True, for_s=CONFIG.max_wait_s + 1)
+    patient = waiting(
+        managed=False, background=True, started=True, for_s=CONFIG.admission.max_wait_s + 1
+    )
     assert 0 in POLICIES.decide(view_of(patient, waiting())).admit
     crowded = view_of(SPEAKING, waiting(tokens=100), free_tokens=150)
     assert POLICIES.decide(crowded).admit.tolist() == [1]
@@ -180,9 +187,9 @@ def test_background_work_waits_for_a_limited_time_and_displaces_no_stream():
 
 def test_a_stream_that_waited_up_to_the_bound_has_not_waited_for_long():
     has_time = {"started": True, "buffered_s": 5.0, "age_s": 9.0}
-    at_the_bound = waiting(for_s=CONFIG.max_wait_s, **has_time)
+    at_the_bound = waiting(for_s=CONFIG.admission.max_wait_s, **has_time)
     assert POLICIES.decide(view_of(at_the_bound, waiting())).admit.tolist() == [1, 0]
-    beyond = waiting(for_s=CONFIG.max_wait_s + 0.1, **has_time)
+    beyond = waiting(for_s=CONFIG.admission.max_wait_s + 0.1, **has_time)
     assert POLICIES.decide(view_of(beyond, waiting())).admit.tolist() == [0, 1]
 
 
@@ -191,7 +198,10 @@ def test_two_and_three_waiting_streams_are_ordered():
 
 
 def test_streams_yield_where_shorter_rounds_save_as_much_as_two_flips():
-    policy = policy_of(("urgency",), PolicyConfig(flip_s=2**-10, yield_rounds=16.0))
+    policy = policy_of(
+        ("urgency",),
+        PolicyConfig().changed({"pacing.flip_s": 2**-10, "yielding.yield_rounds": 16.0}),
+    )
     for per_stream_s, yields in ((2**-13, True), (2**-13 * 0.98, False)):
         rates = StageRates(round_s=0.015, round_s_per_stream=per_stream_s)
         view = view_of(playing(5.0), playing(0.1), rates=rates)

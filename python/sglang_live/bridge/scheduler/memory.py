@@ -1,7 +1,7 @@
 """Memory of a scheduler: what requests need, and which are retracted where it is short.
 
 SGLang looks at the running batch only, but paused requests and half-prefilled prompts hold KV as
-well. The order is the policy's (policy/retraction.py); without one the longest goes first.
+well. The order is the policy's (policy/urgency.py); without one the longest goes first.
 Owner: one Memory per scheduler; equal on all ranks.
 """
 

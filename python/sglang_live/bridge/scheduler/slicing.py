@@ -75,11 +75,11 @@ class Slicing(Part):
             the requests of the queue that may be admitted, the others, and the tokens of the
             prefill (None: no further limit). None if decoding takes precedence over prefill.
         """
-        rates, config = self._rounds.rates, self._rounds.config
-        most = slice_tokens(rates, config)
+        config = self._rounds.config.slicing
+        most = slice_tokens(self._rounds.rates, self._rounds.config.stage, config)
         half, waiting = self._scheduler.partial_prefills(), self._sizes(queue)
         if not half:
-            is_any_long = any(is_long(tokens, rates, config) for tokens, _ in waiting)
+            is_any_long = any(is_long(tokens, most, config) for tokens, _ in waiting)
             return queue, [], most if is_any_long else None
         first = self._first(half)
         idle_s = self._rounds.now_s - self._sliced_s.get(first.rid, self._rounds.now_s)
@@ -92,7 +92,7 @@ class Slicing(Part):
             others = [req for index, req in enumerate(queue) if index not in set(passed)]
             # A shorter prompt may still be long enough to be sliced.
             sizes = [waiting[index][0] for index in passed]
-            is_any_long = any(is_long(tokens, rates, config) for tokens in sizes)
+            is_any_long = any(is_long(tokens, most, config) for tokens in sizes)
             return [queue[index] for index in passed], others, most if is_any_long else None
         if self._decodes_go_first(running, idle_s) or not self._has_room(first, most, running):
             self._decodes_next = False
@@ -115,7 +115,7 @@ class Slicing(Part):
         self._decodes_next = bool(ran)
 
     def _first(self, half: list[Req]) -> Req:
-        rates, config, now_s = self._rounds.rates, self._rounds.config, self._rounds.now_s
+        rates, config, now_s = self._rounds.rates, self._rounds.config.slicing, self._rounds.now_s
 
         def rank(req: Req) -> tuple[float, str]:
             begun_s = self._begun_s.get(req.rid, now_s)
@@ -147,7 +147,8 @@ class Slicing(Part):
 
     def _decodes_go_first(self, running: list[Req], idle_s: float) -> bool:
         running = [req for req in running if self._keeps(req)]
-        if idle_s < self._rounds.config.max_preempt_s and any(map(_is_before_first_sound, running)):
+        max_preempt_s = self._rounds.config.slicing.max_preempt_s
+        if idle_s < max_preempt_s and any(map(_is_before_first_sound, running)):
             return True
         # SGLang prefers prefill in every round: no request would decode until it is complete.
         rids = [req.rid for req in running if not req.finished()]

@@ -91,7 +91,7 @@ class Prefill:
         live = [req for req in running if not req.is_finished]
         idle_s = rounds.now_s - self._sliced_s
         is_silent = any(req.n_out < min(_FIRST_TOKENS, req.max_new) for req in live)
-        if is_silent and idle_s < rounds.config.max_preempt_s:
+        if is_silent and idle_s < rounds.config.slicing.max_preempt_s:
             return True
         return self._decodes_next and any(not rounds.is_well_buffered(r.rid) for r in live)
 

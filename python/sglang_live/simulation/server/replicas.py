@@ -1,6 +1,6 @@
 """The replicas of a simulated server's stages, and what each of them holds."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from sglang_live.bridge.rounds import rounds_of
 from sglang_live.policy.config import PolicyConfig
@@ -106,7 +106,7 @@ class Replicas:
         spec = self._spec
         constants: PolicyConfig = spec.thinker_policy if is_thinker else spec.talker_policy
         if not spec.placement.is_shared(device):
-            constants = replace(constants, interval_steps=0.0)
+            constants = constants.changed({"pacing.interval_steps": 0.0})
         engine: EngineSpec = spec.thinker(device) if is_thinker else spec.talker
         total = spec.thinker_tokens if is_thinker else spec.talker_tokens
         rows = spec.max_running_requests or spec.max_sessions + _SPARE_ROWS

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_live.policy.config import PolicyConfig
-from sglang_live.policy.pacing import latency_s
-from sglang_live.policy.protection import slack_s
+from sglang_live.policy.prefill import slack_s
 from sglang_live.policy.view import StageRates
 
 from .views import NOW_S, free_index, paused, playing, policy_of, starting, view_of, waiting
@@ -17,7 +16,7 @@ from .views import NOW_S, free_index, paused, playing, policy_of, starting, view
 POLICIES = policy_of(("urgency",))
 CONFIG = POLICIES.config
 RATES = StageRates(round_s=0.02, prefill_s_per_token=1e-3, prefill_s_fixed=0.05)
-LATENCY_S = latency_s(RATES.round_s, CONFIG)
+LATENCY_S = CONFIG.stage.latency_s(RATES.round_s)
 
 
 def budget(*streams, **other) -> int | None:
@@ -35,7 +34,7 @@ def test_the_encoder_takes_its_part_of_the_shortest_buffer():
     found = budget(playing(LATENCY_S + 0.5), said, rates=rates)
     assert found == pytest.approx((0.5 - 0.02 - 0.05 - 0.16) / 1e-3, abs=1)
     # It has heard the clip when the prefill began, and waits no longer.
-    config = replace(CONFIG, may_pause_prefill=True)
+    config = CONFIG.changed({"stage.may_pause_prefill": True})
     view = view_of(playing(LATENCY_S + 0.5), rates=rates, prefill_running=True)
     found = policy_of(("urgency",), config).decide(view).prefill_budget
     assert found == pytest.approx((0.5 - 0.02 - 0.05) / 1e-3, abs=1)
@@ -58,13 +57,13 @@ def test_no_more_clips_are_encoded_than_the_shortest_buffer_covers():
     assert n_begun(heard, long, *said) == 1
     assert n_begun(heard, said[0], read, *said[1:]) == 3
     assert n_begun(heard, long, prefill_running=True) == 1  # no decode can run before its end
-    parks = replace(CONFIG, may_pause_prefill=True)
+    parks = CONFIG.changed({"stage.may_pause_prefill": True})
     assert n_begun(heard, long, prefill_running=True, config=parks) == 0
 
 
 def test_clips_of_listeners_that_take_little_begin_together_whatever_the_buffers():
     short = [waiting(100, audio_s=1.0, age_s=9.0 - n) for n in range(9)]  # 0.03 s each
-    assert n_begun(playing(0.1), *short) == (CONFIG.unnoticed_s - 0.05) // 0.03 == 5
+    assert n_begun(playing(0.1), *short) == (CONFIG.prefill.unnoticed_s - 0.05) // 0.03 == 5
 
 
 def test_prompts_without_a_listener_leave_later_stages_their_time():
@@ -94,8 +93,8 @@ def test_without_a_stream_that_can_fall_silent_there_is_no_budget():
 
 def test_slices_grow_with_the_wait_of_a_listener():
     nearly_dry, for_s = playing(0.1), 2.0
-    assert budget(nearly_dry, waiting(for_s=for_s)) == 1000 * CONFIG.min_prefill_share * for_s
-    assert budget(nearly_dry, waiting(for_s=for_s, managed=False)) == CONFIG.min_chunk_tokens
+    assert budget(nearly_dry, waiting(for_s=for_s)) == 1000 * CONFIG.prefill.min_share * for_s
+    assert budget(nearly_dry, waiting(for_s=for_s, managed=False)) == CONFIG.stage.min_chunk_tokens
 
 
 def test_a_stream_about_to_sound_goes_before_a_prompt_without_a_listener():
@@ -112,7 +111,7 @@ def test_buffers_longer_than_a_chunk_of_the_engine_set_no_budget():
 def test_tokens_without_a_measured_cost_need_no_slices():
     free = StageRates(round_s=0.02, prefill_s_per_token=0.0)
     for prompt in (waiting(100), waiting(100, for_s=3.0)):
-        assert budget(playing(0.1), prompt, rates=free) >= CONFIG.chunk_tokens
+        assert budget(playing(0.1), prompt, rates=free) >= CONFIG.stage.chunk_tokens
     assert budget(playing(3.0), waiting(100), rates=free) is None
 
 
@@ -122,19 +121,21 @@ def test_a_paused_stream_is_protected_as_well():
 
 def test_a_small_budget_defers_the_prefill_for_a_limited_time():
     nearly_dry = playing(0.1)
-    late = waiting(400, for_s=CONFIG.max_defer_s + 0.01)
+    late = waiting(400, for_s=CONFIG.prefill.max_defer_s + 0.01)
     assert budget(nearly_dry, waiting()) == 0
-    assert budget(nearly_dry, waiting(400, for_s=CONFIG.max_defer_s - 0.01)) == 0
-    assert budget(nearly_dry, late) == CONFIG.min_chunk_tokens
+    assert budget(nearly_dry, waiting(400, for_s=CONFIG.prefill.max_defer_s - 0.01)) == 0
+    assert budget(nearly_dry, late) == CONFIG.stage.min_chunk_tokens
     fast = StageRates(round_s=0.02, prefill_s_per_token=1e-4)
-    read = waiting(400, for_s=CONFIG.max_defer_unheard_s + 0.01, managed=False)
+    read = waiting(400, for_s=CONFIG.prefill.max_defer_unheard_s + 0.01, managed=False)
     assert budget(nearly_dry, read, rates=fast) == 500  # a fifth of a quarter of a second
 
 
 def test_a_prefill_is_deferred_for_as_long_as_it_takes_at_most():
     nearly_dry, tokens = playing(0.1), 10
-    limit_s = CONFIG.defer_costs * (RATES.prefill_s_fixed + tokens * RATES.prefill_s_per_token)
-    assert limit_s < CONFIG.max_defer_s
+    limit_s = CONFIG.prefill.defer_costs * (
+        RATES.prefill_s_fixed + tokens * RATES.prefill_s_per_token
+    )
+    assert limit_s < CONFIG.prefill.max_defer_s
     assert budget(nearly_dry, waiting(tokens, for_s=limit_s - 0.01)) == 0
     assert budget(nearly_dry, waiting(tokens, for_s=limit_s + 0.01)) > 0
     # A long clip takes longer, and may wait longer.
@@ -156,11 +157,11 @@ def test_a_prefill_that_takes_about_a_decode_round_is_not_deferred():
 def test_after_a_slice_of_prefill_decodes_run_again():
     nearly_dry, late = playing(0.1), waiting(400, for_s=0.3)
     assert budget(nearly_dry, late, last_prefill_s=NOW_S - 0.1) == 0
-    assert budget(nearly_dry, late, last_prefill_s=NOW_S - 0.3) == CONFIG.min_chunk_tokens
+    assert budget(nearly_dry, late, last_prefill_s=NOW_S - 0.3) == CONFIG.stage.min_chunk_tokens
 
 
 def test_a_half_done_prefill_is_deferred_only_where_decodes_can_run_in_between():
-    parks = policy_of(("urgency",), PolicyConfig(may_pause_prefill=True))
+    parks = policy_of(("urgency",), PolicyConfig().changed({"stage.may_pause_prefill": True}))
     partial_prefill = {"prefill_running": True, "rates": RATES, "last_prefill_s": NOW_S - 0.02}
     view = view_of(playing(0.1), **partial_prefill)
     assert parks.decide(view).prefill_budget == 0
@@ -171,7 +172,7 @@ def test_a_prefill_without_decodes_beside_it_does_not_wait():
     pacing = policy_of(("urgency", "pacing"))
     alone = view_of(paused(0.75), free_index(), waiting(), rates=RATES)
     assert pacing.decide(alone).pause[0]
-    assert pacing.decide(alone).prefill_budget >= CONFIG.min_chunk_tokens
+    assert pacing.decide(alone).prefill_budget >= CONFIG.stage.min_chunk_tokens
 
 
 def test_listeners_of_later_stages_are_protected_as_well():
@@ -190,13 +191,13 @@ def test_listeners_of_later_stages_are_protected_as_well():
 def test_a_prompt_without_a_listener_waits_for_those_of_later_stages():
     assert budget(waiting(400, managed=False), peer_slack_s=0.0) == 0
     assert budget(waiting(400, managed=False), peer_slack_s=0.3) == pytest.approx(250, abs=1)
-    for for_s, tokens in ((-0.01, 0), (0.01, CONFIG.min_chunk_tokens)):
-        read = waiting(400, for_s=CONFIG.max_defer_unheard_s + for_s, managed=False)
+    for for_s, tokens in ((-0.01, 0), (0.01, CONFIG.stage.min_chunk_tokens)):
+        read = waiting(400, for_s=CONFIG.prefill.max_defer_unheard_s + for_s, managed=False)
         assert budget(read, peer_slack_s=0.0) == tokens
     # Where their time is not what is short, and nothing else can run, it does not.
     pacing = policy_of(("urgency", "pacing"))
     alone = view_of(paused(0.75), free_index(), waiting(), rates=RATES, peer_slack_s=5.0)
-    assert pacing.decide(alone).prefill_budget >= CONFIG.min_chunk_tokens
+    assert pacing.decide(alone).prefill_budget >= CONFIG.stage.min_chunk_tokens
 
 
 def test_earlier_stages_are_told_when_the_first_listener_hears_a_gap():
@@ -221,7 +222,7 @@ def test_pacing_protects_the_buffers_that_it_keeps_short():
 @given(buffered_s=st.floats(0, 5), more_s=st.floats(0, 5))
 def test_a_longer_buffer_never_means_a_smaller_budget(buffered_s, more_s):
     less, more = (
-        CONFIG.chunk_tokens if found is None else found
+        CONFIG.stage.chunk_tokens if found is None else found
         for found in (
             budget(playing(buffered_s), waiting()),
             budget(playing(buffered_s + more_s), waiting()),
@@ -233,9 +234,9 @@ def test_a_longer_buffer_never_means_a_smaller_budget(buffered_s, more_s):
 # --- boundaries ---
 
 # All of them are sums of powers of two, so that sums are exact.
-EXACT = PolicyConfig(step_s=0.0625, pipeline_s=0.25)
+EXACT = PolicyConfig().changed({"stage.step_s": 0.0625, "stage.pipeline_s": 0.25})
 EXACT_RATES = StageRates(round_s=2**-6, prefill_s_per_token=2**-10, prefill_s_fixed=2**-5)
-NEEDED_S = latency_s(2**-6, EXACT) + 2**-6 + 2**-5
+NEEDED_S = EXACT.stage.latency_s(2**-6) + 2**-6 + 2**-5
 
 
 def exact_budget(*streams, config=EXACT, rates=EXACT_RATES, **other) -> int | None:
@@ -271,18 +272,18 @@ def test_a_short_prefill_takes_as_long_as_the_bound_and_no_longer():
 
 def test_a_short_prefill_has_the_least_budget_at_least():
     slow = StageRates(round_s=0.06, prefill_s_per_token=1e-2, prefill_s_fixed=0.01)
-    assert budget(playing(0.1), waiting(1), rates=slow) == CONFIG.min_chunk_tokens
+    assert budget(playing(0.1), waiting(1), rates=slow) == CONFIG.stage.min_chunk_tokens
 
 
 def test_a_half_done_prefill_is_never_short():
-    config = PolicyConfig(may_pause_prefill=True)
+    config = PolicyConfig().changed({"stage.may_pause_prefill": True})
     slow = StageRates(round_s=0.06, prefill_s_per_token=5e-4)
     running = {"prefill_running": True, "last_prefill_s": NOW_S - 0.05, "rates": slow}
     assert exact_budget(playing(0.1), waiting(100), config=config, **running) == 0
 
 
 def test_the_wait_of_a_half_done_prefill_is_that_since_its_last_slice():
-    config = PolicyConfig(may_pause_prefill=True)
+    config = PolicyConfig().changed({"stage.may_pause_prefill": True})
     running = {"prefill_running": True, "rates": RATES}
     old = waiting(900, for_s=5.0, managed=False)
     for since_s, found in ((0.2, 0), (0.3, 64)):
@@ -297,11 +298,11 @@ def test_the_wait_of_a_half_done_prefill_is_that_since_its_last_slice():
 def test_a_deferred_prefill_takes_no_more_than_the_engines_chunk():
     fast = StageRates(round_s=0.02, prefill_s_per_token=1e-5)
     late = waiting(9000, for_s=3.0, managed=False)
-    assert budget(playing(0.1), late, rates=fast) == CONFIG.chunk_tokens
+    assert budget(playing(0.1), late, rates=fast) == CONFIG.stage.chunk_tokens
 
 
 def test_without_a_short_prefill_there_is_no_budget_of_even_one_token():
-    config = PolicyConfig(min_chunk_tokens=1)
+    config = PolicyConfig().changed({"stage.min_chunk_tokens": 1})
     slow = StageRates(round_s=0.06, prefill_s_per_token=5e-4)
     for prompt, decoded in (
         (waiting(100, managed=False), True),
@@ -320,4 +321,4 @@ def test_speech_that_is_ahead_is_slack_and_nothing_else_is():
         *(playing(9.0, managed=False), starting(buffered_s=9.0)),
         rates=RATES,
     )
-    assert slack_s(view, CONFIG).tolist() == pytest.approx([0.5 - 0.02, 0.0, 0.0, 0.0, 0.0])
+    assert slack_s(view, CONFIG.stage).tolist() == pytest.approx([0.5 - 0.02, 0.0, 0.0, 0.0, 0.0])
