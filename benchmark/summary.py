@@ -23,7 +23,6 @@ BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 _REGION = re.compile(r"<!-- measured:begin (\w+) -->\n.*?<!-- measured:end -->", re.DOTALL)
 # Kinds of load that docs/benchmarks.md shows, by the begin of their titles.
 _HEADLINES = (
-    "Conversations without interruptions, on the modelled device",
     "Interruptions with probability 0.5, on the modelled device",
     "Storms: 16 messages of 30 s every 6 s beside the users, on the modelled device",
 )
