@@ -33,6 +33,13 @@ REVIEW_S = 0.015
 
 
 _NO_POOL = Pool(free=0, total=0, free_rows=0)
+# The decision about an empty table.
+_NOTHING = Round(
+    pause=np.zeros(0, bool),
+    admit=np.zeros(0, np.int64),
+    prefill_budget=None,
+    urgency=np.zeros(0, np.int8),
+)
 
 
 def rounds_of(
@@ -76,7 +83,7 @@ class Rounds:
         self._n_launched = self._launched_prefill = 0
         self.last_prefill_s = self._decided_s = self._decoded_s = 0.0
         self.best_effort = BestEffortTotals(policy.config.best_effort.cap_streams)
-        self._last: Round | None = None
+        self._last = _NOTHING
         self._managed = np.zeros(0, bool)  # of the latest decision
         self._buffered_s = np.zeros(0)
         self._events: list[tuple[str, str, float]] = []
@@ -138,8 +145,8 @@ class Rounds:
         prefill_running: bool,
         blocked: Iterable[str] = (),
         half: Collection[str] = (),
-    ) -> Round | None:
-        """The round's decision, or None while the table is empty.
+    ) -> Round:
+        """The round's decision.
 
         Args:
             prefill_running: a prompt that cannot return to the queue is half-prefilled.
@@ -147,11 +154,11 @@ class Rounds:
             half: half-prefilled best-effort requests that can return to the queue.
         """
         if not len(self.table):
-            self._last = None
-            return None
+            self._last, self._managed = _NOTHING, np.zeros(0, bool)
+            return _NOTHING
         self.totals["rounds"] += 1
         young = self.now_s - self._decided_s < REVIEW_S
-        if self._last is not None and young and not self.table.changed:
+        if self._last is not _NOTHING and young and not self.table.changed:
             return self._last
         began_s = self._cpu_s()
         self._decided_s, self.table.changed = self.now_s, False
@@ -229,44 +236,38 @@ class Rounds:
 
     def requeue(self) -> list[str]:
         """Half-prefilled best-effort requests that return to the queue before this prefill."""
-        if self._last is None or self._last.requeue is None:
+        if self._last.requeue is None:
             return []
         return self.table.rids(self._last.requeue.nonzero()[0].tolist())
 
     def admits_others(self) -> bool:
         """Whether the decision admits requests other than best effort."""
-        if self._last is None or not len(self._last.admit):
-            return False
-        [rid] = self.table.rids([int(self._last.admit[0])]) or [""]
-        return not self.table.is_best_effort(rid)
+        first = self.table.rids(self._last.admit[:1].tolist())
+        return any(not self.table.is_best_effort(rid) for rid in first)
 
     @property
-    def last(self) -> Round | None:
-        """The latest decision; None while the table is empty."""
+    def last(self) -> Round:
+        """The latest decision."""
         return self._last
 
     @property
     def urgent(self) -> bool:
         """Whether an urgent request can step or begin in this round."""
-        return self._last is not None and self._last.urgent
+        return self._last.urgent
 
     @property
     def gap_at_s(self) -> float:
         """When the first listener hears a gap if this engine computes nothing; inf: none does."""
-        return math.inf if self._last is None else self._decided_s + self._last.until_gap_s
+        return self._decided_s + self._last.until_gap_s
 
     def pause(self, rid: str) -> bool:
         slot = self.table.slot(rid)
-        if slot is None or self._last is None or slot >= len(self._last.pause):
-            return False
-        return bool(self._last.pause[slot])
+        return 0 <= slot < len(self._last.pause) and bool(self._last.pause[slot])
 
     def is_well_buffered(self, rid: str) -> bool:
         """Whether the request's consumer has enough speech buffered (class U2)."""
         slot = self.table.slot(rid)
-        if slot is None or self._last is None or slot >= len(self._last.urgency):
-            return False
-        return self._last.urgency[slot] == U2
+        return 0 <= slot < len(self._last.urgency) and bool(self._last.urgency[slot] == U2)
 
     def slack_of(self, rids: Iterable[str]) -> float:
         """The time for which all of these requests could wait without being noticed; inf if all are
@@ -276,21 +277,21 @@ class Rounds:
         for rid in rids:
             if not self.table.is_best_effort(rid):
                 slot = self.table.slot(rid)
-                least_s = min(least_s, 0.0 if slot is None else float(slack[slot]))
+                least_s = min(least_s, 0.0 if slot < 0 else float(slack[slot]))
         return least_s
 
     def pauses_any(self) -> bool:
         """Whether the decision pauses any request."""
-        return self._last is not None and bool(self._last.pause.any())
+        return bool(self._last.pause.any())
 
     def admission_order(self, waiting: list) -> tuple[list, list]:
         """The waiting requests to try in this round, in order, and those that stay in the queue."""
-        if self._last is None or len(waiting) < 1:
+        if self._last is _NOTHING:
             return waiting, []
         known, judged, new, later = len(self._last.pause), {}, [], []
         for req in waiting:
             slot = self.table.slot(req.rid)
-            if slot is not None and slot < known:
+            if 0 <= slot < known:
                 judged[slot] = req
             elif self.table.is_best_effort(req.rid):
                 later.append(req)
@@ -300,7 +301,7 @@ class Rounds:
         return tried + new, list(judged.values()) + later
 
     def prefill_budget(self) -> int | None:
-        return self._last.prefill_budget if self._last is not None else None
+        return self._last.prefill_budget
 
     def holds_decode(self) -> bool:
         """Whether the next decode round has to wait for the interval after the latest one."""
@@ -310,7 +311,7 @@ class Rounds:
 
     def _due_s(self) -> float:
         """Earliest time of the next decode round."""
-        interval_s = self._last.interval_s if self._last is not None else 0.0
+        interval_s = self._last.interval_s
         return self._decoded_s + interval_s if interval_s else -math.inf
 
     def wait_limit_s(self, *, decodes: bool = False) -> float:
@@ -319,8 +320,8 @@ class Rounds:
         Args:
             decodes: there are requests to decode, which a held round keeps waiting.
         """
-        if self._last is None:
-            return float("inf")
+        if self._last is _NOTHING:
+            return math.inf
         change_s = min(self._last.next_change_s, self.table.stale_at_s)
         if self._last.prefill_budget == 0:
             change_s = min(change_s, self._decided_s + REVIEW_S)
@@ -349,7 +350,7 @@ class Rounds:
         if self.table.is_best_effort(rid):
             self.best_effort.paused()
             return
-        self._record(rid, "paused")
+        self._record(rid, "paused", self.table.slot(rid))
         self.totals["pauses"] += 1
 
     def resumed(self, rid: str) -> None:
@@ -357,7 +358,7 @@ class Rounds:
             self.table.resume(rid, self.now_s)
             if self.table.is_best_effort(rid):
                 return
-            self._record(rid, "resumed")
+            self._record(rid, "resumed", self.table.slot(rid))
             self.totals["resumes"] += 1
 
     def take_events(self) -> StreamEvents | None:
@@ -368,9 +369,8 @@ class Rounds:
         self._events = []
         return StreamEvents(rids, what, buffered_s)
 
-    def _record(self, rid: str, what: str, slot: int | None = None) -> None:
-        slot = self.table.slot(rid) if slot is None else slot
-        known = slot is not None and slot < len(self._buffered_s)
+    def _record(self, rid: str, what: str, slot: int) -> None:
+        known = 0 <= slot < len(self._buffered_s)
         self._events.append((rid, what, float(self._buffered_s[slot]) if known else 0.0))
 
     def report(self) -> dict[str, float]:
@@ -391,6 +391,6 @@ class Rounds:
         }
 
     def _count_residence(self, passed_s: float) -> None:
-        if self._last is not None and passed_s < _LONGEST_ROUND_S:
+        if passed_s < _LONGEST_ROUND_S:
             count = np.bincount(self._last.urgency[self._managed] + 1, minlength=4)
             self._residence_s += passed_s * count[:4]

@@ -77,23 +77,25 @@ class StreamTable:
         return rid in self._slot
 
     def is_paused(self, rid: str) -> bool:
-        slot = self._slot.get(rid)
-        return slot is not None and bool(self._columns["paused"][slot])
+        return self._has("paused", rid)
 
     def is_managed(self, rid: str) -> bool:
-        slot = self._slot.get(rid)
-        return slot is not None and bool(self._columns["managed"][slot])
+        return self._has("managed", rid)
 
     @property
     def has_best_effort(self) -> bool:
         return bool(self._groups)
 
     def is_best_effort(self, rid: str) -> bool:
-        slot = self._slot.get(rid)
-        return slot is not None and bool(self._columns["best_effort"][slot])
+        return self._has("best_effort", rid)
 
-    def slot(self, rid: str) -> int | None:
-        return self._slot.get(rid)
+    def _has(self, column: str, rid: str) -> bool:
+        slot = self.slot(rid)
+        return slot >= 0 and bool(self._columns[column][slot])
+
+    def slot(self, rid: str) -> int:
+        """The request's place in the view; -1: it is not in the table."""
+        return self._slot.get(rid, -1)
 
     def rids(self, slots: Iterable[int]) -> list[str]:
         return [rid for slot in slots if (rid := self._rids[slot]) is not None]
@@ -120,8 +122,8 @@ class StreamTable:
             best_effort: None: it is not best-effort work, or no policy tells it from other work.
         """
         self.changed = True
-        slot = self._slot.get(rid)
-        if slot is None:
+        slot = self.slot(rid)
+        if slot < 0:
             slot = self._take_slot(rid)
             for name in ("started", "advancing", "reported", "paused"):
                 self._columns[name][slot] = False
@@ -150,8 +152,8 @@ class StreamTable:
             self._columns[name][slot] = value
 
     def admit(self, rid: str, now_s: float) -> None:
-        slot = self._slot.get(rid)
-        if slot is not None and self._columns["waiting"][slot]:
+        if self._has("waiting", rid):
+            slot = self._slot[rid]
             self.changed = True
             self._columns["waiting"][slot] = False
             self._columns["since_s"][slot] = now_s
@@ -159,8 +161,8 @@ class StreamTable:
 
     def to_foreground(self, rid: str) -> None:
         """Record that a response that will be heard waits for the request now."""
-        slot = self._slot.get(rid)
-        if slot is not None and self._columns["background"][slot]:
+        if self._has("background", rid):
+            slot = self._slot[rid]
             self.changed = True
             self._columns["background"][slot] = False
             self._columns["managed"][slot] = True
@@ -173,13 +175,13 @@ class StreamTable:
 
     def compacted(self, rid: str, n_tokens: int) -> None:
         """Record that n_tokens of a running request's KV were dropped."""
-        if (slot := self._slot.get(rid)) is not None:
-            self._columns["prompt_tokens"][slot] -= n_tokens
+        if rid in self:
+            self._columns["prompt_tokens"][self._slot[rid]] -= n_tokens
 
     def remove(self, rid: str) -> None:
-        slot = self._slot.pop(rid, None)
-        if slot is None:
+        if rid not in self:
             return
+        slot = self._slot.pop(rid)
         self.changed = True
         if self._columns["best_effort"][slot]:
             self._groups.leave(int(self._columns["group"][slot]))
@@ -204,7 +206,7 @@ class StreamTable:
         known, slots = self._stepping
         # A changed batch has a new list. A reference to the old one keeps its id from being reused.
         if known is not reqs:
-            found = [slot for req in reqs if (slot := self._slot.get(req.rid)) is not None]
+            found = [self._slot[req.rid] for req in reqs if req.rid in self._slot]
             slots = np.asarray(found, np.int64)
             self._stepping = (reqs, slots)
             self._n_stepping_best_effort = int(self._columns["best_effort"][slots].sum())
@@ -328,7 +330,7 @@ class StreamTable:
         )
 
     def _mask(self, rids: Iterable[str]) -> np.ndarray | None:
-        slots = [slot for rid in rids if (slot := self._slot.get(rid)) is not None]
+        slots = [self._slot[rid] for rid in rids if rid in self._slot]
         if not slots:
             return None
         mask = np.zeros(len(self._rids), bool)
@@ -358,8 +360,8 @@ class StreamTable:
         return silent
 
     def _set_paused(self, rid: str, paused: bool, now_s: float) -> None:
-        slot = self._slot.get(rid)
-        if slot is not None:
+        if rid in self:
+            slot = self._slot[rid]
             self.changed = True
             self._columns["paused"][slot] = paused
             self._columns["since_s"][slot] = now_s

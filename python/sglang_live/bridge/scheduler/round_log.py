@@ -62,7 +62,8 @@ class RoundLog(Part):
             "sessions": _digest(sorted(scheduler.session_controller.sessions)),
         }
         for part in scheduler.parts:
-            if isinstance(part, Deciding) and (decision := part.rounds.last) is not None:
+            if isinstance(part, Deciding):
+                decision = part.rounds.last
                 facts["decision"] = [
                     decision.urgency.tolist(),
                     decision.pause.tolist(),
