@@ -85,7 +85,7 @@ if [[ $extent != fast ]]; then
     check "engine and end-to-end tests" "$python" -m pytest test/engine test/e2e --numprocesses 2 \
         "${marks[@]}" "${files[@]}"
     if [[ $extent == all ]]; then
-        # docs/seams.md, decode graphs without a GPU
+        # benchmark/notes/gpu.md, decode graphs without a GPU
         check "engine tests on decode graphs" env SGLANG_LIVE_CPU_GRAPHS=1,2,4,8 \
             "$python" -m pytest test/engine/test_{pauses,truncation,long_responses,retention}.py \
             --numprocesses 2 -m "not nightly" "${files[@]}"
