@@ -52,6 +52,12 @@ _ANCHOR = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
 _FOREIGN_FLAGS = {"shm-size", "local-dir", "prefix", "no-package-lock"}
 
 
+HANDBOOK = [path for path in DOCS if path != EXAMPLES]
+MAX_WORDS = 35_000
+MAX_WORDS_OF_README = 1_500
+MAX_LINE = 900
+
+
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -103,6 +109,18 @@ def test_every_module_can_be_run(path):
 def test_every_flag_exists(path):
     known = own_flags() | sglang_flags() | _FOREIGN_FLAGS
     assert [flag for flag in words(_FLAG, path) if flag not in known] == []
+
+
+def test_the_handbook_has_at_most_its_words():
+    n_words = {name_of(path): len(path.read_text().split()) for path in HANDBOOK}
+    assert n_words["README.md"] <= MAX_WORDS_OF_README
+    assert sum(n_words.values()) <= MAX_WORDS, n_words
+
+
+@pytest.mark.parametrize("path", HANDBOOK, ids=name_of)
+def test_no_line_of_the_handbook_is_too_long(path):
+    lines = enumerate(path.read_text().splitlines(), 1)
+    assert [(number, len(line)) for number, line in lines if len(line) > MAX_LINE] == []
 
 
 def test_the_map_names_every_room():
