@@ -8,4 +8,4 @@ DROP_WHEN = "SGLang's streaming sessions can drop tokens between a sink and a wi
 STAGES = ("thinker",)
 CPU_ONLY = False
 WITH_POLICIES = True
-HOOK = "sglang_live.bridge.session.radix:REGISTRY_ITEM"
+HOOK = "sglang_live.bridge.cache.radix:REGISTRY_ITEM"

@@ -11,4 +11,4 @@ WHY = "a third request is then admitted beside the first: KV is lost, and the po
 DROP_WHEN = "sgl-project/sglang#36475 is fixed in the pinned version"
 STAGES = ("thinker",)
 CPU_ONLY = False
-HOOK = "sglang_live.bridge.session.truncate:detach_rejected"
+HOOK = "sglang_live.bridge.cache.truncate:detach_rejected"

@@ -19,9 +19,9 @@ import pytest
 import pytest_asyncio
 
 from sglang_live.bridge.platform.cpu import GRAPHS_ENV
+from sglang_live.bridge.scheduler.lending import LENDING_ENV
 from sglang_live.bridge.scheduler.round_log import ROUND_LOG_ENV
 from sglang_live.bridge.session.compact import POISON_ENV
-from sglang_live.bridge.tiers.lender_part import LENDING_ENV
 from sglang_live.stages.spec import LENDER
 from sglang_live.stages.transport.lease_broker import LeaseBroker
 from test.engine.conftest import Stages, running_stages

@@ -5,6 +5,7 @@ import os
 from sglang_live.bridge import seams
 from sglang_live.bridge.platform.tree_core import use_matching_tree_core
 from sglang_live.bridge.scheduler.progress_lock import forgo_progress_lock
+from sglang_live.engine_channel.inbox import STAGE_ENV
 from sglang_live.telemetry.log_lines import log_in_lines
 
 
@@ -12,4 +13,4 @@ def register() -> None:
     log_in_lines()
     forgo_progress_lock()
     use_matching_tree_core()
-    seams.install_or_exit(os.environ.get(seams.STAGE_ENV))
+    seams.install_or_exit(os.environ.get(STAGE_ENV))

@@ -35,7 +35,6 @@ from sglang_live.engine_channel.inbox import policies_from_env
 from sglang_live.errors import SeamError
 from sglang_live.policy.policies import OFF, Policies
 
-STAGE_ENV = "SGLANG_LIVE_STAGE"
 PIECE_TALKER = "piece_talker"
 # Exit status of a process whose hooks are not in place (EX_CONFIG of sysexits.h).
 EXIT_BAD_SEAM = 78

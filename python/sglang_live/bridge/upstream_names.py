@@ -57,12 +57,12 @@ NAMES = (
     Upstream(
         "sglang.srt.managers.scheduler",
         functions={"_make_abort_req": "req, finished_reason="},
-        used_in="bridge/tiers/elastic_part.py",
+        used_in="bridge/scheduler/elastic.py",
     ),
     Upstream(
         "sglang.srt.managers.schedule_policy",
         attributes="CLIP_MAX_NEW_TOKENS",
-        used_in="bridge/tiers/elastic_part.py",
+        used_in="bridge/scheduler/elastic.py",
     ),
     Upstream(
         "sglang.srt.mem_cache.allocator.TokenToKVPoolAllocator",
@@ -138,7 +138,7 @@ NAMES = (
     Upstream(
         "sglang.srt.mem_cache.cache_init_params.CacheInitParams",
         attributes="eviction_policy",
-        used_in="bridge/session/radix.py",
+        used_in="bridge/cache/radix.py",
     ),
     Upstream(
         "sglang.srt.managers.scheduler_components.new_token_ratio_tracker.NewTokenRatioTracker",
@@ -227,7 +227,7 @@ NAMES = (
     ),
     Upstream(
         "sglang.srt.session.streaming_session._VirtualNode",
-        used_in="bridge/kv_record.py",
+        used_in="bridge/session/kv_record.py",
     ),
     Upstream(
         "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache",
@@ -271,7 +271,7 @@ NAMES = (
         functions={
             "create_unified_radix_cache": "ctx, *, cache_class=",
         },
-        used_in="bridge/session/radix.py",
+        used_in="bridge/cache/radix.py",
     ),
     Upstream(
         "sglang.srt.managers.cache_controller.HiCacheController",

@@ -16,6 +16,7 @@ from sglang_live.policy.policies import Policies
 INBOX_ENV = "SGLANG_LIVE_INBOX"
 OUTBOX_ENV = "SGLANG_LIVE_OUTBOX"
 # Comma-separated names of the policies that are on; empty or absent: SGLang's own scheduling.
+STAGE_ENV = "SGLANG_LIVE_STAGE"
 POLICIES_ENV = "SGLANG_LIVE_POLICIES"
 # "<seconds of speech of a decode step>:<steps of which the next stage makes one chunk of audio>".
 STEPS_ENV = "SGLANG_LIVE_STEPS"

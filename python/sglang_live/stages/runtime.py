@@ -24,7 +24,6 @@ from sglang_live.bridge.platform import cpu
 from sglang_live.bridge.platform.load_file import SHM_NAMES_ENV
 from sglang_live.bridge.scheduler.device_peers import DEVICE_PEERS_ENV, device_peers_env
 from sglang_live.bridge.scheduler.progress_lock import forgo_progress_lock
-from sglang_live.bridge.seams import STAGE_ENV
 from sglang_live.device_model.model import DEVICE_MODEL_ENV
 from sglang_live.devices import devices_of_ranks
 from sglang_live.engine_channel.elastic import ELASTIC_ENV
@@ -32,6 +31,7 @@ from sglang_live.engine_channel.inbox import (
     PARTS_ENV,
     POLICIES_ENV,
     SHARED_DEVICE_ENV,
+    STAGE_ENV,
     STORAGE_ENV,
 )
 from sglang_live.engine_channel.lease_channel import LEASES_ENV, LEND
@@ -193,8 +193,8 @@ def main() -> None:
     os.environ[POLICIES_ENV] = ",".join(spec.policies.names)
     os.environ[STORAGE_ENV] = spec.session_storage
     # Those that the environment names already are of every stage.
-    lends = ("sglang_live.bridge.tiers.lender_part:lending_part",) if spec.leases else ()
-    moves = ("sglang_live.bridge.tiers.elastic_part:Elastic",) if spec.elastic_kv else ()
+    lends = ("sglang_live.bridge.scheduler.lending:lending_part",) if spec.leases else ()
+    moves = ("sglang_live.bridge.scheduler.elastic:Elastic",) if spec.elastic_kv else ()
     parts = filter(None, (os.environ.get(PARTS_ENV), *moves, *lends, *spec.parts))
     os.environ[PARTS_ENV] = ",".join(parts)
     elastic = json.dumps([str(spec.kv_mover_path), spec.stage]) if spec.elastic_kv else ""

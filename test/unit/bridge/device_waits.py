@@ -87,7 +87,7 @@ REASONS = {
         "_turns_by cpu x2": "while the engine starts",
     },
     "bridge/session/media.py": {"media_before int": HOST, "position_gap int": HOST},
-    "bridge/session/radix.py": {"LiveRadixCache.loading_check synchronize": "the load has ended"},
+    "bridge/cache/radix.py": {"LiveRadixCache.loading_check synchronize": "the load has ended"},
     "bridge/stream_table.py": {
         "StreamTable.is_best_effort bool": NUMPY,
         "StreamTable.is_managed bool": NUMPY,

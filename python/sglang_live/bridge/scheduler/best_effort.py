@@ -2,7 +2,7 @@
 
 A best-effort request that leaves its memory goes back to the queue, and its KV first into the radix
 tree: until another request needs the room, it finds it there again. Tree and host evict it before
-other KV (bridge/session/radix.py).
+other KV (bridge/cache/radix.py).
 In: decisions of bridge/rounds.py. Owner: one BestEffort per scheduler; equal on all ranks.
 """
 
@@ -64,7 +64,7 @@ class BestEffort(Part):
 
     def queued(self, req: Req) -> None:
         if not self._scheduler.enable_priority_scheduling:
-            # Read by the radix tree alone (bridge/session/radix.py).
+            # Read by the radix tree alone (bridge/cache/radix.py).
             req.priority = PRIORITY if self._owns(req) else PRIORITY_OF_OTHERS
 
     def may_requeue(self, req: Req) -> bool:

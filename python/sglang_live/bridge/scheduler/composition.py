@@ -27,10 +27,10 @@ from sglang_live.bridge.scheduler.slicing import Slicing
 from sglang_live.bridge.scheduler.sync_log import SyncLogPart
 from sglang_live.bridge.scheduler.tiers import Tiers
 from sglang_live.bridge.scheduler.watch import PROGRESS_ENV, ProgressCell, Watch
-from sglang_live.bridge.seams import STAGE_ENV
 from sglang_live.engine_channel.inbox import (
     PARTS_ENV,
     RADIX_BACKEND,
+    STAGE_ENV,
     policies_from_env,
     policy_config_from_env,
 )

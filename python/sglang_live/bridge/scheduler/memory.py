@@ -8,10 +8,10 @@ Owner: one Memory per scheduler; equal on all ranks.
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch, release_req
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 
+from sglang_live.bridge.cache.truncate import n_computed, n_kept, streaming_sessions
 from sglang_live.bridge.round_facts import Pool
 from sglang_live.bridge.scheduler.part import Part
 from sglang_live.bridge.scheduler.paused import PausedRequest
-from sglang_live.bridge.session.truncate import n_computed, n_kept, streaming_sessions
 
 
 class Memory(Part):

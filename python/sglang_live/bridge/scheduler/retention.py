@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
+from sglang_live.bridge.cache.session_cache import SessionCache
 from sglang_live.bridge.scheduler.part import Part
-from sglang_live.bridge.session.cache import SessionCache
 from sglang_live.bridge.session.compact import length_of, shorten
 from sglang_live.engine_channel.messages import Retained, RetainSession
 from sglang_live.kv.retention import Compaction, RetentionConfig

@@ -17,7 +17,7 @@ from sglang.srt.managers.schedule_batch import NextBatchPlan, Req
 
 from sglang_live.bridge.scheduler.deciding import Deciding
 from sglang_live.bridge.scheduler.part import Part
-from sglang_live.bridge.seams import STAGE_ENV
+from sglang_live.engine_channel.inbox import STAGE_ENV
 
 ROUND_LOG_ENV = "SGLANG_LIVE_ROUND_LOG"
 # Measured by each rank's own clock, for reports alone.

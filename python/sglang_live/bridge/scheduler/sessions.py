@@ -15,9 +15,9 @@ from typing import Any
 
 from sglang.srt.managers.schedule_batch import Req
 
+from sglang_live.bridge.cache.session_cache import SessionCache
+from sglang_live.bridge.cache.truncate import n_computed, streaming_sessions, truncate_session
 from sglang_live.bridge.scheduler.part import Part
-from sglang_live.bridge.session.cache import SessionCache
-from sglang_live.bridge.session.truncate import n_computed, streaming_sessions, truncate_session
 from sglang_live.engine_channel.messages import (
     MeasureKv,
     SessionKv,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from sglang_live.bridge.scheduler.part import Part
-from sglang_live.bridge.seams import STAGE_ENV
+from sglang_live.engine_channel.inbox import STAGE_ENV
 
 SYNC_LOG_ENV = "SGLANG_LIVE_SYNC_LOG"
 # PyTorch's words, in c10/cuda/CUDAFunctions.cpp.

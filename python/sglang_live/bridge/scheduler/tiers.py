@@ -11,9 +11,9 @@ from typing import Any
 
 from sglang.srt.managers.schedule_batch import NextBatchPlan, Req
 
+from sglang_live.bridge.cache.session_cache import SessionCache
 from sglang_live.bridge.round_facts import LinkRate, LinkStamp
 from sglang_live.bridge.scheduler.part import Part, Prefill
-from sglang_live.bridge.session.cache import SessionCache
 from sglang_live.engine_channel.messages import NextUseHint, SpeechDismissed, SpeechStart
 
 # Longest wait for input while KV is loaded ahead: less than the transfers in flight take.

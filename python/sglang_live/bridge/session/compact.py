@@ -18,7 +18,7 @@ from sglang.srt.session.session_controller import Session
 from sglang.srt.session.streaming_session import SessionSlot
 from torch import Tensor, nn
 
-from sglang_live.bridge.kv_record import LiveKvInfo
+from sglang_live.bridge.session.kv_record import LiveKvInfo
 from sglang_live.bridge.session.media import (
     compact_media,
     media_spans,

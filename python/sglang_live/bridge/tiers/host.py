@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from sglang.srt.session.streaming_session import SessionSlot
 
-from sglang_live.bridge.kv_record import LiveKvInfo
 from sglang_live.bridge.session.idle import IdleSessions
+from sglang_live.bridge.session.kv_record import LiveKvInfo
 from sglang_live.bridge.tiers.host_copies import HostCopies, transfer_numbers
 from sglang_live.bridge.tiers.host_eviction import HostEviction
 from sglang_live.bridge.tiers.peer_tier import PeerTier

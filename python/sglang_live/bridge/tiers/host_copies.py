@@ -11,7 +11,7 @@ import torch
 from sglang.srt.managers.cache_controller import HiCacheAck
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from sglang_live.bridge.kv_record import LiveKvInfo
+from sglang_live.bridge.session.kv_record import LiveKvInfo
 from sglang_live.bridge.tiers.session_copies import SessionCopies, SessionCopy
 
 

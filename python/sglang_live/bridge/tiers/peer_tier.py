@@ -8,13 +8,13 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from sglang_live.bridge.seams import STAGE_ENV
 from sglang_live.bridge.tiers.borrowing import Borrowing
 from sglang_live.bridge.tiers.host_eviction import HostEviction
 from sglang_live.bridge.tiers.lease_facts import member_of, unsupported_ranks
 from sglang_live.bridge.tiers.peer_copies import PeerCopies, is_supported
 from sglang_live.bridge.tiers.peer_eviction import PeerEviction
 from sglang_live.bridge.tiers.peer_memory import geometry_of
+from sglang_live.engine_channel.inbox import STAGE_ENV
 from sglang_live.engine_channel.lease_channel import BORROW, LEASES_ENV
 from sglang_live.kv.peer_layout import refusal
 

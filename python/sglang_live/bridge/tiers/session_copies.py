@@ -18,8 +18,8 @@ from sglang.srt.managers.cache_controller import CacheOperation, HiCacheAck, dev
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.utils.common import ceil_align
 
-from sglang_live.bridge.kv_record import LiveKvInfo
 from sglang_live.bridge.round_facts import LinkRate
+from sglang_live.bridge.session.kv_record import LiveKvInfo
 from sglang_live.kv.link import Link, LinkConfig
 from sglang_live.kv.retention import Compaction
 

@@ -15,7 +15,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchResult
 from sglang.srt.session.streaming_session import SessionSlot
 from sglang.srt.utils.common import ceil_align
 
-from sglang_live.bridge.kv_record import SessionNode
+from sglang_live.bridge.session.kv_record import SessionNode
 from sglang_live.bridge.tiers.session_copies import wait_for
 from sglang_live.bridge.tiers.tier_copies import TierCopies
 

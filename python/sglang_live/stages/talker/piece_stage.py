@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from sglang_live.aio import result_with, vital
-from sglang_live.bridge.seams import PIECE_TALKER, STAGE_ENV
+from sglang_live.bridge.seams import PIECE_TALKER
 from sglang_live.clock import MonotonicClock
-from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV, STEPS_ENV, steps_text
+from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV, STAGE_ENV, STEPS_ENV, steps_text
 from sglang_live.engine_channel.messages import (
     FLEX_PREFIX,
     SPEAK_PREFIX,

@@ -3,7 +3,7 @@
 import torch
 from sglang.srt.managers.cache_controller import HiCacheAck
 
-from sglang_live.bridge.kv_record import LiveKvInfo
+from sglang_live.bridge.session.kv_record import LiveKvInfo
 from sglang_live.bridge.tiers.host_copies import HostCopies
 from sglang_live.kv.retention import Compaction
 from test.unit.bridge.fake_host import ROW, FakeCache, FakeEvent

@@ -26,12 +26,12 @@ from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from sglang_live.bridge.kv_record import SessionNode
+from sglang_live.bridge.cache.session_cache import SessionCache
 from sglang_live.bridge.modelled.device import modelled_device
 from sglang_live.bridge.modelled.link import ModelledLink
-from sglang_live.bridge.session.cache import SessionCache
 from sglang_live.bridge.session.compact import Rebase
 from sglang_live.bridge.session.idle import IdleSessions
+from sglang_live.bridge.session.kv_record import SessionNode
 from sglang_live.bridge.tiers.host import SessionTier
 from sglang_live.bridge.tiers.preload import Preloads
 from sglang_live.bridge.tiers.storage import storage_from_env

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 from sglang.srt.session.streaming_session import SessionSlot
 
-from sglang_live.bridge.kv_record import LiveKvInfo, SessionNode
-from sglang_live.bridge.session.cache import SessionCache
+from sglang_live.bridge.cache.session_cache import SessionCache
 from sglang_live.bridge.session.idle import IdleSessions
+from sglang_live.bridge.session.kv_record import LiveKvInfo, SessionNode
 from sglang_live.bridge.tiers import host
 from sglang_live.bridge.tiers.host import SessionTier
 

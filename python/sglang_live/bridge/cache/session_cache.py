@@ -22,9 +22,9 @@ from sglang.srt.session.session_controller import Session
 from sglang.srt.session.streaming_session import SessionSlot, StreamingSession
 from sglang.srt.utils.common import ceil_align
 
-from sglang_live.bridge.kv_record import LiveKvInfo, SessionNode
 from sglang_live.bridge.session.compact import SessionCompaction
 from sglang_live.bridge.session.idle import IdleSessions
+from sglang_live.bridge.session.kv_record import LiveKvInfo, SessionNode
 from sglang_live.bridge.tiers.host import SessionTier
 from sglang_live.bridge.tiers.preload import Preloads
 from sglang_live.kv.retention import Compaction

@@ -17,9 +17,9 @@ from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 from sglang.srt.managers.scheduler import _make_abort_req
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
+from sglang_live.bridge.cache.radix import LiveRadixCache
 from sglang_live.bridge.memory.elastic_buffers import BufferPlan, elastic_buffers
 from sglang_live.bridge.scheduler.part import Part, set_frozen
-from sglang_live.bridge.session.radix import LiveRadixCache
 from sglang_live.bridge.tiers.elastic_orders import RESERVE, ElasticOrders
 from sglang_live.bridge.tiers.elastic_pool import ElasticPool
 

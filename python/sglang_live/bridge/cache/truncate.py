@@ -11,9 +11,9 @@ from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.session.session_controller import Session
 from sglang.srt.session.streaming_session import StreamingSession
 
-from sglang_live.bridge.kv_record import LiveKvInfo
-from sglang_live.bridge.session.cache import SessionCache
+from sglang_live.bridge.cache.session_cache import SessionCache
 from sglang_live.bridge.session.compact import outputs_of
+from sglang_live.bridge.session.kv_record import LiveKvInfo
 from sglang_live.bridge.session.media import media_before, media_spans
 
 

@@ -19,9 +19,9 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.session.session_controller import Session
 
+from sglang_live.bridge.cache.radix import LiveRadixCache
 from sglang_live.bridge.session.compact import SessionCompaction
 from sglang_live.bridge.session.idle import IdleSessions
-from sglang_live.bridge.session.radix import LiveRadixCache
 from sglang_live.kv.retention import RetentionConfig
 
 PAGE, POOL_TOKENS, N_ROWS = 4, 256, 8

@@ -19,7 +19,6 @@ from sglang.srt.managers.scheduler_components.pool_stats_observer import (
 
 from sglang_live.bridge.round_facts import Pool
 from sglang_live.bridge.scheduler.part import Part, set_frozen
-from sglang_live.bridge.seams import STAGE_ENV
 from sglang_live.bridge.tiers.lease_facts import (
     BorrowerFacts,
     LenderFacts,
@@ -29,6 +28,7 @@ from sglang_live.bridge.tiers.lease_facts import (
 from sglang_live.bridge.tiers.leases import Leases
 from sglang_live.bridge.tiers.peer_memory import geometry_of, memory_of
 from sglang_live.bridge.tiers.peer_tier import PeerTier
+from sglang_live.engine_channel.inbox import STAGE_ENV
 from sglang_live.engine_channel.lease_channel import LEASES_ENV, LEND
 from sglang_live.kv.lending import LendingConfig, lendable
 from sglang_live.kv.peer_layout import refusal
