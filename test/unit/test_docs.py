@@ -94,6 +94,18 @@ def test_every_link_has_a_target(path):
 
 
 @pytest.mark.parametrize("path", [*DOCS, *NOTES], ids=name_of)
+def test_every_named_result_is_kept(path):
+    """Names may have `*`, and one `{a,b}` for several."""
+    named = set(re.findall(r"benchmark/results/[\w*.{},/-]*\.(?:json|toml)", path.read_text()))
+    missing = []
+    for name in named:
+        before, brace, after = re.fullmatch(r"([^{]*)(?:\{([^}]*)\})?(.*)", name).groups()
+        names = [f"{before}{choice}{after}" for choice in (brace or "").split(",")]
+        missing += [one for one in names if not list(ROOT.glob(one))]
+    assert missing == []
+
+
+@pytest.mark.parametrize("path", [*DOCS, *NOTES], ids=name_of)
 def test_every_module_can_be_run(path):
     def is_there(name: str) -> bool:
         place = name.replace(".", "/")
