@@ -35,6 +35,7 @@ DOCS = [
 ]
 # Notes of the laboratory may name files, flags and settings of their time.
 NOTES = [*sorted((ROOT / "benchmark" / "notes").glob("*.md")), ROOT / "benchmark/results/README.md"]
+LINKED = [*DOCS, *NOTES, ROOT / "CHANGELOG.md", ROOT / "sgl_patches" / "README.md"]
 SOURCES = [
     path
     for folder in ("python", "benchmark", "lab", "training", "scripts", "docs/examples")
@@ -88,7 +89,7 @@ def test_every_file_and_folder_exists(path):
     assert [name for name in named if not any((place / name).exists() for place in places)] == []
 
 
-@pytest.mark.parametrize("path", [*DOCS, *NOTES], ids=name_of)
+@pytest.mark.parametrize("path", LINKED, ids=name_of)
 def test_every_link_has_a_target(path):
     assert [link for link in words(_LINK, path) if not (path.parent / link).exists()] == []
 
@@ -147,7 +148,7 @@ def test_the_map_names_every_room():
     assert [room for room in there if f"`{room}/" not in chart] == []
 
 
-@pytest.mark.parametrize("path", [*DOCS, *NOTES], ids=name_of)
+@pytest.mark.parametrize("path", LINKED, ids=name_of)
 def test_every_anchor_is_a_heading(path):
     def anchors(file: Path) -> set[str]:
         # GitHub's anchors: lower case, no punctuation, hyphens for spaces.
