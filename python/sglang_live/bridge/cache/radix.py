@@ -55,12 +55,10 @@ class LiveRadixCache(UnifiedRadixCache):
         session = getattr(self, "session", None)  # absent when the base constructor calls this
         if not isinstance(session, SessionCache):
             return
-        if session.idle is not None:
-            session.idle = IdleSessions(self.page_size)
+        session.idle = IdleSessions(self.page_size)
         if session.tier is not None:
             session.tier.reset()
-        if session.preloads is not None:
-            session.preloads = Preloads(session)
+        session.preloads = Preloads(session, is_on=session.preloads.is_on)
 
     # --- memory ---
 
@@ -74,14 +72,14 @@ class LiveRadixCache(UnifiedRadixCache):
         return n_evicted
 
     def evictable_size(self) -> int:
-        return self.tree_evictable_size() + self._idle_tokens
+        return self.tree_evictable_size() + self.session.idle.tokens
 
     def full_evictable_size(self) -> int:
         n_tokens: int = super().full_evictable_size()
-        return n_tokens + self._idle_tokens
+        return n_tokens + self.session.idle.tokens
 
     def evict(self, params: EvictParams) -> EvictResult:
-        if self.session.idle is None:
+        if not self.session.evicts_idle:
             return super().evict(params)
         return self._evict_oldest(params, super().evict)
 
@@ -93,21 +91,17 @@ class LiveRadixCache(UnifiedRadixCache):
     ) -> EvictResult:
         # Only pools of several kinds of attention have the condition.
         assert allocation_reclaim_satisfied is None
-        if self.session.idle is None:
+        if not self.session.evicts_idle:
             return super().evict_for_alloc(params)
         return self._evict_oldest(params, super().evict_for_alloc)
 
     def insert(self, params: InsertParams) -> InsertResult:
-        if self.session.idle is not None:
+        if self.session.evicts_idle:
             self._age.used(len(params.key), self.session.idle.now_s)
         result = super().insert(params)
         if params.priority is not None and params.priority < 0:
             self._spare_tokens += max(0, len(params.key) - result.prefix_len)
         return result
-
-    @property
-    def _idle_tokens(self) -> int:
-        return self.session.idle.tokens if self.session.idle is not None else 0
 
     def _evict_oldest(
         self, params: EvictParams, from_tree: Callable[[EvictParams], EvictResult]
@@ -118,8 +112,9 @@ class LiveRadixCache(UnifiedRadixCache):
         been unused for some time is expected to stay unused for as long again, like a session
         without a hint.
         """
-        idle, result, missing = self.session.idle, EvictResult(), params.num_tokens
-        assert idle is not None
+        idle = self.session.idle
+        result = EvictResult()
+        missing = params.num_tokens
 
         def take_from_tree(n_tokens: int) -> int:
             freed = from_tree(EvictParams(num_tokens=n_tokens)).num_tokens_evicted
@@ -149,8 +144,6 @@ class LiveRadixCache(UnifiedRadixCache):
     def session_records(self) -> dict[str, ReqKvInfo]:
         """Upstream's, but without the KV of idle sessions, which is counted as evictable."""
         records: dict[str, ReqKvInfo] = super().session_records()
-        if self.session.idle is None:
-            return records
         return {
             session_id: _row_alone(kv) if session_id in self.session.idle else kv
             for session_id, kv in records.items()
@@ -245,14 +238,14 @@ def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
         ctx.params.eviction_policy = "priority"
     cache = create_unified_radix_cache(ctx, cache_class=LiveRadixCache)
     if policies.next_use:
-        cache.session.idle = IdleSessions(cache.page_size)
+        cache.session.evicts_idle = True
         if ctx.enable_hierarchical_cache:
             controller = cache.cache_controller
             if (device := modelled_device()) is not None:
                 controller.l2_transfer_engine = ModelledLink(controller.io_backend, device)
             cache.session.tier = SessionTier(cache.session, storage_from_env())
             if policies.preload:
-                cache.session.preloads = Preloads(cache.session)
+                cache.session.preloads = Preloads(cache.session, is_on=True)
     kv = ctx.params.token_to_kv_pool_allocator.get_kvcache()
     cache.session.compaction.rebase = Rebase(
         ctx.tp_worker.model_runner.model,

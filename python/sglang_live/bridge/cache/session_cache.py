@@ -34,17 +34,20 @@ class SessionCache(StreamingSession):
     """Slots of SGLang's streaming sessions.
 
     Attributes:
-        idle: None if sessions keep their KV until they close, as upstream does.
+        evicts_idle: whether idle sessions lose KV that others need. Otherwise sessions keep it
+            until they close, as upstream's do, and none is in idle.
+        idle: sessions without a request, as they are evicted.
         tier: None if evicted KV is computed again.
-        preloads: None if KV on the host is loaded with a prefill only.
+        preloads: of KV on the host that is loaded before a prefill.
     """
 
     def __init__(self, cache: UnifiedRadixCache):
         super().__init__(cache)
         self.compaction = SessionCompaction(self)
-        self.idle: IdleSessions | None = None
+        self.evicts_idle = False
+        self.idle = IdleSessions(cache.page_size)
         self.tier: SessionTier | None = None
-        self.preloads: Preloads | None = None
+        self.preloads = Preloads(self, is_on=False)
         # Idle sessions whose row holds nothing but their part of the tree.
         self._bare_rows: dict[str, None] = {}
 
@@ -132,7 +135,7 @@ class SessionCache(StreamingSession):
     # --- idle sessions, whose memory is evictable ---
 
     def _set_idle(self, session_id: str, slot: SessionSlot) -> None:
-        if self.idle is not None:
+        if self.evicts_idle:
             slot.virtual_node = SessionNode(session_id)
             self.idle.request_ended(session_id)
             self.resized(session_id)
@@ -142,7 +145,7 @@ class SessionCache(StreamingSession):
     def resized(self, session_id: str) -> None:
         """To be called when the length of an idle session's KV has changed."""
         slot = self.slots.get(session_id)
-        if self.idle is None or slot is None or not isinstance(slot.virtual_node, SessionNode):
+        if slot is None or not isinstance(slot.virtual_node, SessionNode):
             return
         if slot.virtual_node.n_pins:
             return
@@ -159,8 +162,7 @@ class SessionCache(StreamingSession):
             return None
         session_id = params.req.session.session_id
         self.resized(session_id)
-        if self.preloads is not None:
-            self.preloads.forget(session_id)
+        self.preloads.forget(session_id)
         if self.tier is not None:
             result = self.tier.loads.with_host_hit(session_id, result, len(params.key))
         return result
@@ -189,14 +191,13 @@ class SessionCache(StreamingSession):
         )
 
     def try_checkpoint(self, req: Req, *, up_to: int, **kwargs: Any) -> bool:
-        if self.idle is not None and self.borrowed_slot(req) is not None:
+        if self.evicts_idle and self.borrowed_slot(req) is not None:
             # In the tree, a first prompt would be locked until the session closes.
             return True
         handled: bool = super().try_checkpoint(req, up_to=up_to, **kwargs)
         return handled
 
     def pin(self, node: SessionNode) -> TreeLock:
-        assert self.idle is not None
         node.n_pins += 1
         self.idle.remove(node.session_id)
         self._correct_protected_len(node)
@@ -220,10 +221,8 @@ class SessionCache(StreamingSession):
 
     def _forget(self, session_id: str) -> None:
         self._bare_rows.pop(session_id, None)
-        if self.idle is not None:
-            self.idle.forget(session_id)
-        if self.preloads is not None:
-            self.preloads.forget(session_id)
+        self.idle.forget(session_id)
+        self.preloads.forget(session_id)
         if self.tier is not None:
             self.tier.forget(session_id)
 
@@ -240,17 +239,15 @@ class SessionCache(StreamingSession):
         slot = self.slots.get(session_id)
         if slot is None:
             return 0
-        is_evictable = self.idle is not None and session_id in self.idle
-        n_tokens: int = slot.kv.cache_protected_len if is_evictable else slot.kv.kv_committed_len
-        return n_tokens
+        kept: int = slot.kv.cache_protected_len
+        return kept if session_id in self.idle else int(slot.kv.kv_committed_len)
 
     def update_tiers(self) -> None:
         """To be called once a round."""
         if self.tier is None:
             return
-        assert self.idle is not None
         for session_id in self.tier.settle():
-            if self.preloads is not None and self.idle.is_speaking(session_id):
+            if self.idle.is_speaking(session_id):
                 self.preloads.speech_started(session_id, self.idle.now_s)
         self.tier.write_back()
 
@@ -260,7 +257,6 @@ class SessionCache(StreamingSession):
         Args:
             later_than_s: evict only sessions whose KV is expected to be needed after that time.
         """
-        assert self.idle is not None
         freed = 0
         for session_id, n_victim in self.idle.pick_victims(n_tokens, later_than_s):
             slot = self.slots[session_id]
@@ -270,8 +266,7 @@ class SessionCache(StreamingSession):
             self._free_tail(slot.kv, kept)
             if kept == slot.kv.cache_protected_len:
                 self.park(slot)
-            if self.preloads is not None:
-                self.preloads.expect(session_id, self.idle.now_s, self.idle.expected_s(session_id))
+            self.preloads.expect(session_id, self.idle.now_s, self.idle.expected_s(session_id))
             freed += n_victim
         return freed
 
@@ -287,7 +282,6 @@ class SessionCache(StreamingSession):
 
     def evict_rows(self, n_rows: int) -> None:
         """Free rows of idle sessions: first of those without own KV, then in order of eviction."""
-        assert self.idle is not None
         while n_rows > 0 and self._bare_rows:
             session_id = next(iter(self._bare_rows))
             del self._bare_rows[session_id]

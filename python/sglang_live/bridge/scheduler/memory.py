@@ -122,7 +122,8 @@ class Memory(Part):
             sessions.evict_rows(n_needed - n_free)
 
     def _evicts_sessions(self) -> bool:
-        return getattr(streaming_sessions(self._scheduler.tree_cache), "idle", None) is not None
+        sessions = streaming_sessions(self._scheduler.tree_cache)
+        return bool(getattr(sessions, "evicts_idle", False))
 
     # --- retraction ---
 

@@ -100,14 +100,13 @@ class Retention(Part):
                 self._scheduler.compacted(req.rid, compaction.n_tokens)
 
     def totals(self) -> dict[str, float]:
-        idle, tier = self._sessions.idle, self._sessions.tier
-        preloads = self._sessions.preloads
+        sessions = self._sessions
         return {
             **self._counts,
-            "sessions_rebased": float(self._sessions.compaction.n_rebased),
-            **(idle.report() if idle is not None else {}),
-            **(tier.report() if tier is not None else {}),
-            **(preloads.report() if preloads is not None else {}),
+            "sessions_rebased": float(sessions.compaction.n_rebased),
+            **(sessions.idle.report() if sessions.evicts_idle else {}),
+            **(sessions.tier.report() if sessions.tier is not None else {}),
+            **sessions.preloads.report(),
         }
 
     @property

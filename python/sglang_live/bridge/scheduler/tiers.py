@@ -46,12 +46,10 @@ class Tiers(Part):
 
     def stamp(self, stamp: LinkStamp) -> None:
         sessions = self._sessions
-        if sessions.idle is not None:
-            sessions.idle.tick(stamp.now_s)
+        sessions.idle.tick(stamp.now_s)
         if sessions.tier is not None:
             sessions.tier.all.rates = (stamp.rate, stamp.peer_rate)
-        if sessions.preloads is not None:
-            sessions.preloads.tick(stamp.now_s, stamp.rate, stamp.peer_rate)
+        sessions.preloads.tick(stamp.now_s, stamp.rate, stamp.peer_rate)
 
     def _link_rate(self) -> LinkRate:
         """The rate from the host that this rank has measured."""
@@ -65,8 +63,9 @@ class Tiers(Part):
         return LinkRate(None, 0.0) if peer is None else peer.copies.rate()
 
     def next_use(self, hint: NextUseHint) -> None:
-        sessions, session_id = self._sessions, hint.session
-        if sessions.idle is None or not self._is_open(session_id):
+        sessions = self._sessions
+        session_id = hint.session
+        if not self._plans_for(session_id):
             return
         sessions.idle.expect(hint)
         if sessions.tier is not None:
@@ -75,31 +74,31 @@ class Tiers(Part):
 
     def speech_started(self, start: SpeechStart) -> None:
         sessions = self._sessions
-        if sessions.idle is None or not self._is_open(start.session):
+        if not self._plans_for(start.session):
             return
         sessions.idle.speech_started(start.session)
-        if sessions.preloads is not None and sessions.tier is not None:
+        if sessions.preloads.is_on and sessions.tier is not None:
             sessions.tier.fetch(start.session)
             sessions.preloads.speech_started(start.session, sessions.idle.now_s)
 
     def speech_dismissed(self, dismissed: SpeechDismissed) -> None:
         sessions = self._sessions
-        if sessions.idle is None or not self._is_open(dismissed.session):
+        if not self._plans_for(dismissed.session):
             return
         sessions.idle.speech_dismissed(dismissed.session)
-        if sessions.preloads is not None:
-            sessions.preloads.cancel(dismissed.session)
-            self._expect(dismissed.session)
+        sessions.preloads.cancel(dismissed.session)
+        self._expect(dismissed.session)
 
     def _expect(self, session_id: str) -> None:
-        sessions = self._sessions
-        if sessions.preloads is not None and sessions.idle is not None:
-            needed_s = sessions.idle.expected_s(session_id)
-            sessions.preloads.expect(session_id, sessions.idle.now_s, needed_s)
+        idle = self._sessions.idle
+        needed_s = idle.expected_s(session_id)
+        self._sessions.preloads.expect(session_id, idle.now_s, needed_s)
 
-    def _is_open(self, session_id: str) -> bool:
-        """A message may come after the session's end; nothing would remove what it adds then."""
-        return session_id in self._scheduler.session_controller
+    def _plans_for(self, session_id: str) -> bool:
+        """Whether idle sessions are evicted, and this one is open. A message may come after its
+        end; nothing would remove what it adds then."""
+        is_open = session_id in self._scheduler.session_controller
+        return self._sessions.evicts_idle and is_open
 
     def load_ahead(self) -> float:
         """Load KV ahead; to be called once a round, when its batch is chosen.
@@ -108,15 +107,13 @@ class Tiers(Part):
             Seconds until the next round must begin, because more is to be loaded or copied, a
             preload is to be judged, or a lender waits for its pages; inf: when there is input.
         """
-        sessions, limit_s = self._sessions, math.inf
-        preloads, tier = sessions.preloads, sessions.tier
-        if preloads is not None and sessions.idle is not None:
-            preloads.load()
-            limit_s = max(0.0, preloads.next_review_s - sessions.idle.now_s)
-        is_loading = preloads is not None and preloads.is_loading
+        preloads = self._sessions.preloads
+        tier = self._sessions.tier
+        preloads.load()
+        limit_s = max(0.0, preloads.next_review_s - self._sessions.idle.now_s)
         is_copying = tier is not None and (tier.fetches_any or tier.copies_any)
         is_draining = tier is not None and tier.peer is not None and tier.peer.leases.is_draining
-        if is_loading or is_copying or is_draining:
+        if preloads.is_loading or is_copying or is_draining:
             limit_s = min(limit_s, LOADING_WAIT_S)
         return limit_s
 

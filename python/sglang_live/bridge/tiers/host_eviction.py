@@ -123,8 +123,8 @@ class HostEviction:
 
     @property
     def _idle(self) -> IdleSessions:
-        assert self._sessions.idle is not None  # a tier exists only where sessions are evicted
-        return self._sessions.idle
+        idle: IdleSessions = self._sessions.idle
+        return idle
 
     @property
     def _now_s(self) -> float:

@@ -132,5 +132,5 @@ class PeerEviction:
 
     @property
     def _idle(self) -> IdleSessions:
-        assert self._sessions.idle is not None  # a tier exists only where sessions are evicted
-        return self._sessions.idle
+        idle: IdleSessions = self._sessions.idle
+        return idle

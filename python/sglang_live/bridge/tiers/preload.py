@@ -72,11 +72,14 @@ class _Loading:
 class Preloads:
     """
     Args:
-        sessions: a SessionCache with a tier.
+        sessions: a SessionCache; with a tier, if it is on.
+        is_on: otherwise nothing is ever preloaded.
     """
 
-    def __init__(self, sessions: Any, config: PreloadConfig | None = None):
-        self._sessions, self._config = sessions, config or PreloadConfig()
+    def __init__(self, sessions: Any, config: PreloadConfig | None = None, *, is_on: bool = True):
+        self._sessions = sessions
+        self._config = config or PreloadConfig()
+        self.is_on = is_on
         self._pending: dict[str, _Pending] = {}
         self._reviews: list[tuple[float, int, str]] = []  # heap of (time, number, session)
         self._numbers = itertools.count()
@@ -89,6 +92,8 @@ class Preloads:
 
     def speech_started(self, session_id: str, now_s: float) -> None:
         """Schedule a preload: a request will follow when the user has finished speaking."""
+        if not self.is_on:
+            return
         loading = self._loading.get(session_id)
         if loading is not None:
             loading.needed_at_s = now_s + REMAINING_SPEECH_S
@@ -105,7 +110,7 @@ class Preloads:
         Args:
             needed_at_s: when the KV is expected to be needed; None if unknown: no preload.
         """
-        if session_id in self._loading:
+        if not self.is_on or session_id in self._loading:
             return
         n_tokens = self._tier.loads.tokens_to_preload(session_id)
         rate = self._rate(session_id)
@@ -213,8 +218,9 @@ class Preloads:
 
         To be called once a round, behind the loads that the round's prefill waits for.
         """
-        for on_peer in (True, False):
-            self._load_over(on_peer)
+        if self._loading:
+            for on_peer in (True, False):
+                self._load_over(on_peer)
 
     def _load_over(self, on_peer: bool) -> None:
         """Add transfers over one link: from lent pages, or from the host."""
@@ -325,8 +331,8 @@ class Preloads:
 
     @property
     def _idle(self) -> IdleSessions:
-        assert self._sessions.idle is not None
-        return self._sessions.idle
+        idle: IdleSessions = self._sessions.idle
+        return idle
 
     def report(self) -> dict[str, float]:
         return dict(self.counts)

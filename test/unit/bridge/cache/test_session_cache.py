@@ -21,7 +21,6 @@ from sglang.srt.session.session_controller import Session
 
 from sglang_live.bridge.cache.radix import LiveRadixCache
 from sglang_live.bridge.session.compact import SessionCompaction
-from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.kv.retention import RetentionConfig
 
 PAGE, POOL_TOKENS, N_ROWS = 4, 256, 8
@@ -75,7 +74,7 @@ class Engine:
             )
         )
         if evicts:
-            self.cache.session.idle = IdleSessions(PAGE)
+            self.cache.session.evicts_idle = True
         self._n_requests = 0
 
     def open(self) -> Session:

@@ -19,7 +19,7 @@ class FakeCompaction:
 
 
 class FakeSessions:
-    idle = None
+    evicts_idle = False
 
     def __init__(self):
         self.compaction = FakeCompaction()

@@ -8,6 +8,7 @@ import pytest
 from sglang_live.bridge.round_facts import LinkStamp
 from sglang_live.bridge.scheduler.tiers import LOADING_WAIT_S, Tiers
 from sglang_live.bridge.session.idle import IdleSessions
+from sglang_live.bridge.tiers.preload import Preloads
 from sglang_live.engine_channel.messages import NextUseHint, SpeechDismissed, SpeechStart
 
 START_S = 100.0
@@ -20,7 +21,8 @@ class World:
         self.idle = IdleSessions(page_size=1)
         self.idle.tick(START_S)
         self.idle.put("open", 10)
-        self.sessions = SimpleNamespace(idle=self.idle, tier=None, preloads=None)
+        self.sessions = SimpleNamespace(evicts_idle=True, idle=self.idle, tier=None)
+        self.sessions.preloads = Preloads(self.sessions, is_on=False)
         self.events = Tiers(
             SimpleNamespace(
                 tree_cache=SimpleNamespace(session=self.sessions), session_controller={"open": None}
