@@ -26,10 +26,9 @@ import soxr
 from benchmark.load.provenance import facts
 from benchmark.word_errors import word_errors, words_of
 from sglang_live.core import INPUT_RATE_HZ
-from sglang_live.models.hibari.voice import HibariVoice
-from sglang_live.models.moonshine.recogniser import MoonshineRecogniser
-from sglang_live.models.packages.fetch import fetch
-from sglang_live.models.packages.pins import HIBARI, MOONSHINE
+from sglang_live.models.hibari import HibariVoice
+from sglang_live.models.moonshine import MoonshineRecogniser
+from sglang_live.models.packages import HIBARI, MOONSHINE, fetch
 from sglang_live.models.speech import Pcm
 
 _PLAIN_SENTENCE = re.compile(r"[A-Z][A-Za-z' ,-]+[.?!]")

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from benchmark.gpu.findings import Findings
 from benchmark.gpu.measuring import exact_float32, median_ms
-from sglang_live.models.speech_lm.code_predictor import CodePredictor
-from sglang_live.models.speech_lm.sampling_noise import draws_of
+from sglang_live.models.speech_lm.code_predictor import CodePredictor, draws_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

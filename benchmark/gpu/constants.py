@@ -30,7 +30,7 @@ from benchmark.native_client import native_client
 from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
 from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
-from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+from sglang_live.models.qwen3_omni.family import Qwen3OmniSpec
 
 BASE = Path(__file__).parents[2] / "python/sglang_live/device_model/h100_qwen3_omni.toml"
 _TIMEOUT_S = 100.0

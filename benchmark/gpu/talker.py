@@ -18,7 +18,7 @@ from benchmark.gpu.places import platform_of
 from benchmark.gpu.talker_arm import Arm, Request, run_arm
 from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
-from sglang_live.models.qwen3_omni.spec import FRAME_RATE_HZ, Qwen3OmniSpec
+from sglang_live.models.qwen3_omni.family import FRAME_RATE_HZ, Qwen3OmniSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,9 +32,8 @@ from benchmark.turn_taking.timeline import Recording, Stimulus
 from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path
 from sglang_live.interaction.silero import SileroModel
 from sglang_live.interaction.vad import VadSettings
-from sglang_live.models.moonshine.recogniser import MoonshineRecogniser
-from sglang_live.models.packages.fetch import fetch
-from sglang_live.models.packages.pins import MOONSHINE
+from sglang_live.models.moonshine import MoonshineRecogniser
+from sglang_live.models.packages import MOONSHINE, fetch
 
 RECORDINGS = Path(__file__).parents[1] / "workloads" / "turns"
 

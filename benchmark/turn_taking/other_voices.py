@@ -34,9 +34,8 @@ from benchmark.turn_taking.timeline import Stimulus
 from sglang_live.interaction.silero import SileroModel
 from sglang_live.interaction.vad import VadSettings
 from sglang_live.interaction.voiceprint import Voiceprint, parts_of
-from sglang_live.models.packages.fetch import fetch
-from sglang_live.models.packages.pins import RESEMBLYZER
-from sglang_live.models.resemblyzer.encoder import SpeakerEncoder
+from sglang_live.models.packages import RESEMBLYZER, fetch
+from sglang_live.models.resemblyzer import SpeakerEncoder
 
 RECORDINGS = Path(__file__).parents[1] / "workloads" / "turns"
 # None: the setting is off. 0: the server's bounds.

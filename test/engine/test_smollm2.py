@@ -18,9 +18,8 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from sglang_live.models.chat_template import TemplatePrompt
-from sglang_live.models.packages.fetch import fetch
-from sglang_live.models.packages.pins import SMOLLM2
+from sglang_live.models.cascade.parts import TemplatePrompt
+from sglang_live.models.packages import SMOLLM2, fetch
 from sglang_live.models.smollm2.location import GGUF
 
 pytestmark = pytest.mark.engine

@@ -11,9 +11,8 @@ from sglang_live.gateway.realtime.turns.other_voices import SpeakerThread
 from sglang_live.interaction.scoring import SpeechScorer
 from sglang_live.interaction.silero import SileroModel
 from sglang_live.interaction.voiceprint import Voiceprint, parts_of
-from sglang_live.models.packages.fetch import fetch
-from sglang_live.models.packages.pins import RESEMBLYZER
-from sglang_live.models.resemblyzer.encoder import SpeakerEncoder
+from sglang_live.models.packages import RESEMBLYZER, fetch
+from sglang_live.models.resemblyzer import SpeakerEncoder
 from test.unit.gateway.fakes import spoken
 from test.unit.gateway.realtime.playout_world import STARTED, World
 from test.unit.gateway.realtime.test_other_voices import learnt, over

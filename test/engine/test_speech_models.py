@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from benchmark.word_errors import word_errors, words_of
-from sglang_live.models.hibari.voice import HibariVoice
-from sglang_live.models.kokoro.voice import KokoroVoice
-from sglang_live.models.moonshine.recogniser import MoonshineRecogniser
-from sglang_live.models.packages.fetch import fetch
-from sglang_live.models.packages.pins import HIBARI, MOONSHINE
-from sglang_live.models.piper.voice import PiperVoice
+from sglang_live.models.hibari import HibariVoice
+from sglang_live.models.kokoro import KokoroVoice
+from sglang_live.models.moonshine import MoonshineRecogniser
+from sglang_live.models.packages import HIBARI, MOONSHINE, fetch
+from sglang_live.models.piper import PiperVoice
 from sglang_live.models.speech import Recogniser, Voice
 from test.engine.speech_models import SENTENCES, as_heard, recording
 from test.unit.models.tiny_voices import kokoro_styles, write_kokoro, write_piper

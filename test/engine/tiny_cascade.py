@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sglang_live.core import OUTPUT_RATE_HZ
-from sglang_live.models.demo.tokenizer import build_tokenizer
+from sglang_live.models.demo.build import build_tokenizer
 from sglang_live.models.family import model_facts
 from sglang_live.models.speech import Speech
 from sglang_live.speakable.style import SpeechStyle

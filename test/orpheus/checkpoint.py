@@ -12,8 +12,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from sglang_live.models.orpheus.parts import OrpheusTalker
-from sglang_live.models.orpheus.vocabulary import (
+from sglang_live.models.orpheus.family import (
     CODEBOOK_SIZE,
     CODES_PER_FRAME,
     END_OF_CODES_ID,
@@ -21,6 +20,7 @@ from sglang_live.models.orpheus.vocabulary import (
     SPEECH_BEGIN_ID,
     SPEECH_END_ID,
     STOP_IDS,
+    OrpheusTalker,
 )
 from test.orpheus import tiny_snac
 

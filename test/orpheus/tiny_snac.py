@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from snac import SNAC
 
-from sglang_live.models.codecs.snac_layers import noise_table
+from sglang_live.models.codecs.snac import noise_table
 
 CODEBOOK_SIZE = 64
 # hubertsiuzdak/snac_24khz with fewer channels.

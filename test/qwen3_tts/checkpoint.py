@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sglang_live.models.demo.tokenizer import build_tokenizer
+from sglang_live.models.demo.build import build_tokenizer
 
 CODES, GROUPS, TEXT_WIDTH = 256, 6, 48
 HIDDEN, NARROW = 96, 64

@@ -104,7 +104,7 @@ def test_without_any_temporary_folder_the_variable_to_set_is_named(monkeypatch):
 def test_a_home_is_looked_for_in_one_place():
     package = Path(__file__).parents[2] / "python" / "sglang_live"
     # A user types these paths, and `~` in them stays as it is where there is no home.
-    typed = {"speech_kinds.py", "cascade/talkers.py", "checkpoint_files.py"}
+    typed = {"speech_kinds.py", "composition.py", "checkpoint_files.py"}
     looks = re.compile(r"Path\.home\(|expanduser\(|\bgetpass\b|getpwuid")
     found = {path for path in package.rglob("*.py") if looks.search(path.read_text("utf-8"))}
     allowed = {package / "environment.py", *(package / "models" / name for name in typed)}

@@ -77,7 +77,7 @@ BUDGETS = {
     "interaction": 2_900,
     "kernels": 20,
     "kv": 1_650,
-    "models": 9_950,
+    "models": 9_670,
     "orchestrator": 2_350,
     "plan": 950,
     "policy": 2_000,

@@ -16,8 +16,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeForConditionalGeneration,
 )
 
-from sglang_live.models.demo.architecture import config_of
-from sglang_live.models.demo.tokenizer import build_tokenizer, save_processor
+from sglang_live.models.demo.build import build_tokenizer, config_of, save_processor
 from sglang_live.sound.clip_form import CONFIG_KEY
 from training.demo.sizes import GOOD_TOKENS, SIZE
 

@@ -22,9 +22,8 @@ from benchmark.turn_taking.timeline import SAMPLES_PER_MS, Recording
 from sglang_live.interaction.endpoint import EndpointModel, SmartTurnModel, installed_model_path
 from sglang_live.interaction.silero import SileroModel
 from sglang_live.interaction.turn_end import TurnEndWeights, evidence, trained_weights
-from sglang_live.models.moonshine.recogniser import MoonshineRecogniser
-from sglang_live.models.packages.fetch import fetch
-from sglang_live.models.packages.pins import MOONSHINE
+from sglang_live.models.moonshine import MoonshineRecogniser
+from sglang_live.models.packages import MOONSHINE, fetch
 from training.turn_end.__main__ import CALLS, DRAWS
 from training.turn_end.fit import figures, fitted, held_back, waits
 from training.turn_end.pauses import (

@@ -133,7 +133,7 @@ ENGINE_NAMES = (
         functions={
             "_get_feat_extract_output_lengths": "input_lengths",
         },
-        used_in="models/qwen3_omni/engine/audio_encoder.py",
+        used_in="models/qwen3_omni/engine/thinker.py",
     ),
     Upstream(
         "sglang.srt.models.qwen3_omni_moe.Qwen3OmniMoeAudioEncoder",
@@ -144,7 +144,7 @@ ENGINE_NAMES = (
             "n_window n_window_infer conv_chunksize conv2d1 conv2d2 conv2d3 conv_out "
             "positional_embedding layers ln_post proj1 act proj2"
         ),
-        used_in="models/qwen3_omni/engine/audio_encoder.py",
+        used_in="models/qwen3_omni/engine/thinker.py",
     ),
     Upstream(
         "sglang.srt.models.qwen3_omni_moe.Qwen3OmniMoeAudioEncoderLayer",
@@ -152,7 +152,7 @@ ENGINE_NAMES = (
             "forward": "self, hidden_states, cu_seqlens, **kwargs",
         },
         attributes="self_attn self_attn_layer_norm final_layer_norm activation_fn fc1 fc2",
-        used_in="models/qwen3_omni/engine/audio_encoder.py",
+        used_in="models/qwen3_omni/engine/thinker.py",
     ),
     Upstream(
         "sglang.srt.layers.attention.vision",
@@ -162,7 +162,7 @@ ENGINE_NAMES = (
                 "flashinfer_max_seqlen="
             ),
         },
-        used_in="models/qwen3_omni/engine/audio_encoder.py",
+        used_in="models/qwen3_omni/engine/thinker.py",
     ),
     Upstream(
         "sglang.srt.model_executor.runner_utils.capture_mode",

@@ -1,6 +1,6 @@
 """Composes the checkpoint of a cascade: a directory with a config.json that names its parts.
 
-Weights of built-in recognisers and voices are fetched at first use (models/packages). Without
+Weights of built-in recognisers and voices are fetched at first use (models/packages.py). Without
 torch: the server composes before it starts a stage.
 """
 
@@ -12,15 +12,39 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sglang_live.errors import BadInputError
 from sglang_live.models.cascade.family import ARCHITECTURE, llm_config
-from sglang_live.models.cascade.talkers import find_talker
-from sglang_live.models.family import ModelFacts, read_json
-from sglang_live.models.packages.fetch import fetch, packages_directory
-from sglang_live.models.packages.licences import licence_line
-from sglang_live.models.packages.pins import SMOLLM2, Package
+from sglang_live.models.checkpoint_files import check_checkpoint
+from sglang_live.models.family import ModelFacts, claiming_family, read_json
+from sglang_live.models.packages import SMOLLM2, Package, fetch, licence_line, packages_directory
 from sglang_live.models.smollm2.location import GGUF
+from sglang_live.models.speech import SpeechModel
 from sglang_live.models.speech_kinds import find_recogniser, find_voice
-from sglang_live.models.speech_model import SpeechModel
+
+
+def find_talker(given: str, *families: str) -> ModelFacts | None:
+    """
+    Args:
+        given: as voice: a directory, or the name of another kind of voice.
+        families: modules of model families outside this package.
+    Returns:
+        None: it is no checkpoint of a model family.
+    Raises:
+        BadInputError: its family does not speak the text of other models, or a file of it is
+            missing or broken.
+    """
+    path = Path(os.path.expanduser(given))
+    if not (path / "config.json").is_file():
+        return None
+    family = claiming_family(read_json(path / "config.json"), *families)
+    if family is None:
+        return None
+    facts = family.facts(path.resolve())
+    if not facts.talker_reads_text or facts.has_thinker:
+        raise BadInputError(f"{path} speaks for its own thinker alone: give it as --model-path")
+    check_checkpoint(facts.weights)
+    return facts
+
 
 Report = Callable[[str], None]
 

@@ -24,6 +24,35 @@ from sglang_live.models.prompt import PiecewisePrompt, Tokenizer
 from sglang_live.sound.clip_form import ClipForm
 from sglang_live.speakable.style import SpeechStyle
 
+
+def check_divided(flag: str, n_ranks: int, sizes: Mapping[str, int], n_kv_heads: int) -> None:
+    """
+    Args:
+        flag: that sets the number of ranks, for the error.
+        sizes: that have to be divided, by name.
+        n_kv_heads: fewer than ranks are copied.
+    Raises:
+        BadInputError: names the flag, and a size that cannot be divided.
+    """
+    for name, size in sizes.items():
+        if size % n_ranks:
+            raise _undivided(flag, n_ranks, name, size)
+    if n_kv_heads % n_ranks and n_ranks % n_kv_heads:
+        raise _undivided(flag, n_ranks, "num_key_value_heads", n_kv_heads)
+
+
+def check_number(flag: str, n_ranks: int) -> None:
+    """Raises BadInputError if there would be no rank."""
+    if n_ranks < 1:
+        raise BadInputError(f"{flag} takes a number from 1, got {n_ranks}")
+
+
+def _undivided(flag: str, n_ranks: int, name: str, size: int) -> BadInputError:
+    return BadInputError(
+        f"{flag}: this model's {name} is {size}, which cannot be divided among {n_ranks} ranks"
+    )
+
+
 # For a thinker's engine on a CPU: INT8. Empty or absent: its weights stay as in the checkpoint.
 CPU_WEIGHTS_ENV = "SGLANG_LIVE_CPU_WEIGHTS"
 INT8, OWN = "int8", "own"

@@ -1,19 +1,175 @@
 """A voice that is a reader of text and an acoustic network: text to phonemes, phonemes to sound.
 
 What hibari, Kokoro and Piper share: limits, pieces that a network takes at once, and the end of
-each word.
+each word, from durations of phonemes or by their share of the sound.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from sglang_live.errors import BadInputError
-from sglang_live.models.phonemes import Phoneme, TextReader, pieces, word_ends
-from sglang_live.models.speech import Speech, SpokenWord
+from sglang_live.models.speech import Speech, SpokenWord, computing_threads
 from sglang_live.speakable.style import SpeechStyle
+
+
+def open_onnx(path: Path, inputs: Collection[str], n_threads: int = 0) -> Any:
+    """An onnxruntime session.
+
+    Args:
+        inputs: that the network must have.
+        n_threads: for one call; 0: see computing_threads.
+    Raises:
+        BadInputError: the file is broken, or it is another network.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = n_threads or computing_threads()
+    options.inter_op_num_threads = 1
+    # A thread that spins between two operators takes the engine's core.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3  # exported networks have unused weights, which are logged
+    # Products of uint8 and int8 overflow on x86 processors that lack VNNI.
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    try:
+        session = onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:  # onnxruntime's own classes derive from Exception alone
+        raise BadInputError(f"onnxruntime cannot read {path}: {error}") from error
+    found = [given.name for given in session.get_inputs()]
+    if missing := [name for name in inputs if name not in found]:
+        raise BadInputError(
+            f"{path} is another network: its inputs are {', '.join(found)}, without "
+            f"{', '.join(missing)}"
+        )
+    return session
+
+
+CLAUSE_ENDS = frozenset(".,;:!?—…")
+_SILENT = CLAUSE_ENDS | frozenset(' "()“”')
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word of the text between white space; end: index in the text after it."""
+
+    written: str
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Phoneme:
+    """sign: one character of the model's alphabet; word: number of the word it belongs to."""
+
+    sign: str
+    word: int
+
+    @property
+    def is_silent(self) -> bool:
+        return self.sign in _SILENT
+
+
+class TextReader(Protocol):
+    def read(self, text: str) -> tuple[list[Word], list[list[Phoneme]]]:
+        """
+        Returns:
+            The text's words, and the phonemes of each sentence that has some.
+        """
+        ...
+
+
+def pieces(phonemes: Sequence[Phoneme], n_most: int) -> Iterator[Sequence[Phoneme]]:
+    """Cut a sentence that exceeds `n_most` phonemes: after a clause, else after a word."""
+    while len(phonemes) > n_most:
+        spaces = [at for at in range(1, n_most) if phonemes[at].sign == " "]
+        clauses = [at for at in spaces if phonemes[at - 1].sign in CLAUSE_ENDS]
+        cut = (clauses or spaces or [n_most])[-1]
+        yield stripped(phonemes[:cut])
+        phonemes = stripped(phonemes[cut:])
+    yield stripped(phonemes)
+
+
+def stripped(phonemes: Sequence[Phoneme]) -> Sequence[Phoneme]:
+    """Without spaces at the ends."""
+    sounding = [at for at, phoneme in enumerate(phonemes) if phoneme.sign != " "]
+    return phonemes[sounding[0] : sounding[-1] + 1] if sounding else ()
+
+
+def word_ends(
+    words: Sequence[Word], ends_s: Iterable[tuple[int, float]]
+) -> list[tuple[int, float]]:
+    """
+    Args:
+        ends_s: number of a word, and the end of one of its phonemes in seconds.
+    Returns:
+        Of each word, its end in the text and in seconds; the latter never decreases.
+    """
+    latest = [0.0] * len(words)
+    for number, end_s in ends_s:
+        latest[number] = max(latest[number], end_s)
+    result = []
+    end_s = 0.0
+    for word, own_s in zip(words, latest, strict=True):
+        end_s = max(end_s, own_s)
+        result.append((word.end, end_s))
+    return result
+
+
+# Quieter than a hundredth of the loudest sample is silence, before the first phoneme and after the
+# last.
+_QUIET = 100
+# Shares of the sound: stress and length marks belong to the vowel beside them. With longer pauses
+# than the networks make, words are in place: 0.09 s from hibari's durations in the median.
+_MARKS = frozenset("ˈˌː")
+_PAUSE = 4.0
+
+Numbers = npt.NDArray[np.floating] | npt.NDArray[np.integer]
+
+
+def ends_from_durations(
+    durations: npt.NDArray[np.float32], n_samples: int
+) -> npt.NDArray[np.int64]:
+    """
+    Args:
+        durations: of each id, in any unit.
+    Returns:
+        [n_ids] int64, the sample after each id's last.
+    """
+    sums = np.cumsum(durations.reshape(-1).astype(np.float64))
+    ends: npt.NDArray[np.int64] = np.rint(sums * (n_samples / max(sums[-1], 1e-9))).astype(np.int64)
+    return ends
+
+
+def estimated_ends(
+    piece: Sequence[Phoneme], wave: npt.NDArray[np.float32]
+) -> npt.NDArray[np.int64]:
+    """For a network that tells no durations: every phoneme takes the same part of the sound.
+
+    Returns:
+        [n_phonemes] int64, the sample after each phoneme's last.
+    """
+    level = np.abs(wave)
+    loud = np.flatnonzero(level * _QUIET > level.max(initial=0.0))
+    first, last = (int(loud[0]), int(loud[-1]) + 1) if len(loud) else (0, len(wave))
+    shares = np.array([_share(phoneme.sign) for phoneme in piece])
+    # The mark after the last word is the silence that is left out.
+    while len(piece) and piece[-1].is_silent:
+        shares[len(piece) - 1] = 0.0
+        piece = piece[:-1]
+    return first + ends_from_durations(shares, last - first)
+
+
+def _share(sign: str) -> float:
+    if sign in CLAUSE_ENDS:
+        return _PAUSE
+    return 0.0 if sign in _MARKS or sign.isspace() else 1.0
+
 
 MAX_CHARACTERS = 1000
 # What the networks' authors offer.

@@ -73,7 +73,8 @@ class PiecewisePrompt(ABC):
     """
 
     def __init__(self, tokenizer: Tokenizer, end_ids: Iterable[int], system: tuple[str, str]):
-        self._tokenizer, self._system = tokenizer, system
+        self._tokenizer = tokenizer
+        self._system = system
         self.end_ids = tuple(dict.fromkeys(end_ids))
 
     # --- what a family writes ---

@@ -1,16 +1,56 @@
 """Contracts of speech recognisers and voices that are models of their own, beside an LLM.
 
 A recogniser hears for a language model that reads text only; a voice reads its text aloud. Both
-are loaded once in a process and shared by its sessions.
+are loaded once in a process and shared by its sessions. SpeechModel is one as it is found before
+its stage loads it.
 """
 
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from sglang_live.models.packages import Package
 from sglang_live.speakable.style import SpeechStyle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechModel:
+    """
+    Attributes:
+        load: "module:attribute" of the function that loads it from its directory or file.
+        path: that directory or file. None: the directory of `package`.
+        package: with its weights, or None.
+        packages: what else it needs, by the keywords under which `load` takes their directories.
+        offers: names of a voice's voices; codes of a recogniser's languages.
+    """
+
+    load: str
+    path: Path | None = None
+    package: Package | None = None
+    packages: Mapping[str, Package] = field(default_factory=dict)
+    offers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesKind:
+    """A kind of recogniser or voice that users have as files.
+
+    Attributes:
+        holds: the files that make one, for errors.
+        claims: whether a path is one.
+        read: describes a path that is claimed. Raises BadInputError if a file is missing or broken,
+            or something that must be installed is not.
+    """
+
+    holds: str
+    claims: Callable[[Path], bool]
+    read: Callable[[Path], SpeechModel]
+
 
 Pcm = npt.NDArray[np.int16]
 
@@ -96,3 +136,11 @@ class Voice(Protocol):
             BadInputError: the text is too long, the voice unknown, or the speed beyond the limits.
         """
         ...
+
+
+def computing_threads() -> int:
+    """For one call, beside the engine on the same processor: half of the cores, at most 4.
+
+    More gain little in networks of this size.
+    """
+    return min(4, max(1, (os.cpu_count() or 1) // 2))

@@ -9,23 +9,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sglang_live.errors import BadInputError
-from sglang_live.models.kokoro.files import KOKORO
-from sglang_live.models.packages.pins import HIBARI, MOONSHINE
-from sglang_live.models.piper.files import PIPER
-from sglang_live.models.speech_model import FilesKind, SpeechModel
-from sglang_live.models.whisper.files import WHISPER
+from sglang_live.models.kokoro import KOKORO
+from sglang_live.models.packages import HIBARI, MOONSHINE
+from sglang_live.models.piper import PIPER
+from sglang_live.models.speech import FilesKind, SpeechModel
+from sglang_live.models.whisper import WHISPER
 
 RECOGNISERS: Mapping[str, SpeechModel] = {
     "moonshine": SpeechModel(
         package=MOONSHINE,
-        load="sglang_live.models.moonshine.recogniser:MoonshineRecogniser.load",
+        load="sglang_live.models.moonshine:MoonshineRecogniser.load",
         offers=("en",),
     ),
 }
 VOICES: Mapping[str, SpeechModel] = {
     "hibari": SpeechModel(
         package=HIBARI,
-        load="sglang_live.models.hibari.voice:HibariVoice.load",
+        load="sglang_live.models.hibari:HibariVoice.load",
         offers=("heart",),
     ),
 }

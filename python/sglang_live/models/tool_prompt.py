@@ -66,23 +66,29 @@ class ResponseParts:
 
     def __init__(self, begin_id: int | None, has_functions: bool = True):
         """begin_id: the token of CALL_BEGIN; None if it is several tokens."""
-        self._begin_id, self._has_functions = begin_id, has_functions
-        self.n_spoken, self.spoken, self._calls = 0, "", ""
+        self._begin_id = begin_id
+        self._has_functions = has_functions
+        self.n_spoken = 0
+        self.spoken = ""
+        self._calls = ""
 
     def take(self, ids: list[int], text: str) -> None:
         """Take the whole response so far."""
         at = text.find(CALL_BEGIN) if self._has_functions else -1
         if at >= 0:
-            self.spoken, self._calls = text[:at].rstrip(), text[at:]
+            self.spoken = text[:at].rstrip()
+            self._calls = text[at:]
             if self._begin_id in ids:
                 self.n_spoken = ids.index(self._begin_id)
         elif not (self._has_functions and _may_begin_a_call(text)):
-            self.n_spoken, self.spoken = len(ids), text
+            self.n_spoken = len(ids)
+            self.spoken = text
 
     def end(self, ids: list[int], text: str) -> None:
         """Take the complete response: an unfinished beginning of a call is speech."""
         if not self._has_functions or CALL_BEGIN not in text:
-            self.n_spoken, self.spoken = len(ids), text
+            self.n_spoken = len(ids)
+            self.spoken = text
 
     @property
     def has_call(self) -> bool:

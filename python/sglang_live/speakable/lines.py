@@ -39,7 +39,9 @@ class Lines:
             return self._in_code(char)
         if char == "\n":
             ended = self.block is Block.TABLE
-            self.block, self._prefix, self.marks = Block.TEXT, "", 0
+            self.block = Block.TEXT
+            self._prefix = ""
+            self.marks = 0
             return ended
         if self._prefix is not None and self.block is Block.TEXT:
             self._at_start(char, self._prefix)
@@ -50,10 +52,13 @@ class Lines:
             self.marks += 1
             self._prefix = prefix + char
             if self.marks == _FENCE:
-                self.block, self._fence, self._line = Block.CODE, char * _FENCE, ""
+                self.block = Block.CODE
+                self._fence = char * _FENCE
+                self._line = ""
                 self._opening = True
         elif char == "|" and not self.marks:
-            self.block, self.marks = Block.TABLE, 1
+            self.block = Block.TABLE
+            self.marks = 1
         elif self.marks or len(prefix) >= _MAX_PREFIX:
             self._prefix = None
         else:
@@ -80,7 +85,9 @@ class Lines:
             mark = line.lstrip(" \t>").rstrip()
             closes = mark.startswith(self._fence) and not mark.strip(self._fence[0])
         if closes:
-            self.block, self._prefix, self.marks = Block.TEXT, "", 0
+            self.block = Block.TEXT
+            self._prefix = ""
+            self.marks = 0
         return closes
 
 

@@ -187,7 +187,8 @@ class Pieces:
                 self._breaks += 1
                 if self._breaks == 1:
                     self._broken_line = self._line()
-                self._line_begin, self._in_code = self._end + 1, False
+                self._line_begin = self._end + 1
+                self._in_code = False
         else:
             if self._text:
                 self._offer(self._boundary(char), char)
@@ -260,7 +261,9 @@ class Pieces:
         self._in_word = False
 
     def _start_line(self, at: int) -> None:
-        self._line_begin, self._in_code, self._in_word = at, False, False
+        self._line_begin = at
+        self._in_code = False
+        self._in_word = False
         self._gap = self._breaks = 0
 
     def _cut(self, at: int, *, closes: bool, block: Block = Block.TEXT) -> None:
@@ -273,7 +276,8 @@ class Pieces:
         self._starts_line = _starts_line(self._text[:n], self._starts_line)
         if self._starts_line:
             self._line_begin = max(self._line_begin, at)
-        self._text, self._begin = self._text[n:], at
+        self._text = self._text[n:]
+        self._begin = at
         self._clauses = [clause for clause in self._clauses if clause[0] > at]
         self._words = max(self._words, at)
         self._n_words = 0

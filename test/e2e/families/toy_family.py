@@ -40,7 +40,7 @@ class Thinker:
         self.engine_args = {"model_path": str(path), "enable_multimodal": False}
 
     def prompt(self, tokenizer):
-        from sglang_live.models.chat_template import TemplatePrompt
+        from sglang_live.models.cascade.parts import TemplatePrompt
 
         return TemplatePrompt(tokenizer, ())
 

@@ -139,8 +139,7 @@ REASONS = {
     "models/qwen3_omni/engine/thinker.py": {
         "Qwen3OmniMoeForConditionalGeneration._audio_features tolist": "masks stay on the host",
     },
-    "models/speech_lm/code2wav_attention.py": {"WindowTransformer.__init__ to": ELSEWHERE},
-    "models/speech_lm/code2wav_graphs.py": {"Code2WavGraphs._fill synchronize": ELSEWHERE},
+    "models/speech_lm/code2wav_layers.py": {"WindowTransformer.__init__ to": ELSEWHERE},
     "models/speech_lm/code_predictor.py": {"CodePredictor._rope to": WEIGHTS},
     "models/speech_lm/engine/talker.py": {
         "SpeechLM._all_greedy bool": "on a CPU alone",
@@ -148,6 +147,7 @@ REASONS = {
     },
     "models/speech_lm/engine/weights.py": {"load_predictor_weight int": WEIGHTS},
     "models/speech_lm/frame_decoder.py": {
+        "Code2WavGraphs._fill synchronize": ELSEWHERE,
         "FrameDecoder._place to": ELSEWHERE,
         "FrameDecoder._gather tensor": ELSEWHERE,
         "FrameDecoder._gather to": ELSEWHERE,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+from sglang_live.models.qwen3_omni.family import Qwen3OmniSpec
 
 
 @pytest.fixture(scope="session")

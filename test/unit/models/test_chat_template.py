@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from sglang_live.core import HistoryItem, TextPart
 from sglang_live.errors import BadInputError
-from sglang_live.models.chat_template import TemplatePrompt
-from sglang_live.models.demo.tokenizer import build_tokenizer
+from sglang_live.models.cascade.parts import TemplatePrompt
+from sglang_live.models.demo.build import build_tokenizer
 
 BASE = build_tokenizer(1024)
 # Forms of published templates, in few words. Each with its special tokens and its end of a turn.

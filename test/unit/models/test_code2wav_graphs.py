@@ -5,7 +5,7 @@ import torch
 from test_code2wav import TOLERANCE, random_codes, tiny_module
 
 from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
-from sglang_live.models.speech_lm.code2wav_graphs import sizes_up_to
+from sglang_live.models.speech_lm.frame_decoder import sizes_up_to
 
 
 class FakeCapture:

@@ -10,9 +10,8 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 )
 
 from sglang_live.models.qwen3_omni.engine.talker import PREDICTOR_TOP_P as TOP_P
-from sglang_live.models.speech_lm.code_predictor import TOP_K, CodePredictor, traced
+from sglang_live.models.speech_lm.code_predictor import TOP_K, CodePredictor, draws_of, traced
 from sglang_live.models.speech_lm.engine.weights import load_predictor_weight
-from sglang_live.models.speech_lm.sampling_noise import draws_of
 
 HIDDEN, VOCAB, N_STEPS = 32, 90, 7
 

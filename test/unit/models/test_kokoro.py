@@ -7,10 +7,8 @@ import pytest
 from onnx import TensorProto
 
 from sglang_live.errors import BadInputError
-from sglang_live.models.kokoro.files import kokoro_files
-from sglang_live.models.kokoro.voice import KokoroNetwork
-from sglang_live.models.onnx_model import open_onnx
-from sglang_live.models.phonemes import Phoneme
+from sglang_live.models.kokoro import KokoroNetwork, kokoro_files
+from sglang_live.models.phoneme_voice import Phoneme, open_onnx
 from sglang_live.models.speech_kinds import find_voice
 from test.unit.models.tiny_voices import (
     KOKORO_SAMPLES,

@@ -7,9 +7,14 @@ import pytest
 
 from sglang_live.errors import BadInputError
 from sglang_live.models.family import model_facts
-from sglang_live.models.orpheus.family import FAMILY, VOICES
-from sglang_live.models.orpheus.parts import OrpheusDecoder, OrpheusTalker
-from sglang_live.models.orpheus.vocabulary import FIRST_CODE_ID, CodeReader
+from sglang_live.models.orpheus.family import (
+    FAMILY,
+    FIRST_CODE_ID,
+    VOICES,
+    CodeReader,
+    OrpheusDecoder,
+    OrpheusTalker,
+)
 from sglang_live.models.piece_talker import WrongCodeError
 from test.orpheus import checkpoint as tiny
 

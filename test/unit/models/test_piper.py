@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 
 from sglang_live.errors import BadInputError, LiveError
-from sglang_live.models.onnx_model import open_onnx
-from sglang_live.models.phonemes import Phoneme, Word
-from sglang_live.models.piper.english import EnglishAsEspeak, as_espeak
-from sglang_live.models.piper.espeak import EspeakReader
-from sglang_live.models.piper.files import piper_files
-from sglang_live.models.piper.languages import style_of
-from sglang_live.models.piper.voice import PiperNetwork, PiperVoice
+from sglang_live.models.phoneme_voice import Phoneme, Word, open_onnx
+from sglang_live.models.piper import (
+    EnglishAsEspeak,
+    EspeakReader,
+    PiperNetwork,
+    PiperVoice,
+    as_espeak,
+    piper_files,
+    style_of,
+)
 from sglang_live.models.speech_kinds import find_voice
 from sglang_live.speakable.words import wording_of
 from test.unit.models.tiny_voices import (

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_live.core import AudioPart, HistoryItem, TextPart
-from sglang_live.models.demo.tokenizer import SPECIAL_TOKENS, build_tokenizer
+from sglang_live.models.demo.build import SPECIAL_TOKENS, build_tokenizer
 from sglang_live.models.prompt import Append, Piece
-from sglang_live.models.qwen3_omni.prompt import ChatPrompt
+from sglang_live.models.qwen3_omni.parts import ChatPrompt
 
 AUDIO_PLACE = "<|audio_start|><|audio_pad|><|audio_end|>"
 TOKENIZER = build_tokenizer(1024)

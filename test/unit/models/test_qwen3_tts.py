@@ -11,8 +11,7 @@ from transformers import AutoConfig
 from sglang_live.errors import BadInputError
 from sglang_live.model_source import ModelSource
 from sglang_live.models.family import family_at, model_facts
-from sglang_live.models.qwen3_tts.parts import TTSTalker
-from sglang_live.models.qwen3_tts.stage_view import TALKER_ARCHITECTURE, talker_view
+from sglang_live.models.qwen3_tts.parts import TALKER_ARCHITECTURE, TTSTalker, talker_view
 from test.qwen3_tts import checkpoint as tiny
 
 TALKER = tiny.TALKER

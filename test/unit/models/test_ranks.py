@@ -6,7 +6,7 @@ import pytest
 
 from sglang_live.errors import BadInputError
 from sglang_live.models.demo.location import TRAINED
-from sglang_live.models.qwen3_omni.ranks import check_ranks
+from sglang_live.models.qwen3_omni.family import check_ranks
 
 # Of Qwen3-Omni-30B-A3B.
 PUBLISHED = {

@@ -7,8 +7,7 @@ import pytest
 
 from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.errors import BadInputError
-from sglang_live.models.moonshine.recogniser import MARGIN_S, MoonshineRecogniser
-from sglang_live.models.moonshine.vocabulary import Vocabulary
+from sglang_live.models.moonshine import MARGIN_S, MoonshineRecogniser, Vocabulary
 from sglang_live.models.speech import Speech, SpokenWord
 from sglang_live.models.utterances import unlooped, utterance_cuts
 

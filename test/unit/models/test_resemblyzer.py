@@ -10,8 +10,7 @@ from transformers.audio_utils import mel_filter_bank
 
 from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.errors import BadInputError
-from sglang_live.models.resemblyzer.checkpoint import read_weights
-from sglang_live.models.resemblyzer.encoder import EMBEDDING, FILE, SpeakerEncoder
+from sglang_live.models.resemblyzer import EMBEDDING, FILE, SpeakerEncoder, read_weights
 
 PCM = (8000 * np.random.default_rng(1).standard_normal(INPUT_RATE_HZ)).clip(-32768, 32767)
 PCM = PCM.astype(np.int16)

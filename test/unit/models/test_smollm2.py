@@ -13,7 +13,7 @@ import torch
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
-from sglang_live.models.chat_template import TemplatePrompt
+from sglang_live.models.cascade.parts import TemplatePrompt
 from sglang_live.models.smollm2.convert import main
 from sglang_live.models.smollm2.location import FILES, converted_directory, is_converted
 

@@ -10,12 +10,12 @@ import pytest
 from safetensors.numpy import save_file
 from transformers import AutoConfig
 
-from sglang_live.models.qwen3_omni.stage_view import (
+from sglang_live.models.qwen3_omni.parts import (
     TALKER_ARCHITECTURE,
     THINKER_EMBEDDING,
     talker_view,
 )
-from sglang_live.models.speech_lm.stage_view import shards_with
+from sglang_live.models.speech_lm.checkpoint import shards_with
 
 SHARDS = {
     "a.safetensors": ["thinker.model.layers.0.mlp.gate.weight", "thinker.lm_head.weight"],

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from sglang_live.bridge.platform.graph_tape import Tape
-from sglang_live.models.speech_lm.streams import TalkerStream
-from sglang_live.models.speech_lm.talker_state import TalkerRows
+from sglang_live.models.speech_lm.talker_state import TalkerRows, TalkerStream
 
 PAD, HIDDEN, N_RESIDUAL, MAX_FRAMES = 9, 4, 3, 16
 

@@ -13,8 +13,7 @@ from sglang_live.bridge.platform.graph_tape import Tape
 from sglang_live.bridge.scheduler.codes_observer import CodesObserver
 from sglang_live.engine_channel.messages import Frames
 from sglang_live.models.qwen3_omni.engine.talker import Qwen3OmniTalker
-from sglang_live.models.speech_lm.streams import AudioStates, TalkerStream
-from sglang_live.models.speech_lm.talker_state import TalkerRows
+from sglang_live.models.speech_lm.talker_state import AudioStates, TalkerRows, TalkerStream
 
 PAD, HIDDEN, N_RESIDUAL, MAX_FRAMES, VOCAB, N_ROWS = 9, 4, 3, 16, 20, 6
 

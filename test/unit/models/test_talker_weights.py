@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from sglang_live.models.qwen3_omni.engine.talker import weight_names
-from sglang_live.models.qwen3_omni.stage_view import THINKER_EMBEDDING
+from sglang_live.models.qwen3_omni.parts import THINKER_EMBEDDING
 from sglang_live.models.speech_lm.code_predictor import CodePredictor
 from sglang_live.models.speech_lm.engine.weights import load_talker_weights
 

@@ -13,8 +13,7 @@ pytest.importorskip("sglang")
 from sglang.srt.models.qwen3_omni_moe import _get_feat_extract_output_lengths
 
 from sglang_live.bridge.platform.graph_tape import Tape
-from sglang_live.models.qwen3_omni.engine.audio_encoder import Lengths, encode
-from sglang_live.models.qwen3_omni.engine.thinker import audio_spans
+from sglang_live.models.qwen3_omni.engine.thinker import Lengths, audio_spans, encode
 
 CHUNK, WINDOW_CHUNKS = 100, 8
 

@@ -4,9 +4,16 @@ import numpy as np
 import pytest
 
 from sglang_live.errors import BadInputError
-from sglang_live.models.hibari.reading import aligned, capped, readable
-from sglang_live.models.phoneme_voice import MAX_CHARACTERS, PhonemeVoice
-from sglang_live.models.phonemes import Phoneme, Word, pieces, stripped, word_ends
+from sglang_live.models.hibari import aligned, capped, readable
+from sglang_live.models.phoneme_voice import (
+    MAX_CHARACTERS,
+    Phoneme,
+    PhonemeVoice,
+    Word,
+    pieces,
+    stripped,
+    word_ends,
+)
 
 
 class FakeReader:

@@ -11,11 +11,15 @@ from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
 from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.errors import BadInputError
+from sglang_live.models import whisper
 from sglang_live.models.speech_kinds import find_recogniser
 from sglang_live.models.utterances import utterances
-from sglang_live.models.whisper import files
-from sglang_live.models.whisper.recogniser import MIN_TOKENS, WhisperRecogniser
-from sglang_live.models.whisper.vocabulary import Vocabulary, byte_characters
+from sglang_live.models.whisper import (
+    MIN_TOKENS,
+    Vocabulary,
+    WhisperRecogniser,
+    byte_characters,
+)
 from test.unit.models.tiny_whisper import LANGUAGES, build
 
 AUDIO = Path(__file__).parents[2] / "data" / "audio"
@@ -164,7 +168,7 @@ def test_older_models_have_their_vocabulary_in_lines(converted, tmp_path, ending
 
 
 def test_without_ctranslate2_the_extra_is_named(converted, monkeypatch):
-    monkeypatch.setattr(files, "find_spec", lambda name: None)
+    monkeypatch.setattr(whisper, "find_spec", lambda name: None)
     with pytest.raises(BadInputError, match=r"pip install 'sglang-live\[whisper\]'"):
         find_recogniser(str(converted), "")
 

@@ -14,7 +14,7 @@ from transformers import (
     WhisperTokenizer,
 )
 
-from sglang_live.models.whisper.vocabulary import byte_characters
+from sglang_live.models.whisper import byte_characters
 
 LANGUAGES = ("en", "de", "ja")
 _TASKS = ("translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps")

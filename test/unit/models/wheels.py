@@ -7,7 +7,7 @@ import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sglang_live.models.packages.pins import Package
+from sglang_live.models.packages import Package
 
 FILES = {"tiny/weights.bin": b"weights" * 10, "tiny/rules.py": b"ANSWER = 42\n"}
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 from sglang_live.engine_channel.messages import Retained, RetainSession
-from sglang_live.models.demo.tokenizer import build_tokenizer
-from sglang_live.models.qwen3_omni.prompt import ChatPrompt
+from sglang_live.models.demo.build import build_tokenizer
+from sglang_live.models.qwen3_omni.parts import ChatPrompt
 
 TOKENIZER = build_tokenizer(1024)
 END_ID = TOKENIZER.convert_tokens_to_ids("<|im_end|>")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sglang_live.engine_channel.inbox import Outbox
 from sglang_live.engine_channel.messages import Frames
-from sglang_live.models.speech_lm.streams import TalkerStream
+from sglang_live.models.speech_lm.talker_state import TalkerStream
 
 
 class CodesObserver:

@@ -28,7 +28,7 @@ from sglang_live.engine_channel.messages import (
     TalkerText,
 )
 from sglang_live.kv.retention import Compaction, RetentionConfig, compaction_of
-from sglang_live.models.speech_lm.streams import TalkerStream
+from sglang_live.models.speech_lm.talker_state import TalkerStream
 
 if TYPE_CHECKING:
     from sglang_live.bridge.scheduler.live import LiveScheduler

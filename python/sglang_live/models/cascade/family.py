@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_live.errors import BadInputError
-from sglang_live.models.divided import check_divided, check_number
-from sglang_live.models.family import ModelFacts, kv_values, read_json
+from sglang_live.models.family import ModelFacts, check_divided, check_number, kv_values, read_json
 
 ARCHITECTURE = "Cascade"
 SPOKEN = "sglang_live.models.cascade.spoken"

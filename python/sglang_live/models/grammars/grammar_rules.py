@@ -106,8 +106,10 @@ class _Reading:
     """starred: rules that the reader adds for repeated characters."""
 
     def __init__(self, form: dict, names: list[str]):
-        self.names, self.starred = names, Rules()
-        self._data, self._at = form["grammar_expr_data"], form["grammar_expr_indptr"]
+        self.names = names
+        self.starred = Rules()
+        self._data = form["grammar_expr_data"]
+        self._at = form["grammar_expr_indptr"]
 
     def _expression(self, number: int) -> tuple[int, list[int]]:
         at = self._at[number]

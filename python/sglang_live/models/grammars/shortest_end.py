@@ -122,7 +122,11 @@ class _Place:
     def __init__(
         self, texts: ShortestTexts, side: Sequence, at: int, n: int, behind: "_Place | None"
     ):
-        self.texts, self.side, self.at, self.n, self.behind = texts, side, at, n, behind
+        self.texts = texts
+        self.side = side
+        self.at = at
+        self.n = n
+        self.behind = behind
         left = texts.rest(side, at)
         self.has_enough: bool = behind is not None and behind.has_enough
         if n:
@@ -251,6 +255,10 @@ def _by_character(side: Sequence) -> Sequence:
 
 
 _DONE = object.__new__(_Place)
-_DONE.side, _DONE.at, _DONE.n, _DONE.behind, _DONE.missing = (), 0, 0, None, 0
+_DONE.side = ()
+_DONE.at = 0
+_DONE.n = 0
+_DONE.behind = None
+_DONE.missing = 0
 _DONE.has_enough = False
 _DONE._heads = []

@@ -6,18 +6,48 @@ codes in the tokenizer. SNAC, which decodes the codes, is expected beside it, in
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sglang_live.errors import BadInputError
-from sglang_live.models.codecs.snac_config import SnacConfig
-from sglang_live.models.divided import check_divided, check_number
-from sglang_live.models.family import ModelFacts, read_json
-from sglang_live.models.orpheus.vocabulary import (
-    CODEBOOK_SIZE,
-    CODES_PER_FRAME,
-    END_OF_CODES_ID,
-    FIRST_CODE_ID,
-)
+from sglang_live.models.codecs import SnacConfig
+from sglang_live.models.family import ModelFacts, check_divided, check_number, read_json
+from sglang_live.models.piece_talker import PieceTalker, WrongCodeError
+from sglang_live.speakable.style import SpeechStyle
+
+# Behind Llama 3's own tokens come ten marks, then 4096 codes for each of the seven places of a
+# frame, in SNAC's order. Source: orpheus_tts, engine_class.py and decoder.py (Apache-2.0).
+TEXT_END_ID = 128009
+SPEECH_BEGIN_ID, SPEECH_END_ID = 128257, 128258
+HUMAN_BEGIN_ID, HUMAN_END_ID, AI_BEGIN_ID = 128259, 128260, 128261
+FIRST_CODE_ID = 128266
+CODEBOOK_SIZE, CODES_PER_FRAME = 4096, 7
+END_OF_CODES_ID = FIRST_CODE_ID + CODEBOOK_SIZE * CODES_PER_FRAME
+# The model ends at the first; the reference also ends at the second.
+STOP_IDS = (SPEECH_END_ID, 49158)
+
+
+class CodeReader:
+    """A FrameReader. A frame that is not complete at the end is left out, as by the reference."""
+
+    def __init__(self) -> None:
+        self._codes: list[int] = []
+
+    def add(self, ids: list[int]) -> list[list[int]]:
+        frames = []
+        for token in ids:
+            first = FIRST_CODE_ID + CODEBOOK_SIZE * len(self._codes)
+            if not first <= token < first + CODEBOOK_SIZE:
+                raise WrongCodeError(
+                    f"the talker wrote id {token} where code {len(self._codes)} of a frame is due, "
+                    f"which is one of {first} to {first + CODEBOOK_SIZE - 1}"
+                )
+            self._codes.append(token - first)
+            if len(self._codes) == CODES_PER_FRAME:
+                frames.append(self._codes)
+                self._codes = []
+        return frames
+
 
 SNAC_FOLDER = "snac"
 # Of the published English model. Others name theirs as "voices" in config.json.
@@ -27,12 +57,54 @@ _PADDING = 1024
 _CODE_NAME = "<custom_token_{}>"
 _FIRST_CODE = 10  # before it are the marks
 _DIVIDED = ("num_attention_heads", "intermediate_size")
+_FRAME_S = 2048 / 24_000  # SNAC's
+
+
+class OrpheusTalker(PieceTalker):
+    steps_per_frame, frame_s, chunk_frames = CODES_PER_FRAME, _FRAME_S, 4
+    stop_ids = STOP_IDS
+    style = SpeechStyle()
+    # Reference settings (orpheus_tts, OrpheusModel.generate_tokens_sync).
+    sampling: Mapping[str, Any] = MappingProxyType(
+        {"temperature": 0.6, "top_p": 0.8, "repetition_penalty": 1.3}
+    )
+
+    def __init__(self, path: Path):
+        from transformers import AutoTokenizer
+
+        self._path = path
+        self._tokenizer = AutoTokenizer.from_pretrained(path)
+        self.voices = voices_of(read_json(path / "config.json"))
+
+    def engine_args(self, cache_dir: Path) -> dict[str, Any]:
+        return {"model_path": str(self._path)}
+
+    def prompt(self, voice: str, text: str) -> list[int]:
+        if voice not in self.voices:
+            raise BadInputError(f"voice {voice!r} is not one of {self.voices}")
+        # With the tokenizer's own begin of text, as in training.
+        ids = self._tokenizer.encode(f"{voice}: {text}", split_special_tokens=True)
+        tail = (TEXT_END_ID, HUMAN_END_ID, AI_BEGIN_ID, SPEECH_BEGIN_ID)
+        return [HUMAN_BEGIN_ID, *ids, *tail]
+
+    def frames(self) -> CodeReader:
+        return CodeReader()
+
+
+class OrpheusDecoder:
+    """SNAC, from the folder beside the checkpoint."""
+
+    @staticmethod
+    def from_pretrained(path: str | Path, device: Any, dtype: Any) -> Any:
+        from sglang_live.models.codecs.snac import SnacDecoder
+
+        return SnacDecoder.from_pretrained(Path(path) / SNAC_FOLDER, device, dtype)
 
 
 class Orpheus:
     thinker = recogniser = voice = None
-    talker = "sglang_live.models.orpheus.parts:OrpheusTalker"
-    decoder = "sglang_live.models.orpheus.parts:OrpheusDecoder"
+    talker = "sglang_live.models.orpheus.family:OrpheusTalker"
+    decoder = "sglang_live.models.orpheus.family:OrpheusDecoder"
 
     def claims(self, config: Mapping[str, Any]) -> bool:
         size = config.get("vocab_size")

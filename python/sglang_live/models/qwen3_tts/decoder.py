@@ -22,7 +22,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 )
 
 from sglang_live.models.family import read_json
-from sglang_live.models.qwen3_tts.spec import CODEC
+from sglang_live.models.qwen3_tts.family import CODEC
 from sglang_live.models.speech_lm.checkpoint import fill
 from sglang_live.models.speech_lm.code2wav_layers import CausalConv, ColumnTape
 from sglang_live.models.speech_lm.frame_decoder import FrameDecoder
@@ -57,7 +57,8 @@ class StreamingCodecDecoder(FrameDecoder):
         weight = torch.einsum("hl,lck->hck", transformer.input_proj.weight, conv.weight)
         bias = transformer.input_proj.weight @ conv.bias + transformer.input_proj.bias
         folded = nn.Conv1d(weight.shape[1], len(weight), weight.shape[2], device="meta")
-        folded.weight, folded.bias = nn.Parameter(weight), nn.Parameter(bias)
+        folded.weight = nn.Parameter(weight)
+        folded.bias = nn.Parameter(bias)
         self._front = CausalConv(SimpleNamespace(conv=folded), self._place)
         self._input_layers = (self._front,)
         self._out = self._place(transformer.output_proj.weight)
@@ -94,7 +95,8 @@ class CodecModule(nn.Module):
         self.pre_transformer.input_proj = nn.Linear(latent, hidden)
         self.pre_transformer.output_proj = nn.Linear(hidden, latent)
         waves = Qwen3OmniMoeCode2Wav(_omni_config(config, latent))
-        self.upsample, self.decoder = waves.upsample, waves.decoder
+        self.upsample = waves.upsample
+        self.decoder = waves.decoder
 
 
 class _Quantiser(nn.Module):

@@ -6,11 +6,41 @@ from typing import Any
 
 from sglang_live.errors import BadInputError
 from sglang_live.models.family import TextReader
-from sglang_live.models.qwen3_tts.spec import Qwen3TTSSpec
-from sglang_live.models.qwen3_tts.stage_view import talker_view
+from sglang_live.models.qwen3_tts.family import Qwen3TTSSpec
+from sglang_live.models.speech_lm.checkpoint import view_of_talker
 from sglang_live.models.speech_lm.talker_ids import TalkerIds
 from sglang_live.models.voice_files import voice_files
 from sglang_live.speakable.style import SpeechStyle
+
+TALKER_ARCHITECTURE = "Qwen3TTSTalker"
+PREFIXES = ("talker.",)
+
+
+def talker_view(checkpoint: Path, cache: Path) -> Path:
+    """The view of `checkpoint` under `cache`, made when absent. Safe when processes race."""
+    return view_of_talker(checkpoint, cache, _talker_config, PREFIXES)
+
+
+def _talker_config(config: dict[str, Any]) -> dict[str, Any]:
+    talker = dict(config["talker_config"])
+    return {
+        **{key: value for key, value in talker.items() if key != "code_predictor_config"},
+        "model_type": "qwen3",
+        "architectures": [TALKER_ARCHITECTURE],
+        # Text and frames advance all three axes of the talker's rotary embedding together, which
+        # is the plain rotary embedding.
+        "rope_scaling": None,
+        "eos_token_id": talker["codec_eos_token_id"],
+        "bos_token_id": None,
+        "tie_word_embeddings": False,
+        "dtype": config.get("dtype") or config.get("torch_dtype") or "bfloat16",
+        "talker": {
+            **talker,
+            "tts_bos_token_id": config["tts_bos_token_id"],
+            "tts_pad_token_id": config["tts_pad_token_id"],
+        },
+    }
+
 
 _ROLE = "<|im_start|>assistant\n"
 
@@ -46,7 +76,8 @@ class TTSTalker:
         self.reads = TextReader(encode, style)
         self._recordings = {} if voices is None else voice_files(voices)
         self._cloned = {name: number for number, name in enumerate(self._recordings)}
-        self.voices, self.text_end_id = (*spec.voices, *self._cloned), spec.tts_eos_id
+        self.voices = (*spec.voices, *self._cloned)
+        self.text_end_id = spec.tts_eos_id
         self.first_state_id = self._ids.audio + len(self._cloned)
         self.warm_up_prompt = self.response(self.voices[0], encode("Hello")[0])
 

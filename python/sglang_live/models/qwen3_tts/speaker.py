@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers.audio_utils import mel_filter_bank
 
 from sglang_live.models.family import read_json
-from sglang_live.models.qwen3_tts.spec import SPEAKER_ENCODER
+from sglang_live.models.qwen3_tts.family import SPEAKER_ENCODER
 from sglang_live.models.speech_lm.checkpoint import fill
 from sglang_live.models.voice_files import read_recording
 
@@ -114,7 +114,8 @@ class _Block(nn.Module):
 
     def __init__(self, width: int, kernel: int, dilation: int, n_parts: int, n_squeezed: int):
         super().__init__()
-        self.tdnn1, self.tdnn2 = _Layer(width, width), _Layer(width, width)
+        self.tdnn1 = _Layer(width, width)
+        self.tdnn2 = _Layer(width, width)
         self.res2net_block = _Parts(width, kernel, dilation, n_parts)
         self.se_block = _Squeeze(width, n_squeezed)
 
@@ -147,7 +148,8 @@ class _Squeeze(nn.Module):
 
     def __init__(self, width: int, n_squeezed: int):
         super().__init__()
-        self.conv1, self.conv2 = _conv(width, n_squeezed), _conv(n_squeezed, width)
+        self.conv1 = _conv(width, n_squeezed)
+        self.conv2 = _conv(n_squeezed, width)
 
     def forward(self, x: Tensor) -> Tensor:
         mean = x.mean(dim=2, keepdim=True)
@@ -159,7 +161,8 @@ class _Pooling(nn.Module):
 
     def __init__(self, width: int, n_attention: int):
         super().__init__()
-        self.tdnn, self.conv = _Layer(3 * width, n_attention), _conv(n_attention, width)
+        self.tdnn = _Layer(3 * width, n_attention)
+        self.conv = _conv(n_attention, width)
 
     def forward(self, x: Tensor) -> Tensor:
         even = torch.full_like(x[:, :1], 1 / x.shape[2])

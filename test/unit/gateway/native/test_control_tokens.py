@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_live.gateway.native.control_tokens import without_control_tokens
-from sglang_live.models.demo.tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, build_tokenizer
+from sglang_live.models.demo.build import CHAT_TEMPLATE, SPECIAL_TOKENS, build_tokenizer
 
 TOKENIZER = build_tokenizer(1024)
 SPECIAL_IDS = frozenset(TOKENIZER.convert_tokens_to_ids(SPECIAL_TOKENS))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_live.messages import TalkerInput
-from sglang_live.models.demo.tokenizer import build_tokenizer
+from sglang_live.models.demo.build import build_tokenizer
 from sglang_live.models.family import TextReader
 from sglang_live.speakable.style import SpeechStyle
 from sglang_live.stages.talker.spoken_ids import SpokenIds

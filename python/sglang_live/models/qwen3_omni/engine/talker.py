@@ -17,11 +17,11 @@ from sglang.srt.models.qwen3_moe import Qwen3MoeDecoderLayer
 from torch import Tensor, nn
 
 from sglang_live.models.host_copy import copy_to
-from sglang_live.models.qwen3_omni.stage_view import THINKER_EMBEDDING
+from sglang_live.models.qwen3_omni.parts import THINKER_EMBEDDING
 from sglang_live.models.speech_lm.code_predictor import CodePredictor
 from sglang_live.models.speech_lm.engine.talker import Projection, SpeechLM
 from sglang_live.models.speech_lm.engine.weights import WeightNames, load_talker_weights
-from sglang_live.models.speech_lm.streams import TalkerStream
+from sglang_live.models.speech_lm.talker_state import TalkerStream
 
 # Fixed in the reference (transformers, talker.prepare_inputs_for_generation).
 PREDICTOR_TOP_P = 0.8

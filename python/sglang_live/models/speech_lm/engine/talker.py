@@ -15,11 +15,9 @@ from sglang.srt.model_executor.runner_utils.capture_mode import get_is_capture_m
 from torch import Tensor, nn
 
 from sglang_live.models.host_copy import copy_to
-from sglang_live.models.speech_lm.code_predictor import TOP_K, CodePredictor, traced
-from sglang_live.models.speech_lm.sampling_noise import draws_of
-from sglang_live.models.speech_lm.streams import TalkerStream
+from sglang_live.models.speech_lm.code_predictor import TOP_K, CodePredictor, draws_of, traced
 from sglang_live.models.speech_lm.talker_ids import TalkerIds
-from sglang_live.models.speech_lm.talker_state import TalkerRows
+from sglang_live.models.speech_lm.talker_state import TalkerRows, TalkerStream
 from sglang_live.telemetry.forward_log import ForwardLog
 
 # The last ids of the codec vocabulary are controls; of these only the end may be sampled.

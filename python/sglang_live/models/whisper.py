@@ -1,9 +1,13 @@
 """Whisper through CTranslate2: log-mel features, language detection, and greedy decoding.
 
-In: int16 at 16 kHz. Out: text with capitals and punctuation. The weights are the user's.
+In: int16 at 16 kHz. Out: text with capitals and punctuation. The weights are the user's, in
+CTranslate2's form. That is imported when they are loaded: the server finds them without it.
 Source: Robust Speech Recognition via Large-Scale Weak Supervision, arXiv:2212.04356.
 """
 
+import json
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,10 +15,111 @@ import numpy as np
 
 from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.errors import BadInputError
-from sglang_live.models.speech import Pcm
-from sglang_live.models.threads import computing_threads
+from sglang_live.models.family import read_json
+from sglang_live.models.speech import FilesKind, Pcm, SpeechModel, computing_threads
 from sglang_live.models.utterances import unlooped, utterances
-from sglang_live.models.whisper.vocabulary import NO_TIMESTAMPS, START, TRANSCRIBE, Vocabulary
+
+FILES = ("vocabulary.json", "vocabulary.txt")
+
+START = "<|startoftranscript|>"
+END = "<|endoftext|>"
+TRANSLATE, TRANSCRIBE = "<|translate|>", "<|transcribe|>"
+NO_TIMESTAMPS = "<|notimestamps|>"
+# Bytes that are written as themselves; the others follow from 256 on, in order.
+_PRINTABLE = frozenset((*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)))
+
+
+class Vocabulary:
+    """Tokens by id."""
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        """
+        Raises:
+            BadInputError: a token is missing without which nothing can be recognised.
+        """
+        self._ids = {token: number for number, token in enumerate(tokens)}
+        for token in (START, END, NO_TIMESTAMPS):
+            if token not in self._ids:
+                raise BadInputError(f"the vocabulary lacks {token}: it is none of Whisper's")
+        # What follows the text's tokens is special: languages, tasks, timestamps.
+        self._texts = [_bytes_of(token) for token in tokens[: self._ids[END]]]
+
+    @classmethod
+    def load(cls, directory: Path) -> Self:
+        """Raises BadInputError if there is no vocabulary, or it is broken."""
+        path = next((directory / name for name in FILES if (directory / name).is_file()), None)
+        if path is None:
+            raise BadInputError(f"{directory} has no {' or '.join(FILES)}")
+        try:
+            text = path.read_text(encoding="utf-8")
+            tokens = (
+                json.loads(text) if path.suffix == ".json" else text.removesuffix("\n").split("\n")
+            )
+            return cls(tokens)
+        except (ValueError, TypeError, KeyError, BadInputError) as error:
+            raise BadInputError(f"{path}: {error}") from error
+
+    def id_of(self, token: str) -> int:
+        return self._ids[token]
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Codes that the model detects and takes, such as "de"; empty: it knows English only."""
+        # Models of English have the other tokens, too. CTranslate2 tells them apart by this one.
+        if "" not in self._ids:
+            return ()
+        # They stand between the start and the tasks, of which translation is the first.
+        ids = range(self._ids[START] + 1, min(self._ids[TRANSCRIBE], self._ids[TRANSLATE]))
+        tokens = {number: token for token, number in self._ids.items()}
+        return tuple(tokens[number].strip("<|>") for number in ids)
+
+    def text(self, ids: Iterable[int]) -> str:
+        """The tokens' text, with its spaces. What is no whole character is left out."""
+        whole = b"".join(self._texts[token] for token in ids if token < len(self._texts))
+        return whole.decode(errors="ignore")
+
+
+def byte_characters() -> list[str]:
+    """The character of each byte."""
+    others = iter(range(256, 512))
+    return [chr(byte if byte in _PRINTABLE else next(others)) for byte in range(256)]
+
+
+_BYTES = {character: byte for byte, character in enumerate(byte_characters())}
+
+
+def _bytes_of(token: str) -> bytes:
+    return bytes(_BYTES[character] for character in token)
+
+
+_WEIGHTS = "model.bin"
+
+
+def is_whisper(path: Path) -> bool:
+    # CTranslate2 writes the same files for translators; only Whisper's config suppresses tokens.
+    config = path / "config.json"
+    return (path / _WEIGHTS).is_file() and config.is_file() and "suppress_ids" in read_json(config)
+
+
+def whisper_at(path: Path) -> SpeechModel:
+    """Raises BadInputError if its vocabulary is broken, or CTranslate2 is not installed."""
+    if find_spec("ctranslate2") is None:
+        raise BadInputError(
+            f"{path} needs CTranslate2, which is not installed: pip install 'sglang-live[whisper]'"
+        )
+    return SpeechModel(
+        path=path,
+        load="sglang_live.models.whisper:WhisperRecogniser.load",
+        offers=Vocabulary.load(path).languages or ("en",),
+    )
+
+
+WHISPER = FilesKind(
+    holds="Whisper for CTranslate2 (model.bin, config.json, vocabulary.json)",
+    claims=is_whisper,
+    read=whisper_at,
+)
+
 
 # Shorter audio holds no word.
 MIN_S = 0.1

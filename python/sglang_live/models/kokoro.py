@@ -1,21 +1,37 @@
-"""ONNX files of Kokoro and its voices, as they are published. Without onnxruntime.
+"""Kokoro through onnxruntime: phonemes and a style to a waveform.
 
-Two forms: a directory with `onnx/model.onnx` and one file for each voice in `voices/`, and a file
-beside one with all voices, such as `kokoro-v1.0.onnx` and `voices-v1.0.bin`.
+In: text. Out: int16 at 24 kHz, and the end of each word, from the network's durations where its
+file exports them. The phonemes are those of hibari's reader, which has Kokoro's alphabet.
+Files of users have two forms: a directory with `onnx/model.onnx` and one file for each voice in
+`voices/`, and a file beside one with all voices, such as `kokoro-v1.0.onnx` and `voices-v1.0.bin`.
+onnxruntime is imported when they are loaded: the server finds them without it.
+Source: Kokoro-82M; StyleTTS 2, arXiv:2306.07691.
 """
 
 import json
 import re
 import zipfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from sglang_live.errors import BadInputError
-from sglang_live.models.packages.pins import HIBARI
-from sglang_live.models.speech_model import FilesKind, SpeechModel
+from sglang_live.models.hibari import EnglishReader, english_alphabet
+from sglang_live.models.packages import HIBARI, import_fetched
+from sglang_live.models.phoneme_voice import (
+    Ends,
+    Floats,
+    Phoneme,
+    PhonemeVoice,
+    ends_from_durations,
+    estimated_ends,
+    open_onnx,
+)
+from sglang_live.models.speech import FilesKind, SpeechModel
 
 STYLE_SIZE = 256
 # af_heart: American English, female. The other languages' phonemes are not made here.
@@ -76,7 +92,7 @@ def kokoro_at(path: Path) -> SpeechModel:
     """Raises BadInputError if a file is broken, or no voice speaks English."""
     return SpeechModel(
         path=path,
-        load="sglang_live.models.kokoro.voice:KokoroVoice.load",
+        load="sglang_live.models.kokoro:KokoroVoice.load",
         packages={"english": HIBARI},
         offers=tuple(kokoro_files(path).styles()),
     )
@@ -144,3 +160,68 @@ def _checked(values: npt.NDArray[np.float32]) -> Styles:
     if values.size == 0 or values.size % STYLE_SIZE:
         raise ValueError(f"{values.size} numbers are no style vectors of {STYLE_SIZE}")
     return values.reshape(-1, STYLE_SIZE).astype(np.float32)
+
+
+# The older exports say tokens.
+_IDS = ("input_ids", "tokens")
+
+
+class KokoroVoice(PhonemeVoice):
+    """One per process."""
+
+    @classmethod
+    def load(cls, path: Path, *, english: Path, n_threads: int = 0) -> Self:
+        """
+        Args:
+            path: see kokoro_files.
+            english: directory with the rules for English, as returned by `fetch(HIBARI)`.
+            n_threads: for one call; 0: see computing_threads.
+        Raises:
+            BadInputError: a file is broken.
+        """
+        files = kokoro_files(path)
+        styles = files.styles()
+        alphabet = files.alphabet or english_alphabet(english)
+        session = open_onnx(files.model, ("style", "speed"), n_threads)
+        reader = EnglishReader(import_fetched(english, "hibari"), alphabet)
+        return cls(KokoroNetwork(session, alphabet, styles), reader, tuple(styles))
+
+
+class KokoroNetwork:
+    """An AcousticNetwork."""
+
+    sample_rate_hz = 24_000
+    # Its positions are 512, two of which are of the pads at the ends.
+    max_phonemes = 510
+
+    def __init__(
+        self, session: Any, alphabet: Mapping[str, int], styles: Mapping[str, Styles]
+    ) -> None:
+        self._session = session
+        self._alphabet = alphabet
+        self._styles = styles
+        types = {given.name: given.type for given in session.get_inputs()}
+        [self._ids] = [name for name in types if name in _IDS]
+        self._speed_type = np.int32 if "int32" in types["speed"] else np.float32
+        # By name: their number and order differ between exports.
+        names = [given.name for given in session.get_outputs()]
+        durations = [name for name in names if name.startswith("duration")]
+        waves = [name for name in names if name in ("waveform", "audio")]
+        self._outputs = [*(waves or names)[:1], *durations[:1]]
+        self.times_phonemes = bool(durations)
+
+    def speak(self, piece: Sequence[Phoneme], voice: str, speed: float) -> tuple[Floats, Ends]:
+        """See AcousticNetwork."""
+        ids = [0, *(self._alphabet[phoneme.sign] for phoneme in piece), 0]
+        styles = self._styles[voice]
+        inputs = {
+            self._ids: np.array([ids], np.int64),
+            # The style of a voice depends on the number of phonemes.
+            "style": styles[min(len(piece), len(styles)) - 1][None],
+            "speed": np.array([speed], self._speed_type),
+        }
+        found, *durations = self._session.run(self._outputs, inputs)
+        wave: Floats = found.reshape(-1)
+        if durations:
+            return wave, ends_from_durations(durations[0], len(wave))[1:-1]
+        return wave, estimated_ends(piece, wave)

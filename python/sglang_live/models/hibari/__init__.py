@@ -1,1 +1,0 @@
-"""hibari: text to speech in English on a CPU."""

@@ -1,1 +1,0 @@
-"""Moonshine tiny: speech recognition in English on a CPU."""

@@ -1,1 +1,0 @@
-"""Weights that are parts of published Python packages: pins, download, licences."""

@@ -1,1 +1,0 @@
-"""Piper: text to speech in many languages, from ONNX files of users."""

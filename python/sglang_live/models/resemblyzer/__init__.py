@@ -1,1 +1,0 @@
-"""Resemblyzer's speaker encoder: embeddings of voices."""

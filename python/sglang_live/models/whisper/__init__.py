@@ -1,1 +1,0 @@
-"""Whisper: speech recognition in many languages, through CTranslate2."""
