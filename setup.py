@@ -63,7 +63,7 @@ setup(
             "models/demo/*.txt",
             "models/demo/trained/*",
             "device_model/*.toml",
-            "simulation/data/*.json",
+            "extensions/planner/simulation/data/*.json",
         ]
     },
     install_requires=[

@@ -30,12 +30,12 @@ from lab.load_client.realtime_client import RealtimeClient
 from sglang_live.client import clip
 from sglang_live.clock import MonotonicClock
 from sglang_live.core import INPUT_RATE_HZ
+from sglang_live.extensions.planner.simulation.load.stats import percentile
+from sglang_live.extensions.planner.simulation.turn_record import TurnRecord
 from sglang_live.models.family import part
 from sglang_live.models.packages import fetch
 from sglang_live.models.speech import Recogniser, SpeechModel
 from sglang_live.models.speech_kinds import find_recogniser, find_voice
-from sglang_live.simulation.load.stats import percentile
-from sglang_live.simulation.turn_record import TurnRecord
 from sglang_live.speakable.pieces import Pieces
 from sglang_live.speakable.words import wording_of
 

@@ -29,9 +29,9 @@ from sglang_live.client import clip
 from sglang_live.client.clip import BUNDLED_CLIP
 from sglang_live.clock import MonotonicClock
 from sglang_live.device_model.model import DeviceModel, load_device_model
+from sglang_live.extensions.planner.simulation.turn_record import TurnRecord
 from sglang_live.models.demo.location import DEMO
 from sglang_live.policy.view import FRAME_S
-from sglang_live.simulation.turn_record import TurnRecord
 
 NAME = "demo"
 START_TIMEOUT_S = 240.0

@@ -21,7 +21,7 @@ import httpx
 from benchmark.load.options import read_options
 from benchmark.load.provenance import config_of, facts
 from benchmark.load.server import ServerProcess
-from sglang_live.simulation.load.stats import percentile
+from sglang_live.extensions.planner.simulation.load.stats import percentile
 
 QUESTIONS = Path(__file__).parent / "workloads" / "questions.jsonl"
 ARMS = {"streaming": "auto", "throughput": "flex"}

@@ -16,7 +16,7 @@ from lab.load_client.utterance import Utterance
 from sglang_live.client import clip
 from sglang_live.client.clip import BUNDLED_CLIP
 from sglang_live.clock import MonotonicClock
-from sglang_live.simulation.turn_record import BARGE_IN, TurnRecord
+from sglang_live.extensions.planner.simulation.turn_record import BARGE_IN, TurnRecord
 
 MODEL_NAME = "demo"
 

@@ -9,9 +9,9 @@ from benchmark.hybrid.listeners import TPOT_S, TTFT_S, is_heard
 from sglang_live.bridge.round_facts import Pool
 from sglang_live.bridge.rounds import Rounds, rounds_of
 from sglang_live.device_model.costs import EngineCosts
+from sglang_live.extensions.planner.simulation.engine.requests import Request
 from sglang_live.policy.config import THINKER
 from sglang_live.policy.policies import Policies
-from sglang_live.simulation.engine.requests import Request
 
 # PCIe 5.0, as in the device models.
 _LINK_BYTES_PER_S = 55.6e9

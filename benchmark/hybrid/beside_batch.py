@@ -30,8 +30,8 @@ from benchmark.load.user import User
 from benchmark.speech_throughput import QUESTIONS
 from lab.load_client.options import LoadOptions
 from sglang_live.clock import MonotonicClock
-from sglang_live.simulation.load.rows import TurnRow
-from sglang_live.simulation.load.stats import is_useful, percentile
+from sglang_live.extensions.planner.simulation.load.rows import TurnRow
+from sglang_live.extensions.planner.simulation.load.stats import is_useful, percentile
 
 NONE, BATCH = "users alone", "beside a batch"
 _ENDPOINT = "/v1/completions"

@@ -1,6 +1,6 @@
 """An engine with best-effort requests beside those that are heard.
 
-The loop, prefill and pool are those of sglang_live.simulation, so that arms differ by their
+The loop, prefill and pool are those of the planner's simulation, so that arms differ by their
 decisions only. Added here: requests lose their KV where memory is short, some of them into the
 radix tree, which evicts it when others need the room. Without overlap, so that no result is in
 flight when a round is chosen.
@@ -14,11 +14,15 @@ from typing import Protocol
 from sglang_live.bridge.best_effort_facts import BestEffortClass
 from sglang_live.bridge.rounds import Rounds
 from sglang_live.device_model.costs import EngineCosts
-from sglang_live.simulation.engine.device import Device
-from sglang_live.simulation.engine.engine import Consumer, Engine, EngineSpec, PeerBoard
-from sglang_live.simulation.engine.pool import KvPool
-from sglang_live.simulation.engine.requests import Batch, Request
-from sglang_live.simulation.events import Events
+from sglang_live.extensions.planner.simulation.engine.engine import (
+    Consumer,
+    Engine,
+    EngineSpec,
+    PeerBoard,
+)
+from sglang_live.extensions.planner.simulation.engine.pool import KvPool
+from sglang_live.extensions.planner.simulation.engine.requests import Batch, Request
+from sglang_live.extensions.planner.simulation.events import Device, Events
 
 NAME = "thinker"
 # Batches that do not expire soon, with prompts that have nothing in common.

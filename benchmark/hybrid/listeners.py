@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmark.hybrid.workload import Work
+from sglang_live.extensions.planner.simulation.engine.requests import Request
 from sglang_live.policy.view import FRAME_S
-from sglang_live.simulation.engine.requests import Request
 
 # The paper's objectives have these two parts; speech consumes a token per frame.
 TTFT_S, TPOT_S = 0.5, FRAME_S

@@ -9,9 +9,9 @@ from benchmark.hybrid.listeners import LEAD_S, Job, Outcome, Record
 from benchmark.hybrid.workload import Workload
 from sglang_live.device_model.costs import EngineCosts
 from sglang_live.engine_channel.messages import Progress
+from sglang_live.extensions.planner.simulation.engine.requests import Request
+from sglang_live.extensions.planner.simulation.events import Events
 from sglang_live.policy.config import THINKER
-from sglang_live.simulation.engine.requests import Request
-from sglang_live.simulation.events import Events
 
 # Before it the engine fills; the latest turns have not been served at the end.
 WARM_S, TAIL_S = 10.0, 10.0

@@ -19,7 +19,7 @@ import httpx
 
 from benchmark.load.server import ServerProcess
 from benchmark.speech_throughput import BYTES_PER_S, texts
-from sglang_live.simulation.load.stats import percentile
+from sglang_live.extensions.planner.simulation.load.stats import percentile
 
 _TIMEOUT_S = 600.0
 _FRAMES_PER_S = 12.5

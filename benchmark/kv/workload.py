@@ -15,8 +15,8 @@ from typing import Protocol
 
 import numpy as np
 
-from sglang_live.simulation.load.arrivals import load_response_gaps
-from sglang_live.simulation.workload import RESPONSE_GAPS
+from sglang_live.extensions.planner.simulation.load.arrivals import load_response_gaps
+from sglang_live.extensions.planner.simulation.workload import RESPONSE_GAPS
 
 WORKLOADS = Path(__file__).parent.parent / "workloads"
 # Users start within this time, which is about one turn of the voice regime. Chosen here.

@@ -9,9 +9,9 @@ from benchmark.load.server import LAUNCH_SERVER
 from sglang_live.config import ServerConfig
 from sglang_live.device_model.model import load_device_model
 from sglang_live.errors import BadInputError
+from sglang_live.extensions.planner.simulation.load.storm import StormSpec
+from sglang_live.extensions.planner.simulation.workload import RESPONSE_DURATIONS, RESPONSE_GAPS
 from sglang_live.policy.policies import NAMES
-from sglang_live.simulation.load.storm import StormSpec
-from sglang_live.simulation.workload import RESPONSE_DURATIONS, RESPONSE_GAPS
 
 WORKLOADS = Path(__file__).parent.parent / "workloads"
 FRAME_MS = 20

@@ -25,13 +25,20 @@ from lab.load_client.options import LoadOptions
 from lab.load_client.utterance import Utterance
 from sglang_live.client import clip
 from sglang_live.clock import MonotonicClock
+from sglang_live.extensions.planner.simulation.load.arrivals import (
+    ResponseLengths,
+    UserPlan,
+    load_response_gaps,
+    plan_users,
+)
+from sglang_live.extensions.planner.simulation.load.interruptions import (
+    InterruptionModel,
+    load_response_durations,
+)
+from sglang_live.extensions.planner.simulation.load.rows import StormRow, TurnRow
+from sglang_live.extensions.planner.simulation.load.stats import waste
+from sglang_live.extensions.planner.simulation.turn_record import BARGE_IN
 from sglang_live.policy.view import FRAME_S
-from sglang_live.simulation.load.arrivals import UserPlan, load_response_gaps, plan_users
-from sglang_live.simulation.load.interruptions import InterruptionModel, load_response_durations
-from sglang_live.simulation.load.response_lengths import ResponseLengths
-from sglang_live.simulation.load.rows import StormRow, TurnRow
-from sglang_live.simulation.load.stats import waste
-from sglang_live.simulation.turn_record import BARGE_IN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

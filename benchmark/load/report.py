@@ -8,7 +8,7 @@ from benchmark.load.config import LoadConfig
 from benchmark.load.point import RunResult, result_to_json
 from benchmark.load.provenance import ROOT
 from benchmark.load.tables import number
-from sglang_live.simulation.load.stats import (
+from sglang_live.extensions.planner.simulation.load.stats import (
     PointStats,
     RunTotals,
     capacity,

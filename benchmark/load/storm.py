@@ -15,9 +15,9 @@ from lab.load_client.realtime_client import RealtimeClient
 from sglang_live.client import clip
 from sglang_live.client.connection import SessionError
 from sglang_live.clock import Clock
-from sglang_live.simulation.load.rows import StormRow
-from sglang_live.simulation.load.storm import MAX_OUTPUT_TOKENS, StormSpec
-from sglang_live.simulation.turn_record import TurnRecord
+from sglang_live.extensions.planner.simulation.load.rows import StormRow
+from sglang_live.extensions.planner.simulation.load.storm import MAX_OUTPUT_TOKENS, StormSpec
+from sglang_live.extensions.planner.simulation.turn_record import TurnRecord
 
 # A stream of random numbers apart from those of users and arrivals.
 _STORM_STREAM = 2**31 + 1

@@ -1,7 +1,7 @@
 """Tables of the results; a table is None if the load has no such measurement."""
 
 from benchmark.load.point import RunResult
-from sglang_live.simulation.load.stats import Distribution, PointStats
+from sglang_live.extensions.planner.simulation.load.stats import Distribution, PointStats
 
 UNKNOWN = "n/a"
 Row = tuple[str, ...]

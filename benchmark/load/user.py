@@ -14,10 +14,10 @@ from lab.load_client.turn_tracker import TurnTracker
 from lab.load_client.utterance import Utterance
 from sglang_live.client.connection import SessionError
 from sglang_live.clock import Clock
-from sglang_live.simulation.load.arrivals import PlannedTurn, UserPlan
-from sglang_live.simulation.load.rows import TurnRow
-from sglang_live.simulation.load.storm import MAX_OUTPUT_TOKENS
-from sglang_live.simulation.turn_record import TurnRecord
+from sglang_live.extensions.planner.simulation.load.arrivals import PlannedTurn, UserPlan
+from sglang_live.extensions.planner.simulation.load.rows import TurnRow
+from sglang_live.extensions.planner.simulation.load.storm import MAX_OUTPUT_TOKENS
+from sglang_live.extensions.planner.simulation.turn_record import TurnRecord
 
 
 @dataclass(frozen=True, slots=True)

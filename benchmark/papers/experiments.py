@@ -12,9 +12,9 @@ import numpy as np
 
 from benchmark.papers.pool_use import PoolUse, PoolWatch, pool_use
 from benchmark.simulate.config import SimulateConfig
-from sglang_live.simulation.load.stats import PointStats
-from sglang_live.simulation.load.timeline import Span, spans
-from sglang_live.simulation.run import Simulated, World, point_of
+from sglang_live.extensions.planner.simulation.load.stats import PointStats
+from sglang_live.extensions.planner.simulation.load.timeline import Span, spans
+from sglang_live.extensions.planner.simulation.run import Simulated, World, point_of
 
 # A device for each stage, whose memory the stage has to itself.
 APART: dict[str, Any] = {

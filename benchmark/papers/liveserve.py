@@ -12,8 +12,8 @@ from typing import Any
 from benchmark.papers.command import Paper
 from benchmark.papers.experiments import APART, Experiment, Row
 from benchmark.papers.picture import Panel, Point
+from sglang_live.extensions.planner.simulation.run import ADMITTED
 from sglang_live.policy.config import THINKER
-from sglang_live.simulation.run import ADMITTED
 
 ALONE = ("urgency", "deadline", "pacing", "truncate", "startup-delay")
 TOGETHER = ("urgency+pacing", "urgency+pacing+truncate", "urgency+pacing+truncate+startup-delay")

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from sglang_live.simulation.server.server import Server
+from sglang_live.extensions.planner.simulation.server.server import Server
 
 _LOOK_S = 0.1
 

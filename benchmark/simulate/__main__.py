@@ -19,9 +19,9 @@ from benchmark.load.provenance import ROOT, facts
 from benchmark.load.tables import interruption_table, ratio_table, storm_table, table
 from benchmark.simulate import against, gains, picture
 from benchmark.simulate.config import SimulateConfig, parse_args
-from sglang_live.simulation.frontier import capacity
-from sglang_live.simulation.load.stats import PointStats
-from sglang_live.simulation.run import World, point_of
+from sglang_live.extensions.planner.simulation.frontier import capacity
+from sglang_live.extensions.planner.simulation.load.stats import PointStats
+from sglang_live.extensions.planner.simulation.run import World, point_of
 
 
 class Loads:

@@ -21,20 +21,20 @@ import numpy as np
 
 from benchmark.load.provenance import facts
 from sglang_live.errors import BadInputError
-from sglang_live.plan.config import PlanConfig
-from sglang_live.plan.config import parse_args as parse_plan
-from sglang_live.plan.layouts import layouts
-from sglang_live.plan.memory import memory_of
-from sglang_live.plan.search import world_of
-from sglang_live.simulation.events import Events
-from sglang_live.simulation.frontier import capacity
-from sglang_live.simulation.load.arrivals import UserPlan
-from sglang_live.simulation.load.rows import TurnRow
-from sglang_live.simulation.load.stats import PointStats, RunTotals, point_stats
-from sglang_live.simulation.run import ADMITTED, World, point_of, policies_of
-from sglang_live.simulation.server.server import Server
-from sglang_live.simulation.server.session import NEW
-from sglang_live.simulation.users import User
+from sglang_live.extensions.planner.config import PlanConfig
+from sglang_live.extensions.planner.config import parse_args as parse_plan
+from sglang_live.extensions.planner.layouts import layouts
+from sglang_live.extensions.planner.memory import memory_of
+from sglang_live.extensions.planner.search import world_of
+from sglang_live.extensions.planner.simulation.events import Events
+from sglang_live.extensions.planner.simulation.frontier import capacity
+from sglang_live.extensions.planner.simulation.load.arrivals import UserPlan
+from sglang_live.extensions.planner.simulation.load.rows import TurnRow
+from sglang_live.extensions.planner.simulation.load.stats import PointStats, RunTotals, point_stats
+from sglang_live.extensions.planner.simulation.run import ADMITTED, World, point_of, policies_of
+from sglang_live.extensions.planner.simulation.server.server import Server
+from sglang_live.extensions.planner.simulation.server.session import NEW
+from sglang_live.extensions.planner.simulation.users import User
 
 # The last share of the time, which is judged, and the time between two looks at the sessions.
 _SETTLED_SHARE, _LOOK_S = 0.4, 1.0
@@ -51,7 +51,7 @@ Arrivals = list[tuple[float, int]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionConfig:
     """
-    layout: number of the layout, in the order of sglang_live.plan.
+    layout: number of the layout, in the order of sglang_live.extensions.planner.
     seconds: simulated time of each open system.
     turns: of a session.
     storm: users that arrive at once, as a share of the capacity.
@@ -279,11 +279,17 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse_args(argv: list[str] | None = None) -> AdmissionConfig:
-    """Other flags are those of sglang_live.plan."""
+    """Other flags are those of sglang_live.extensions.planner."""
     prog = "python -m benchmark.simulate.admission"
     parser = argparse.ArgumentParser(prog=prog, allow_abbrev=False)
     add = parser.add_argument
-    add("--layout", type=int, default=0, choices=range(5), help="as sglang_live.plan lists them")
+    add(
+        "--layout",
+        type=int,
+        default=0,
+        choices=range(5),
+        help="as the planner lists them",
+    )
     add("--seconds", type=float, default=900.0, metavar="S")
     add("--turns", type=int, default=10, metavar="N", help="of a session")
     add("--storm", type=float, default=1.0, metavar="X", help="of the capacity, at once")

@@ -12,12 +12,12 @@ from typing import Any
 from benchmark.simulate.config import H100
 from benchmark.simulate.server_args import server_of
 from sglang_live.device_model.model import load_device_model
-from sglang_live.simulation.load.stats import PointStats
-from sglang_live.simulation.load.storm import StormSpec
-from sglang_live.simulation.run import World, point_of
-from sglang_live.simulation.spec import HostTimes, ServerSpec
-from sglang_live.simulation.users import UserSettings
-from sglang_live.simulation.workload import Workload
+from sglang_live.extensions.planner.simulation.load.stats import PointStats
+from sglang_live.extensions.planner.simulation.load.storm import StormSpec
+from sglang_live.extensions.planner.simulation.run import World, point_of
+from sglang_live.extensions.planner.simulation.spec import HostTimes, ServerSpec
+from sglang_live.extensions.planner.simulation.users import UserSettings
+from sglang_live.extensions.planner.simulation.workload import Workload
 
 GOAL = 0.1
 # Differences below these are not disagreements, whatever their ratio.

@@ -9,14 +9,14 @@ from benchmark.load.provenance import ROOT
 from benchmark.simulate.traffic import Traffic
 from sglang_live.device_model.model import load_device_model
 from sglang_live.errors import BadInputError
+from sglang_live.extensions.planner.simulation.load.storm import StormSpec
+from sglang_live.extensions.planner.simulation.placement import APART, SHARED
+from sglang_live.extensions.planner.simulation.run import ADMITTED
+from sglang_live.extensions.planner.simulation.server.session import History
+from sglang_live.extensions.planner.simulation.spec import ServerSpec
+from sglang_live.extensions.planner.simulation.users import UserSettings
+from sglang_live.extensions.planner.simulation.workload import RESPONSE_DURATIONS, Workload
 from sglang_live.policy.config import THINKER
-from sglang_live.simulation.load.storm import StormSpec
-from sglang_live.simulation.placement import APART, SHARED
-from sglang_live.simulation.run import ADMITTED
-from sglang_live.simulation.server.session import History
-from sglang_live.simulation.spec import ServerSpec
-from sglang_live.simulation.users import UserSettings
-from sglang_live.simulation.workload import RESPONSE_DURATIONS, Workload
 from sglang_live.stages.vocoder.config import VocoderConfig
 
 H100 = ROOT / "python" / "sglang_live" / "device_model" / "h100_qwen3_omni.toml"

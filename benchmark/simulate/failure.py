@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sglang_live.errors import BadInputError
-from sglang_live.plan.config import PlanConfig
-from sglang_live.plan.config import parse_args as parse_plan
-from sglang_live.plan.layouts import layouts
-from sglang_live.plan.memory import memory_of
-from sglang_live.plan.search import world_of
-from sglang_live.simulation.load.rows import TurnRow
-from sglang_live.simulation.server.failures import kill
-from sglang_live.simulation.server.server import Server
+from sglang_live.extensions.planner.config import PlanConfig
+from sglang_live.extensions.planner.config import parse_args as parse_plan
+from sglang_live.extensions.planner.layouts import layouts
+from sglang_live.extensions.planner.memory import memory_of
+from sglang_live.extensions.planner.search import world_of
+from sglang_live.extensions.planner.simulation.load.rows import TurnRow
+from sglang_live.extensions.planner.simulation.server.failures import kill
+from sglang_live.extensions.planner.simulation.server.server import Server
 
 # When the stage dies, and the time before it and after its restart that are compared.
 _AT_S, _SPAN_S = 60.0, 30.0
@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse_args(argv: list[str] | None = None) -> FailureConfig:
-    """Other flags are those of sglang_live.plan."""
+    """Other flags are those of sglang_live.extensions.planner."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmark.simulate.failure", allow_abbrev=False
     )

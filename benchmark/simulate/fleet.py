@@ -21,12 +21,12 @@ from benchmark.load.provenance import facts
 from benchmark.simulate.day import Day, FleetSpec, Quality, simulate_day
 from benchmark.simulate.traffic import DAY_S, Traffic
 from sglang_live.errors import BadInputError
-from sglang_live.plan.config import PlanConfig
-from sglang_live.plan.config import parse_args as parse_plan
-from sglang_live.plan.layouts import Layout, layouts
-from sglang_live.plan.memory import memory_of
-from sglang_live.plan.search import world_of
-from sglang_live.simulation.run import World
+from sglang_live.extensions.planner.config import PlanConfig
+from sglang_live.extensions.planner.config import parse_args as parse_plan
+from sglang_live.extensions.planner.layouts import Layout, layouts
+from sglang_live.extensions.planner.memory import memory_of
+from sglang_live.extensions.planner.search import world_of
+from sglang_live.extensions.planner.simulation.run import World
 
 # Arrivals that may be refused. A fleet grows by servers until no more are.
 _REFUSED = 0.001
@@ -38,9 +38,9 @@ _ARM = "all"
 class FleetConfig:
     """
     users: sessions at once in the busiest ten minutes, one fleet each.
-    layout: number of the layout of a server, in the order of sglang_live.plan.
+    layout: number of the layout of a server, in the order of sglang_live.extensions.planner.
     points: users of one server at which its turns are simulated; the last ones are too many.
-    most: sessions that a server admits; within the target by sglang_live.plan.
+    most: sessions that a server admits; within the target by sglang_live.extensions.planner.
     restart_s, days_between_failures: of a stage.
     """
 
@@ -241,13 +241,19 @@ def _write(config: FleetConfig, quality: Quality, grown: list[Grown]) -> None:
 
 
 def parse_args(argv: list[str] | None = None) -> FleetConfig:
-    """Other flags are those of sglang_live.plan."""
+    """Other flags are those of sglang_live.extensions.planner."""
     parser = argparse.ArgumentParser(prog="python -m benchmark.simulate.fleet", allow_abbrev=False)
     add = parser.add_argument
     add("--users", type=_numbers, default=(100, 300, 1000, 3000), metavar="N,N")
     add("--points", type=_numbers, default=(8, 16, 24, 32, 40, 48, 56), metavar="N,N")
     add("--most", type=int, default=40, metavar="N", help="sessions that a server admits")
-    add("--layout", type=int, default=0, choices=range(5), help="as sglang_live.plan lists them")
+    add(
+        "--layout",
+        type=int,
+        default=0,
+        choices=range(5),
+        help="as the planner lists them",
+    )
     add("--restart-s", type=float, default=67.0, metavar="S")
     add("--days-between-failures", type=float, default=30.0, metavar="D", help="of one stage")
     add("--repeats", type=int, default=1, help="seeds of the simulated turns")

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from sglang_live.simulation.frontier import Capacity
-from sglang_live.simulation.load.stats import PointStats
+from sglang_live.extensions.planner.simulation.frontier import Capacity
+from sglang_live.extensions.planner.simulation.load.stats import PointStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

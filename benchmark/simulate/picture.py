@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from sglang_live.simulation.load.stats import TTFP_SLO_MS, PointStats
+from sglang_live.extensions.planner.simulation.load.stats import TTFP_SLO_MS, PointStats
 
 _MEASURES = (
     ("P90 of first audio after the end of the turn, ms", lambda p: p.ttfp_after_detection_ms.p90),

@@ -8,8 +8,8 @@ from dataclasses import fields
 from typing import Any
 
 from sglang_live.device_model.model import DeviceModel
-from sglang_live.simulation.placement import APART, SHARED, Placement
-from sglang_live.simulation.spec import HostTimes, ServerSpec
+from sglang_live.extensions.planner.simulation.placement import APART, SHARED, Placement
+from sglang_live.extensions.planner.simulation.spec import HostTimes, ServerSpec
 from sglang_live.stages.spec import STAGES
 from sglang_live.stages.vocoder.config import VocoderConfig
 

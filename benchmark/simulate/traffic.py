@@ -11,7 +11,7 @@ from typing import Self
 
 import numpy as np
 
-from sglang_live.simulation.load.arrivals import trace_arrivals
+from sglang_live.extensions.planner.simulation.load.arrivals import trace_arrivals
 
 DAY_S, _WINDOW_S = 86_400, 600
 TRAFFIC = Path(__file__).parent.parent / "workloads" / "traffic.json"

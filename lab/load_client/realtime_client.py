@@ -26,7 +26,11 @@ from lab.load_client.utterance import Utterance, append_message
 from sglang_live.client import clip
 from sglang_live.client.connection import CONNECT_TIMEOUT_S, SessionError, open_socket
 from sglang_live.clock import Clock
-from sglang_live.simulation.turn_record import BARGE_IN, FALSE_TRIGGER, TurnRecord
+from sglang_live.extensions.planner.simulation.turn_record import (
+    BARGE_IN,
+    FALSE_TRIGGER,
+    TurnRecord,
+)
 
 # Period of the check whether a turn is over without a further event.
 POLL_S = 0.1

@@ -11,7 +11,12 @@ from lab.load_client.response import Response
 from sglang_live.client import clip
 from sglang_live.client.playback_clock import PlaybackClock
 from sglang_live.clock import Clock
-from sglang_live.simulation.turn_record import BARGE_IN, FALSE_TRIGGER, MS_PER_S, TurnRecord
+from sglang_live.extensions.planner.simulation.turn_record import (
+    BARGE_IN,
+    FALSE_TRIGGER,
+    MS_PER_S,
+    TurnRecord,
+)
 
 Event = dict[str, Any]
 

@@ -30,8 +30,8 @@ from benchmark.gpu import (
 from benchmark.gpu.findings import CannotRunError, Findings
 from benchmark.gpu.measuring import exact_float32
 from sglang_live.device_model.model import load_device_model
+from sglang_live.extensions.planner.simulation.turn_record import TurnRecord
 from sglang_live.sgl_patches import kv_copy
-from sglang_live.simulation.turn_record import TurnRecord
 
 PREDICTOR, VOCODER = code_predictor.TINY, code2wav.TINY
 PAGES, TRANSFERS = page_copy.TINY, write_back.TINY

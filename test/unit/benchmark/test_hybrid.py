@@ -16,7 +16,7 @@ from benchmark.hybrid.workload import Work, Workload
 from sglang_live import device_model
 from sglang_live.device_model.costs import ThinkerCosts
 from sglang_live.device_model.model import load_device_model
-from sglang_live.simulation.events import Events
+from sglang_live.extensions.planner.simulation.events import Events
 
 SMALL = EngineSize(pool_tokens=60_000, rows=64, chunk_tokens=2048)
 

@@ -3,7 +3,7 @@ import pytest
 
 from benchmark.load.config import LoadConfig, Run, parse_args
 from benchmark.load.point import response_lengths
-from sglang_live.simulation.load.storm import StormSpec
+from sglang_live.extensions.planner.simulation.load.storm import StormSpec
 
 
 def test_arms_are_interleaved_and_alternate_in_going_first():

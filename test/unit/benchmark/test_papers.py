@@ -10,7 +10,7 @@ from benchmark.papers.command import Paper
 from benchmark.papers.experiments import Experiment, Row, rows_of, to_json
 from benchmark.papers.picture import Panel, draw
 from benchmark.simulate.config import SimulateConfig
-from sglang_live.simulation.run import policies_of
+from sglang_live.extensions.planner.simulation.run import policies_of
 
 ALL = (*liveserve.EXPERIMENTS, *voxserve.EXPERIMENTS)
 SMALL = Experiment(name="small", figure="", arms=("off", "all"), users=(2,), settings={"turns": 2})

@@ -13,10 +13,10 @@ from benchmark.load.tables import (
     storm_table,
     table,
 )
-from sglang_live.simulation.load.interruptions import PlannedInterruption
-from sglang_live.simulation.load.rows import StormRow, TurnRow
-from sglang_live.simulation.load.storm import StormSpec
-from sglang_live.simulation.turn_record import TurnRecord
+from sglang_live.extensions.planner.simulation.load.interruptions import PlannedInterruption
+from sglang_live.extensions.planner.simulation.load.rows import StormRow, TurnRow
+from sglang_live.extensions.planner.simulation.load.storm import StormSpec
+from sglang_live.extensions.planner.simulation.turn_record import TurnRecord
 
 
 def result(

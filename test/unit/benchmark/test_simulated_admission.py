@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from benchmark.simulate import admission
-from sglang_live.simulation.load.arrivals import PlannedTurn, UserPlan
-from sglang_live.simulation.load.interruptions import PlannedInterruption
-from sglang_live.simulation.run import ADMITTED, policies_of
+from sglang_live.extensions.planner.simulation.load.arrivals import PlannedTurn, UserPlan
+from sglang_live.extensions.planner.simulation.load.interruptions import PlannedInterruption
+from sglang_live.extensions.planner.simulation.run import ADMITTED, policies_of
 
 
 @pytest.fixture(scope="module")

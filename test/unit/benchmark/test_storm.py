@@ -6,9 +6,9 @@ import pytest
 
 from benchmark.load.storm import storm_message
 from sglang_live.client import clip
-from sglang_live.simulation.load.rows import StormRow
-from sglang_live.simulation.load.storm import StormSpec
-from sglang_live.simulation.turn_record import TurnRecord
+from sglang_live.extensions.planner.simulation.load.rows import StormRow
+from sglang_live.extensions.planner.simulation.load.storm import StormSpec
+from sglang_live.extensions.planner.simulation.turn_record import TurnRecord
 
 POOL = np.arange(clip.SAMPLE_RATE_HZ, dtype="<i2").tobytes()
 

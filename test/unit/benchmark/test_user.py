@@ -9,9 +9,9 @@ from benchmark.load import user as user_module
 from benchmark.load.history import history_message
 from benchmark.load.user import User
 from sglang_live.client.connection import SessionError
-from sglang_live.simulation.load.arrivals import PlannedTurn, UserPlan
-from sglang_live.simulation.load.interruptions import PlannedInterruption
-from sglang_live.simulation.turn_record import TurnRecord
+from sglang_live.extensions.planner.simulation.load.arrivals import PlannedTurn, UserPlan
+from sglang_live.extensions.planner.simulation.load.interruptions import PlannedInterruption
+from sglang_live.extensions.planner.simulation.turn_record import TurnRecord
 
 BARGE_IN = PlannedInterruption("barge_in", 1.5)
 AUDIO = {"a": "clip a", "b": "clip b", "c": "clip c", "cough": "sound of a cough"}

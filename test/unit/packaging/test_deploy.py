@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry
 from sglang_live.arguments import parse
 from sglang_live.config import ServerConfig
 from sglang_live.devices import devices_of_ranks
-from sglang_live.plan.config import parse_args as parse_plan
-from sglang_live.plan.memory import memory_of
-from sglang_live.simulation.placement import Placement
+from sglang_live.extensions.planner.config import parse_args as parse_plan
+from sglang_live.extensions.planner.memory import memory_of
+from sglang_live.extensions.planner.simulation.placement import Placement
 from sglang_live.telemetry.metrics import GatewayMetrics
 from test.unit.commands_in_docs import Command, blocks_of, commands_of
 

@@ -1,0 +1,147 @@
+"""The vocoder: chunks of many jobs in batches, on the device that all stages share.
+
+The order is that of stages/vocoder/batcher.py: first chunks go first, then in the order in which
+they became ready; chunks of one batch have the same shape.
+"""
+
+from collections.abc import Callable
+
+from sglang_live.device_model.costs import VocoderCosts
+from sglang_live.extensions.planner.simulation.events import Device, Events
+from sglang_live.stages.vocoder.config import VocoderConfig
+
+
+class VocoderJob:
+    """
+    Args:
+        emit: called with the frames of a chunk whose audio exists.
+        ended: called when all frames have been decoded.
+    """
+
+    def __init__(self, emit: Callable[[int], None], ended: Callable[[], None]):
+        self.emit = emit
+        self.ended = ended
+        self.n_pending = self.n_emitted = 0
+        self.is_begun = self.is_complete = False
+        self.ready_since: int | None = None
+
+
+class Vocoder:
+    """
+    Args:
+        host_s: for which a thread launches a batch; it launches one at a time.
+    """
+
+    def __init__(
+        self,
+        events: Events,
+        device: Device,
+        costs: VocoderCosts,
+        config: VocoderConfig,
+        host_s: float = 0.0,
+    ):
+        self._events = events
+        self._device = device
+        self._costs = costs
+        self._config = config
+        self._host_s = host_s
+        self._launches = False
+        self._ready: dict[VocoderJob, None] = {}
+        self._n_arrivals = 0
+        self._in_flight: list[list[VocoderJob]] = []
+        self._is_dead = False
+
+    def stop(self) -> None:
+        """The process has died."""
+        self._is_dead = True
+
+    def feed(self, job: VocoderJob, n_frames: int) -> None:
+        job.n_pending += n_frames
+        self._note(job)
+        self._begin()
+
+    def end(self, job: VocoderJob) -> None:
+        """No more frames will come."""
+        job.is_complete = True
+        self._note(job)
+        self._begin()
+
+    def cancel(self, job: VocoderJob) -> None:
+        job.is_complete = False
+        job.n_pending = 0
+        job.emit = _ignore
+        job.ended = _ignore
+        self._ready.pop(job, None)
+
+    def _wanted(self, job: VocoderJob) -> int:
+        config = self._config
+        is_first = job.n_emitted < config.n_first_chunks
+        return config.first_chunk_frames if is_first else config.chunk_frames
+
+    def _note(self, job: VocoderJob) -> None:
+        is_ready = job.is_complete or job.n_pending >= self._wanted(job)
+        if is_ready and job.ready_since is None:
+            job.ready_since = self._n_arrivals
+            self._n_arrivals += 1
+            self._ready[job] = None
+
+    def _begin(self) -> None:
+        while not (self._is_dead or self._launches):
+            if len(self._in_flight) >= self._config.max_in_flight:
+                return
+            batch = self._choose()
+            if not batch:
+                return
+            self._in_flight.append(batch)
+            self._launch(batch, self._shape(batch[0])[1])
+
+    def _choose(self) -> list[VocoderJob]:
+        decoding = [job for batch in self._in_flight for job in batch]
+        shapes = {self._shape(job) for job in decoding}
+        n_first = self._config.n_first_chunks
+        ready = [job for job in self._ready if job not in decoding]
+        ready = [job for job in ready if self._shape(job) not in shapes]
+        ready.sort(key=lambda job: (min(job.n_emitted, n_first), job.ready_since))
+        alike = [job for job in ready if self._shape(job) == self._shape(ready[0])]
+        return alike[: self._config.max_batch]
+
+    def _launch(self, batch: list[VocoderJob], n_frames: int) -> None:
+        done_s = now_s = self._events.now_s()
+        if n_frames:
+            cost_s = self._costs.decode_s(len(batch))
+            done_s = max(self._device.book("vocoder", cost_s, now_s), now_s + self._host_s)
+            self._launches = self._host_s > 0
+        if self._launches:
+            self._events.after(self._host_s, self._launched)
+        self._events.at(done_s, lambda: self._end_batch(batch, n_frames))
+
+    def _launched(self) -> None:
+        self._launches = False
+        self._begin()
+
+    def _shape(self, job: VocoderJob) -> tuple[bool, int]:
+        return job.is_begun, min(self._wanted(job), job.n_pending)
+
+    def _end_batch(self, batch: list[VocoderJob], n_frames: int) -> None:
+        if self._is_dead:
+            return
+        self._in_flight.remove(batch)
+        live = [job for job in batch if job in self._ready]  # others were cancelled meanwhile
+        for job in live:
+            del self._ready[job]
+            job.ready_since = None
+            job.n_pending -= n_frames
+            job.is_begun = job.is_begun or n_frames > 0
+            job.n_emitted += n_frames > 0
+        for job in live:
+            if n_frames:
+                job.emit(n_frames)
+            if job.is_complete and not job.n_pending:
+                job.ended()
+            else:
+                self._note(job)
+        self._begin()
+
+
+def _ignore(*_: object) -> None:
+    """The job is not heard any more."""

@@ -1,0 +1,115 @@
+"""Replicas of stages, whole servers, and what a failure costs."""
+
+from collections import Counter
+
+import pytest
+
+from sglang_live.errors import LiveError
+from sglang_live.extensions.planner.simulation.events import Events
+from sglang_live.extensions.planner.simulation.fleet import Fleet
+from sglang_live.extensions.planner.simulation.placement import DividedCosts, Placement
+from sglang_live.extensions.planner.simulation.run import policies_of
+from sglang_live.extensions.planner.simulation.server.failures import kill
+from sglang_live.extensions.planner.simulation.server.server import Server
+from sglang_live.extensions.planner.simulation.spec import ServerSpec
+from sglang_live.extensions.planner.simulation.users import User, UserSettings
+from test.unit.extensions.planner.simulation.test_run import CLIP, MODEL, NO_HOST, plan, pools_of
+
+TWO = Placement(thinkers=(0, 1), talkers=(2, 3, 4), vocoders=(5,))
+
+
+def server_of(events: Events, placement: Placement, arm: str = "all") -> Server:
+    return Server(
+        ServerSpec(model=MODEL, host=NO_HOST, placement=placement), policies_of(arm), events
+    )
+
+
+def users_of(service, n_users: int, *n_tokens: int) -> list[User]:
+    plans = [plan(n, *n_tokens, start_s=0.1 * n) for n in range(n_users)]
+    return [User(one, {"clip": CLIP}, service, UserSettings()) for one in plans]
+
+
+def statuses(users: list[User]) -> Counter[str]:
+    return Counter(row.record.status for user in users for row in user.rows)
+
+
+def assert_empty(server: Server) -> None:
+    assert [(pool.used, pool.rows_used) for pool in pools_of(server)] == [(0, 0)] * len(
+        pools_of(server)
+    )
+    assert not any(replica.sessions for replica in server.replicas.every)
+
+
+def test_sessions_are_divided_among_the_replicas_and_every_frame_is_made_once():
+    events = Events()
+    server = server_of(events, TWO)
+    users = users_of(server, 12, 30, 50)
+    events.run(until_s=1.5)
+    assert [len(one.sessions) for one in server.replicas.thinkers] == [6, 6]
+    assert [len(one.sessions) for one in server.replicas.talkers] == [4, 4, 4]
+    events.run()
+    assert statuses(users) == {"completed": 24}
+    assert server.n_frames == 12 * (31 + 51)
+    assert_empty(server)
+
+
+def test_a_divided_thinker_shares_its_devices_with_no_other_stage():
+    assert Placement(thinkers=(0,), thinker_tp=4, talkers=(4,), vocoders=(5,)).n_devices == 6
+    with pytest.raises(ValueError, match="shares its devices"):
+        Placement(thinkers=(0,), thinker_tp=2, talkers=(1,), vocoders=(2,))
+    with pytest.raises(ValueError, match="shares its devices"):
+        Placement(thinkers=(0, 1), thinker_tp=2, talkers=(4,), vocoders=(4,))
+
+
+def test_a_divided_thinker_is_slower_for_one_stream_and_faster_for_many():
+    divided = DividedCosts(whole=MODEL.thinker, n_devices=4)
+    assert divided.decode_s(1, 100) > MODEL.thinker.decode_s(1, 100)
+    assert divided.decode_s(64, 160_000) < 0.6 * MODEL.thinker.decode_s(64, 160_000)
+    assert divided.prefill_s(4000, 2.0) < MODEL.thinker.prefill_s(4000, 2.0)
+
+
+@pytest.mark.parametrize("stage", ["thinker", "talker", "vocoder"])
+def test_a_stage_that_dies_fails_its_turns_only_and_its_sessions_go_on(stage):
+    events = Events()
+    server = server_of(events, Placement(thinkers=(0, 1), talkers=(2, 3), vocoders=(4, 5)))
+    users = users_of(server, 8, 60, 40, 40, 40)
+    replica = next(one for one in server.replicas.every if one.name == f"{stage}/0")
+    events.at(4.0, lambda: kill(server, replica, restart_s=3.0))
+    events.run()
+    found = statuses(users)
+    assert found["failed"] >= 4 and found["completed"] == 32 - found["failed"]
+    # Users of even numbers are on the first replica of each stage.
+    failed = {
+        n for n, user in enumerate(users) for row in user.rows if row.record.status == "failed"
+    }
+    assert failed == {0, 2, 4, 6}
+    assert [user.rows[-1].record.status for user in users] == ["completed"] * 8
+    assert (server.replicas.thinkers[0].kv.n_rebuilt > 0) == (stage == "thinker")
+    assert server.is_up
+    assert_empty(server)
+
+
+def test_new_sessions_are_refused_while_the_only_replica_is_down_and_go_to_another_server():
+    events = Events()
+    servers = [server_of(events, Placement()) for _ in range(2)]
+    fleet = Fleet(servers, events)
+    kill(servers[0], servers[0].replicas.talkers[0], restart_s=5.0)
+    with pytest.raises(LiveError, match="no talker is up"):
+        servers[0].open("a")
+    users = users_of(fleet, 4, 20)
+    events.run(until_s=1.0)
+    assert [len(server.sessions) for server in servers] == [0, 4]
+    events.run()
+    assert statuses(users) == {"completed": 4}
+    assert servers[0].is_up
+
+
+def test_the_balancer_tries_the_next_server_when_one_refuses():
+    events = Events()
+    spec = ServerSpec(model=MODEL, host=NO_HOST, max_sessions=2)
+    fleet = Fleet([Server(spec, policies_of("off"), events) for _ in range(2)], events)
+    opened = [fleet.open(str(n)) for n in range(4)]
+    with pytest.raises(LiveError, match="2 of 2 sessions"):
+        fleet.open("4")
+    fleet.close(opened[0])
+    fleet.open("5")
