@@ -21,7 +21,7 @@ from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import ModelNotFoundError
 from sglang_live.gateway.additions import Endpoint, GatewayAddition, GatewayParts, refusing
 from sglang_live.gateway.auth import Keys
-from sglang_live.gateway.chat.answers import SpokenAnswers
+from sglang_live.gateway.chat.messages import SpokenAnswers
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.draining import Drain, DrainGate
 from sglang_live.gateway.errors import NoLanguageModelError, add_error_forms, error_response

@@ -41,6 +41,18 @@ class ClientEventError(BadInputError):
         self.param = param
 
 
+class ParameterError(ClientEventError):
+    """A parameter of an HTTP request is wrong.
+
+    param: its place in the body, such as `sampling_params.n`.
+    is_kind: whether the value has the right type.
+    """
+
+    def __init__(self, param: str, message: str, *, is_kind: bool = True):
+        code = "invalid_value" if is_kind else "invalid_type"
+        super().__init__(f"{cut(param)}: {message}", code=code, param=param)
+
+
 class UnknownUrlError(BadInputError):
     code = "unknown_url"
     http_status = 404

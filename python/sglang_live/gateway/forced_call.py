@@ -11,8 +11,8 @@ from typing import Any
 
 from sglang_live.errors import BadInputError
 from sglang_live.gateway.disjoint_schemas import are_disjoint
+from sglang_live.gateway.errors import ParameterError
 from sglang_live.gateway.native import grammars
-from sglang_live.gateway.native.checks import ParameterError
 from sglang_live.gateway.tool_schema import KEYWORDS, parts_of
 from sglang_live.models.grammars.call_grammar import arguments_rules
 

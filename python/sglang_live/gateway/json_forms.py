@@ -31,6 +31,8 @@ _CANDIDATE = re.compile(r"\\u[dD][89a-fA-F]")
 _MAX_SEARCHED, _MAX_SCANNED = 1 << 16, 1 << 20
 
 
+# A setting that changes nothing.
+Ignored = Any
 # Of OpenAI's API. "flex": the result may take longer.
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
 

@@ -18,7 +18,6 @@ from sglang_live.errors import LiveError
 from sglang_live.gateway.errors import ClientEventError, cut
 from sglang_live.gateway.forced_call import check_enforceable
 from sglang_live.gateway.json_forms import missing_parameter, unknown_parameter
-from sglang_live.gateway.native.checks import ParameterError
 from sglang_live.gateway.tool_schema import (
     SchemaFaultError,
     TooManyStepsError,
@@ -152,10 +151,7 @@ def check_choice(tools: tuple[dict[str, Any], ...], choice: Any, *, path: str) -
     if choice in ("auto", "none"):
         return
     forced = [tool for tool in tools if choice == "required" or tool["name"] == choice["name"]]
-    try:
-        check_enforceable(forced, path)
-    except ParameterError as error:
-        raise ClientEventError(str(error), param=path) from None
+    check_enforceable(forced, path)
 
 
 def has_chosen(tools: tuple[dict[str, Any], ...], choice: Any) -> bool:

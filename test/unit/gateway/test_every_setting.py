@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 from msgspec import inspect
 
-from sglang_live.gateway.http.chat_schema import ChatForm
+from sglang_live.gateway.chat.form import ChatForm
 from sglang_live.gateway.http.speech import SpeechForm
 from sglang_live.gateway.realtime.client_secrets import ClientSecretForm
 from sglang_live.gateway.realtime.events import AnyClientEvent

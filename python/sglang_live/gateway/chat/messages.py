@@ -4,17 +4,18 @@ In: messages in OpenAI's form, also answers of this server that a client sends b
 Out: Messages with the words of each answer in place of its audio, or ClientEventError with a path.
 """
 
-from collections import Counter
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from sglang_live.gateway.chat.answers import SpokenAnswers
 from sglang_live.gateway.errors import ClientEventError, cut
-from sglang_live.gateway.json_forms import Strict, missing_parameter
+from sglang_live.gateway.json_forms import Ignored, Strict, missing_parameter
 from sglang_live.gateway.realtime.conversation.item_schema import check_arguments, check_text
-from sglang_live.gateway.realtime.events import Ignored, Name
+from sglang_live.gateway.realtime.events import Name
 from sglang_live.gateway.tools import check_name
 
 _MAX_MESSAGES, _MAX_PARTS, _MAX_CALLS = 4_096, 256, 128
@@ -23,6 +24,32 @@ _ROLE_OF = {
     **dict.fromkeys(("audio", "tool_calls", "refusal", "reasoning_content"), "assistant"),
     "tool_call_id": "tool",
 }
+_KEPT_S = 3600
+_MAX_KEPT = 1000
+
+
+class SpokenAnswers:
+    """Words of spoken answers, which later messages name by the id of the answer's audio.
+
+    The oldest are deleted first. Owner: one per process, for all routes that take a chat.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.time):
+        self._now_s = now_s
+        self._texts: OrderedDict[str, tuple[float, str]] = OrderedDict()
+
+    def keep(self, audio_id: str, text: str) -> int:
+        """Returns the Unix time at which the words are deleted."""
+        until_s = self._now_s() + _KEPT_S
+        self._texts[audio_id] = (until_s, text)
+        while len(self._texts) > _MAX_KEPT:
+            self._texts.popitem(last=False)
+        return int(until_s)
+
+    def text(self, audio_id: str) -> str | None:
+        """None: there is no such answer, or not any more. Threads may call it."""
+        until_s, text = self._texts.get(audio_id, (0.0, ""))
+        return text if until_s > self._now_s() else None
 
 
 class InputAudio(Strict):
@@ -239,3 +266,44 @@ def _n_characters(message: Message) -> int:
         + len(message.reasoning_content or "")
         + sum(len(call.function.arguments or "") for call in calls)
     )
+
+
+# --- the form that SGLang gets ---
+
+
+def as_sglang(message: Message) -> dict[str, Any]:
+    content = message.content
+    calls = [
+        {"id": call.id, "type": "function", "function": _called(call.function)}
+        for call in message.tool_calls or ()
+    ]
+    fields = {
+        "role": message.role,
+        "content": content if isinstance(content, str) else list(map(_part, message.parts)),
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "tool_calls": calls or None,
+        "reasoning_content": message.reasoning_content,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _called(function: CalledFunction) -> dict[str, str]:
+    # SGLang takes nothing but an object.
+    is_none = function.arguments in (None, "", "null")
+    return {"name": function.name, "arguments": "{}" if is_none else function.arguments or ""}
+
+
+def _part(part: Part) -> dict[str, Any]:
+    match part:
+        case TextPart():
+            return {"type": "text", "text": part.text}
+        case AudioPart():
+            # SGLang has names for two formats, and reads the data.
+            audio = {"data": part.input_audio.data, "format": "wav"}
+            return {"type": "input_audio", "input_audio": audio}
+        case _:
+            kind = str(part.__struct_config__.tag)
+            url: MediaUrl = getattr(part, kind)
+            detail = {"detail": url.detail} if url.detail else {}
+            return {"type": kind, kind: {"url": url.url, **detail}}

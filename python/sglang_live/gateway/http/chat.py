@@ -27,7 +27,8 @@ from sglang_live.core import (
 from sglang_live.errors import LiveError
 from sglang_live.gateway.audio.codec import encode_base64
 from sglang_live.gateway.audio.files import FORMATS
-from sglang_live.gateway.chat.answers import SpokenAnswers
+from sglang_live.gateway.chat.form import ChatForm, check_spoken
+from sglang_live.gateway.chat.messages import SpokenAnswers
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.errors import error_body, error_response
 from sglang_live.gateway.flex.gate import FlexGate
@@ -36,11 +37,11 @@ from sglang_live.gateway.http.body import (
     Streamed,
     first_of,
     read_body,
+    read_json,
     refuse_query,
     while_connected,
 )
 from sglang_live.gateway.http.chat_history import history_of
-from sglang_live.gateway.http.chat_schema import ChatForm, read_chat
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import brief_session, check_model, known_voice
 from sglang_live.gateway.owner import owner_salt
@@ -83,7 +84,8 @@ class ChatRoute:
             if self._text_only and not _is_ours(body):
                 return await self._text_only(request, body)
             refuse_query(request)
-            form = read_chat(body)
+            form = read_json(body, ChatForm)
+            check_spoken(form)
             tier = self._tiers.of(request.headers, form.service_tier)
             salt = owner_salt(self._owner(request.headers))
             turn = await asyncio.to_thread(self._turn, form, salt, tier)

@@ -7,9 +7,8 @@ import binascii
 
 from sglang_live.core import AudioPart, HistoryItem, TextPart
 from sglang_live.errors import BadInputError
-from sglang_live.gateway.chat.answers import SpokenAnswers
 from sglang_live.gateway.chat.messages import AudioPart as AudioForm
-from sglang_live.gateway.chat.messages import Message, read_messages
+from sglang_live.gateway.chat.messages import Message, SpokenAnswers, read_messages
 from sglang_live.gateway.chat.messages import TextPart as TextForm
 from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.http.uploads import read_audio

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from sglang_live.gateway.audio.files import FORMATS
+from sglang_live.gateway.chat.form import ChatForm
 from sglang_live.gateway.flex.tier import TIERS
-from sglang_live.gateway.http.chat_schema import ChatForm
 from sglang_live.gateway.http.speech import SpeechForm
 from sglang_live.gateway.http.transcription import FORMATS as TEXT_FORMATS
 from sglang_live.gateway.realtime.client_secrets import ClientSecretForm

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from sglang_live.engine_channel.messages import BATCH_PREFIX
-from sglang_live.gateway.native.checks import ParameterError
+from sglang_live.gateway.errors import ParameterError
 from sglang_live.gateway.owner import owned_digest
 
 _PREFIX = "native-"

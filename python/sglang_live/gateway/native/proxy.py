@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from sglang_live.clock import MonotonicClock
 from sglang_live.errors import LiveError
 from sglang_live.gateway.auth import Keys
-from sglang_live.gateway.chat.answers import SpokenAnswers
+from sglang_live.gateway.chat.messages import SpokenAnswers
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.errors import error_response
 from sglang_live.gateway.flex.gate import FlexConfig, FlexGate

@@ -13,13 +13,13 @@ from starlette.requests import Request
 
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.auth import Keys
-from sglang_live.gateway.chat.answers import SpokenAnswers
+from sglang_live.gateway.chat.messages import SpokenAnswers
 from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.errors import ParameterError
 from sglang_live.gateway.flex.tier import ORDINARY, Tier, Tiers
 from sglang_live.gateway.http.media_guard import MediaGuard
 from sglang_live.gateway.json_forms import broken_json
 from sglang_live.gateway.model import check_model
-from sglang_live.gateway.native.checks import ParameterError
 from sglang_live.gateway.native.control_tokens import without_control_tokens
 from sglang_live.gateway.native.forms import forms
 from sglang_live.gateway.native.limits import NativeLimits

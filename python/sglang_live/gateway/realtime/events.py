@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from sglang_live.gateway.beta_names import ga_event
 from sglang_live.gateway.errors import ClientEventError, cut
-from sglang_live.gateway.json_forms import Strict, loosely_read, read_form
+from sglang_live.gateway.json_forms import Ignored, Strict, loosely_read, read_form
 
 # Characters. Responses and errors repeat these texts, and must not fill the send buffer.
 MAX_ID, MAX_NAME, MAX_HINT = 128, 512, 16_384
@@ -22,8 +22,6 @@ NullableStr = str | None
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID)]
 # Names that are looked up, or that other programs chose: an empty one is valid but not found.
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
-
-Ignored = Any
 
 # Some clients compute milliseconds by division and send 12.0 for 12.
 WholeNumber = Annotated[float, Meta(multiple_of=1)]

@@ -11,8 +11,8 @@ from sglang.srt.constrained.xgrammar_backend import GrammarStats, XGrammarGramma
 
 from sglang_live.bridge.grammars.call_end import CallGrammar, texts_of
 from sglang_live.bridge.grammars.grammar_cache import BoundedCompiler
+from sglang_live.gateway.errors import ParameterError
 from sglang_live.gateway.forced_call import check_enforceable
-from sglang_live.gateway.native.checks import ParameterError
 from sglang_live.gateway.tools import read_function_call
 from sglang_live.models.grammars.call_grammar import call_grammar
 from test.drawn_schemas import SchemaMaker

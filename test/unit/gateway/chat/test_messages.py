@@ -7,8 +7,7 @@ import httpx
 import msgspec
 import pytest
 
-from sglang_live.gateway.chat.answers import SpokenAnswers
-from sglang_live.gateway.chat.messages import AudioUrlPart, Message, read_messages
+from sglang_live.gateway.chat.messages import AudioUrlPart, Message, SpokenAnswers, read_messages
 from sglang_live.gateway.errors import ClientEventError
 from test.unit.gateway.fakes import FakeOrchestrator
 from test.unit.gateway.http.test_chat import chunks_of

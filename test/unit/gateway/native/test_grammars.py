@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from sglang_live.gateway.native.checks import ParameterError
+from sglang_live.gateway.errors import ParameterError
 from sglang_live.gateway.native.grammars import ebnf
 
 _ALL = 16_384

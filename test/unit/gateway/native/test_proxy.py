@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from sglang_live.clock import SimClock
 from sglang_live.errors import StageFailedError
-from sglang_live.gateway.native.checks import ParameterError
+from sglang_live.gateway.errors import ParameterError
 from sglang_live.gateway.native.names import RunningNames
 from sglang_live.gateway.native.responses import early_error, model_info, server_info
 from sglang_live.gateway.native.routes import ROUTES

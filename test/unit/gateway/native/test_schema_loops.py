@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from sglang_live.gateway.native.checks import ParameterError
+from sglang_live.gateway.errors import ParameterError
 from sglang_live.gateway.native.grammars import json_schema, schema, structural_tag
 
 SELF = {"$ref": "#"}

@@ -5,8 +5,8 @@ import json
 import pytest
 import xgrammar
 
+from sglang_live.gateway.errors import ParameterError
 from sglang_live.gateway.forced_call import check_enforceable
-from sglang_live.gateway.native.checks import ParameterError
 from sglang_live.models.grammars.call_grammar import call_grammar
 from sglang_live.models.tool_prompt import CALL_END
 
