@@ -23,16 +23,14 @@ from sglang_live.gateway.additions import Endpoint, GatewayAddition, GatewayPart
 from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.chat.messages import SpokenAnswers
 from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.connection_guard import Framing
 from sglang_live.gateway.draining import Drain, DrainGate
 from sglang_live.gateway.errors import NoLanguageModelError, add_error_forms, error_response
 from sglang_live.gateway.flex.gate import FlexGate
 from sglang_live.gateway.flex.tier import Tiers
 from sglang_live.gateway.http import openapi
-from sglang_live.gateway.http.capacity_body import capacity_body
 from sglang_live.gateway.http.chat import ChatRoute
-from sglang_live.gateway.http.client_secrets import ClientSecretsRoute
-from sglang_live.gateway.http.framing import Framing
-from sglang_live.gateway.http.health import Health, HealthRoute
+from sglang_live.gateway.http.health import Health, HealthRoute, capacity_body
 from sglang_live.gateway.http.page import add_notice, add_page
 from sglang_live.gateway.http.speech import SpeechRoute
 from sglang_live.gateway.http.transcription import TranscriptionRoute
@@ -41,8 +39,8 @@ from sglang_live.gateway.native.limits import NativeLimits
 from sglang_live.gateway.native.proxy import NativeProxy
 from sglang_live.gateway.native.routes import FLUSH, LIMITED, ROUTES
 from sglang_live.gateway.rate_limits import RateLimitError, RateLimits
-from sglang_live.gateway.realtime.client_secrets import ClientSecrets
-from sglang_live.gateway.realtime.route import RealtimeRoute, unauthorized
+from sglang_live.gateway.realtime.client_secrets import ClientSecrets, ClientSecretsRoute
+from sglang_live.gateway.realtime.connection import RealtimeRoute, unauthorized
 from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.same_machine import SameMachine
 from sglang_live.interaction.endpoint import EndpointModel

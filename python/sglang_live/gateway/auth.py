@@ -3,8 +3,10 @@
 In: headers, offered subprotocols. Out: whether the client is allowed, and its key.
 """
 
+import hashlib
+import hmac
 from collections.abc import Iterable
-from secrets import compare_digest
+from secrets import compare_digest, token_bytes
 
 from starlette.datastructures import Headers
 
@@ -54,3 +56,33 @@ def offered_keys(headers: Headers, subprotocols: Iterable[str] = ()) -> list[str
 
 def choose_subprotocol(offered: Iterable[str]) -> str | None:
     return REALTIME_SUBPROTOCOL if REALTIME_SUBPROTOCOL in offered else None
+
+
+# --- cache namespaces and names that separate the owners of keys in the engines ---
+# SGLang has one radix tree and one table of requests and sessions for all clients.
+
+
+# Not derived from the keys: a salt that reaches a log or a stage must reveal nothing of a key.
+_RUN_SECRET = token_bytes(32)
+_DIGEST_CHARS = 32
+
+
+def owner_salt(owner: str) -> str:
+    """The `cache_salt` of all requests of this owner; only these share prefixes.
+
+    Returns:
+        32 hexadecimal digits, the same for the life of the process.
+    Source: SGLang keys its radix tree by (tokens, extra_key, cache_salt).
+    """
+    return _digest("salt", owner)
+
+
+def owned_digest(kind: str, owner: str, name: str) -> str:
+    """32 hexadecimal digits for a name that an owner chose. kind: namespace of the name."""
+    return _digest(kind, owner, name)
+
+
+def _digest(*parts: str) -> str:
+    # Length before each part: ("a", "bc") and ("ab", "c") are different names.
+    data = b"".join(len(part.encode()).to_bytes(8, "big") + part.encode() for part in parts)
+    return hmac.new(_RUN_SECRET, data, hashlib.sha256).hexdigest()[:_DIGEST_CHARS]

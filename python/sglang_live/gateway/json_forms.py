@@ -55,10 +55,15 @@ def read_form(data: str | bytes, decoder: msgspec.json.Decoder[Form]) -> Form:
         raise broken_json(data, error) from None
 
 
-def read_value(value: Any, form: Any, at: str) -> Any:
-    """As read_form, of a part of a document that was read before. at: its path."""
+def read_value(value: Any, form: Any, at: str, *, strict: bool = True) -> Any:
+    """As read_form, of a part of a document that was read before.
+
+    Args:
+        at: its path; "" for a whole document.
+        strict: False: numbers and booleans may be written as text.
+    """
     try:
-        return msgspec.convert(value, form)
+        return msgspec.convert(value, form, strict=strict)
     except msgspec.ValidationError as error:
         raise _explain(str(error), b"null", at) from None
 

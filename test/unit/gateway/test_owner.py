@@ -2,7 +2,7 @@
 
 import asyncio
 
-from sglang_live.gateway.owner import owned_digest, owner_salt
+from sglang_live.gateway.auth import owned_digest, owner_salt
 from sglang_live.gateway.realtime.connection import RealtimeConnection
 
 from .fakes import Client, FakeOrchestrator, MemoryWire, services

@@ -16,7 +16,7 @@ import soundfile as sf
 
 from sglang_live.bridge.platform.audio_input import load_audio
 from sglang_live.errors import BadInputError
-from sglang_live.gateway.http.uploads import read_audio
+from sglang_live.gateway.audio.files import read_audio
 from test.unit.sound.files import chunk, fmt, wav, written
 
 MAX_S = 30.0

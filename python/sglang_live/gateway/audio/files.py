@@ -14,7 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 import soundfile as sf
 
-from sglang_live.core import OUTPUT_RATE_HZ
+from sglang_live.core import INPUT_RATE_HZ, OUTPUT_RATE_HZ, AudioPart
+from sglang_live.gateway.audio.resampler import to_int16
+from sglang_live.sound.decoder import Limits, decode_samples
 
 _UNKNOWN_LENGTH = 0xFFFFFFFF
 
@@ -147,3 +149,16 @@ FORMATS: dict[str, FileFormat] = {
     ),
     "pcm": FileFormat("audio/pcm", True, _Raw, _Raw),
 }
+
+
+# --- reader of the audio files that clients send ---
+
+
+def read_audio(data: bytes, *, max_s: float) -> AudioPart:
+    """Read a whole file of any usual sample rate and mix its channels.
+
+    Raises:
+        BadInputError: see sound.decoder.decode_samples.
+    """
+    heard = decode_samples(data, rate_hz=INPUT_RATE_HZ, limits=Limits(max_s=max_s))
+    return AudioPart(to_int16(heard * np.float32(32768)))

@@ -4,6 +4,7 @@ In: OpenAI's JSON. Out: a completion with audio and transcript, whole or in chun
 """
 
 import asyncio
+import binascii
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -17,20 +18,26 @@ from starlette.responses import JSONResponse, Response
 
 from sglang_live.core import (
     AudioDelta,
+    AudioPart,
+    HistoryItem,
     PromptContent,
+    TextPart,
     TranscriptDelta,
     TurnDone,
     TurnEvent,
     TurnRequest,
     Usage,
 )
-from sglang_live.errors import LiveError
+from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.audio.codec import encode_base64
-from sglang_live.gateway.audio.files import FORMATS
+from sglang_live.gateway.audio.files import FORMATS, read_audio
+from sglang_live.gateway.auth import owner_salt
 from sglang_live.gateway.chat.form import ChatForm, check_spoken
-from sglang_live.gateway.chat.messages import SpokenAnswers
+from sglang_live.gateway.chat.messages import AudioPart as AudioForm
+from sglang_live.gateway.chat.messages import Message, SpokenAnswers, read_messages
+from sglang_live.gateway.chat.messages import TextPart as TextForm
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.errors import error_body, error_response
+from sglang_live.gateway.errors import ClientEventError, error_body, error_response
 from sglang_live.gateway.flex.gate import FlexGate
 from sglang_live.gateway.flex.tier import Tier, Tiers
 from sglang_live.gateway.http.body import (
@@ -41,12 +48,11 @@ from sglang_live.gateway.http.body import (
     refuse_query,
     while_connected,
 )
-from sglang_live.gateway.http.chat_history import history_of
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import brief_session, check_model, known_voice
-from sglang_live.gateway.owner import owner_salt
 from sglang_live.gateway.realtime.context_limit import ContextLimit
 from sglang_live.gateway.realtime.conversation.item_schema import check_text
+from sglang_live.gateway.realtime.conversation.items import call_as_text
 from sglang_live.gateway.tools import read_calls, tools_of
 from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.telemetry.metrics import GatewayMetrics
@@ -318,3 +324,67 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 def _event(fields: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(fields) + b"\n\n"
+
+
+# --- reader of a chat completion's messages into a turn's history ---
+
+
+def history_of(
+    messages: list[Message], answers: SpokenAnswers, *, max_audio_s: float
+) -> tuple[str, tuple[HistoryItem, ...]]:
+    """The instructions, and the history without them.
+
+    Args:
+        answers: earlier ones, to which messages may refer.
+        max_audio_s: seconds of audio in all messages together.
+    Raises:
+        ClientEventError: see read_messages; audio that cannot be read, or no message.
+    """
+    reading = _Reading(max_audio_s)
+    instructions: list[str] = []
+    items: list[HistoryItem] = []
+    for n, message in enumerate(read_messages(messages, answers)):
+        if message.role == "system" or message.role == "developer":
+            parts = [part.text for part in message.parts if isinstance(part, TextForm)]
+            instructions += [text for text in parts if text]
+        else:
+            items += reading.items(message, f"messages[{n}]")
+    if not items:
+        raise ClientEventError("There is no message to respond to.", param="messages")
+    return "\n\n".join(instructions), tuple(items)
+
+
+class _Reading:
+    """State from message to message: seconds of audio left."""
+
+    def __init__(self, left_s: float):
+        self._left_s = left_s
+
+    def items(self, message: Message, at: str) -> list[HistoryItem]:
+        """None for an answer that said nothing."""
+        assert message.role != "system" and message.role != "developer"
+        parts: list[TextPart | AudioPart] = []
+        for n, part in enumerate(message.parts):
+            if isinstance(part, TextForm):
+                parts.append(TextPart(part.text))
+            elif isinstance(part, AudioForm):
+                at_data = f"{at}.content[{n}].input_audio.data"
+                parts.append(self._audio(part.input_audio.data, at_data))
+        found = []
+        if message.text or message.role != "assistant":
+            found.append(HistoryItem(key=new_id("key"), role=message.role, parts=tuple(parts)))
+        for call in message.tool_calls or ():
+            found.append(call_as_text(call.function.name, call.function.arguments or ""))
+        return found
+
+    def _audio(self, text: str, at: str) -> AudioPart:
+        try:
+            data = binascii.a2b_base64(text, strict_mode=True)
+        except (binascii.Error, ValueError):
+            raise ClientEventError(f"{at} is not base64.", param=at) from None
+        try:
+            audio = read_audio(data, max_s=self._left_s)
+        except BadInputError as error:
+            raise ClientEventError(f"{at}: {error}", code=error.code, param=at) from None
+        self._left_s -= audio.duration_s
+        return audio

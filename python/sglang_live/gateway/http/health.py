@@ -3,12 +3,15 @@
 In: the state of each replica. Out: 200, or 503 with the states.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from sglang_live.capacity.control import Capacity
 from sglang_live.gateway.draining import Drain
 
 SERVING = "serving"
@@ -40,3 +43,24 @@ class HealthRoute:
         is_ok = now.serving and not self.drain.began.is_set()
         status = "ok" if is_ok else "draining" if self.drain.began.is_set() else "unavailable"
         return JSONResponse({"status": status, "stages": dict(now.replicas)}, 200 if is_ok else 503)
+
+
+# --- response body of GET /v1/capacity ---
+
+
+def capacity_body(now: Capacity) -> dict[str, Any]:
+    """budget_share and saturates_in_s are null if they are unknown or infinite."""
+    return {
+        "object": "capacity",
+        "sessions": {"open": now.n_sessions, "limit": now.limit, "more": now.n_more},
+        "reason": now.why or None,
+        "budget_share": _finite(now.share),
+        "kv": {
+            stage: {"share": share, "saturates_in_s": _finite(saturates_s)}
+            for stage, (share, saturates_s) in now.pools.items()
+        },
+    }
+
+
+def _finite(number: float | None) -> float | None:
+    return None if number is None or math.isinf(number) else round(number, 3)

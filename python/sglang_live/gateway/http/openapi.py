@@ -10,13 +10,12 @@ import msgspec
 
 from sglang_live.gateway.audio.files import FORMATS
 from sglang_live.gateway.chat.form import ChatForm
-from sglang_live.gateway.flex.tier import TIERS
 from sglang_live.gateway.http.speech import SpeechForm
-from sglang_live.gateway.http.transcription import FORMATS as TEXT_FORMATS
+from sglang_live.gateway.http.transcription import UploadForm
 from sglang_live.gateway.realtime.client_secrets import ClientSecretForm
 
 REFERENCE = "#/components/schemas/{name}"
-_FORMS = (SpeechForm, ChatForm, ClientSecretForm)
+_FORMS = (SpeechForm, ChatForm, ClientSecretForm, UploadForm)
 # Routes that a server without a language model refuses.
 OF_LANGUAGE_MODEL = (
     "/v1/audio/transcriptions",
@@ -55,20 +54,6 @@ _REFUSALS = {
 }
 JSON, _EVENTS = "application/json", "text/event-stream"
 _DOWN = {"503": {"description": "A stage does not serve.", "content": {JSON: {}}}}
-_UPLOAD = {
-    "type": "object",
-    "required": ["file"],
-    "properties": {
-        "file": {"type": "string", "format": "binary"},
-        "model": {"type": "string"},
-        "language": {"type": "string"},
-        "prompt": {"type": "string"},
-        "response_format": {"enum": list(TEXT_FORMATS)},
-        "temperature": {"type": "number", "minimum": 0, "maximum": 2},
-        "stream": {"type": "boolean"},
-        "service_tier": {"enum": list(TIERS)},
-    },
-}
 
 
 def document(has_language_model: bool = True) -> dict[str, Any]:
@@ -77,14 +62,20 @@ def document(has_language_model: bool = True) -> dict[str, Any]:
     has_language_model: see GatewayConfig.
     """
     forms, components = msgspec.json.schema_components(_FORMS, ref_template=REFERENCE)
-    speech, chat, secret = ({JSON: {"schema": form}} for form in forms)
+    speech, chat, secret = ({JSON: {"schema": form}} for form in forms[:3])
+    upload = components.pop(UploadForm.__name__)
+    upload["properties"]["file"] = {"type": "string", "format": "binary"}
+    upload["required"].append("file")
     sounds = [form.media_type for form in FORMATS.values()]
-    upload = {"multipart/form-data": {"schema": _UPLOAD}}
     paths = {
         "/v1/audio/speech": post("Speaks a text word for word.", speech, *sounds, _EVENTS),
         "/v1/audio/voices": get("The voices.", JSON, refusals(401)),
         "/v1/audio/transcriptions": post(
-            "Transcribes a recording.", upload, JSON, "text/plain", _EVENTS
+            "Transcribes a recording.",
+            {"multipart/form-data": {"schema": upload}},
+            JSON,
+            "text/plain",
+            _EVENTS,
         ),
         "/v1/chat/completions": post("Completes a chat, spoken or written.", chat, JSON, _EVENTS),
         "/v1/realtime/client_secrets": post(

@@ -28,7 +28,6 @@ from sglang_live.core import (
 )
 from sglang_live.errors import LiveError, StageFailedError
 from sglang_live.gateway.audio.codec import encode_base64
-from sglang_live.gateway.audio.fades import Fades
 from sglang_live.gateway.audio.files import FORMATS, Encoder
 from sglang_live.gateway.errors import ClientEventError, cut, error_body, error_response
 from sglang_live.gateway.flex.gate import FlexGate
@@ -41,7 +40,7 @@ from sglang_live.gateway.http.body import (
     refuse_query,
     while_connected,
 )
-from sglang_live.gateway.http.speech_pieces import longest_s, pieces_of
+from sglang_live.gateway.http.speech_pieces import Fades, longest_s, pieces_of
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.json_forms import ServiceTier, Strict, check_neutral
 from sglang_live.gateway.model import brief_session, check_model, known_voice

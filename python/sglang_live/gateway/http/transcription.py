@@ -5,18 +5,21 @@ In: OpenAI's multipart form. Out: the text, whole or as server-sent events.
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
+from msgspec import UNSET, Meta, UnsetType
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from sglang_live.core import AudioPart, Usage
 from sglang_live.errors import CapacityError, LiveError
+from sglang_live.gateway.audio.files import read_audio
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.errors import ClientEventError, cut, error_body, error_response
 from sglang_live.gateway.flex.gate import FlexGate
@@ -28,16 +31,16 @@ from sglang_live.gateway.http.body import (
     refuse_query,
     while_connected,
 )
-from sglang_live.gateway.http.transcription_fields import (
-    check_fields,
-    flag,
-    service_tier,
-    temperature,
-    text_of,
-)
-from sglang_live.gateway.http.uploads import read_audio
 from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.json_forms import (
+    ServiceTier,
+    Strict,
+    missing_parameter,
+    read_value,
+    unsupported_parameter,
+)
 from sglang_live.gateway.model import brief_session, check_model
+from sglang_live.gateway.realtime.events import MAX_HINT, Name
 from sglang_live.gateway.transcribe import check_recognised, transcribe
 from sglang_live.interaction.silero import SpeechModel
 from sglang_live.orchestrator.session import Orchestrator
@@ -47,8 +50,18 @@ log = logging.getLogger(__name__)
 # Disk space is free again when other uploads end, or when an operator makes some.
 _NO_ROOM_S = 30.0
 # verbose_json, srt and vtt have times of words, which the model does not produce.
-FORMATS = ("json", "text")
-
+FORMATS = ["json", "text"]
+# OpenAI's parameters for other models: this one cannot produce their output or use their input.
+_UNSUPPORTED = (
+    "include",
+    "keywords",
+    "known_speaker_names",
+    "known_speaker_references",
+    "languages",
+    "timestamp_granularities",
+)
+# Lists and objects are written as `name[]` and `name[key]`.
+_INNER = re.compile(r"\[.*", re.DOTALL)
 
 Piece = str | Usage  # a piece of the text; the usage comes last
 
@@ -65,6 +78,18 @@ class _Order:
     plain: bool
     streamed: bool
     tier: Tier
+
+
+class UploadForm(Strict):
+    """Fields of a multipart form, beside its file."""
+
+    model: Name | None = None
+    language: Name = ""
+    prompt: Annotated[str, Meta(max_length=MAX_HINT)] = ""
+    response_format: Annotated[str, Meta(extra_json_schema={"enum": FORMATS})] = "json"
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 0.0
+    stream: bool = False
+    service_tier: ServiceTier | UnsetType = UNSET
 
 
 class TranscriptionRoute:
@@ -110,34 +135,30 @@ class TranscriptionRoute:
             ) from error
 
     async def _order(self, form: FormData, headers: Headers) -> _Order:
-        check_fields(form)
         file = form.get("file")
+        asked: UploadForm = read_value(_texts(form), UploadForm, "", strict=False)
         if not isinstance(file, UploadFile):
+            raise missing_parameter("file")
+        check_model(self._orchestrator.model_name, asked.model)
+        if asked.response_format not in FORMATS:
             raise ClientEventError(
-                "The form needs a 'file'.", code="missing_required_parameter", param="file"
-            )
-        check_model(self._orchestrator.model_name, text_of(form, "model"))
-        response_format = text_of(form, "response_format")
-        if response_format is None:
-            response_format = "json"
-        if response_format not in FORMATS:
-            raise ClientEventError(
-                f"Unknown response_format {cut(response_format)!r}: {', '.join(FORMATS)}.",
+                f"Unknown response_format {cut(asked.response_format)!r}: {', '.join(FORMATS)}.",
                 param="response_format",
             )
-        tier = self._tiers.of(headers, service_tier(form))
-        language, hint = text_of(form, "language") or None, text_of(form, "prompt") or None
-        warmth = temperature(form)
-        check_recognised(self._config, "", language=language, hint=hint, temperature=warmth)
+        tier = self._tiers.of(headers, asked.service_tier or None)
+        language, hint = asked.language or None, asked.prompt or None
+        check_recognised(
+            self._config, "", language=language, hint=hint, temperature=asked.temperature
+        )
         data = await file.read()
         return _Order(
             audio=await asyncio.to_thread(read_audio, data, max_s=self._config.max_input_audio_s),
             in_seconds=self._config.recognises,
             language=language,
             hint=hint,
-            temperature=warmth,
-            plain=response_format == "text",
-            streamed=flag(form, "stream"),
+            temperature=asked.temperature,
+            plain=asked.response_format == "text",
+            streamed=asked.stream,
             tier=tier,
         )
 
@@ -210,3 +231,24 @@ def _cost(order: _Order, usage: Usage) -> dict[str, Any]:
         "output_tokens": usage.output_text_tokens,
         "total_tokens": n_in + usage.output_text_tokens,
     }
+
+
+def _texts(form: FormData) -> dict[str, Any]:
+    """The fields of a form without its file.
+
+    Raises:
+        ClientEventError: a field has no meaning for this model, or occurs twice.
+    """
+    texts: dict[str, Any] = {}
+    for written, value in form.multi_items():
+        name = _INNER.sub("", written)
+        # "auto" lets the server choose; this one does not divide files.
+        if name == "chunking_strategy" and value == "auto":
+            continue
+        if name in (*_UNSUPPORTED, "chunking_strategy"):
+            raise unsupported_parameter(name, "has no meaning for this model.")
+        if written in texts:
+            raise ClientEventError(f"'{cut(name)}' occurs twice.", param=name)
+        texts[written] = value
+    texts.pop("file", None)
+    return texts

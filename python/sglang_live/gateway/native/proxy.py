@@ -4,7 +4,9 @@ In: HTTP requests on ROUTES. Out: the upstream's response, or a JSON error.
 Owner: one NativeProxy per process, with one client session.
 """
 
+import logging
 from collections.abc import Awaitable
+from contextlib import AsyncExitStack
 
 import aiohttp
 import orjson
@@ -21,17 +23,24 @@ from sglang_live.gateway.flex.gate import FlexConfig, FlexGate
 from sglang_live.gateway.http.body import read_body, while_connected
 from sglang_live.gateway.native.limits import NativeLimits
 from sglang_live.gateway.native.names import RunningNames
-from sglang_live.gateway.native.relay import Relay, unreachable
-from sglang_live.gateway.native.request_check import RequestCheck
-from sglang_live.gateway.native.responses import model_info, server_info
-from sglang_live.gateway.native.routes import GENERATING, MODEL_INFO, OPEN_SESSION, SERVER_INFO
-from sglang_live.gateway.native.session_opening import SessionOpening
+from sglang_live.gateway.native.relay import Ending, Relay, model_info, server_info, unreachable
+from sglang_live.gateway.native.request_check import CheckedRequest, RequestCheck
+from sglang_live.gateway.native.routes import (
+    GENERATING,
+    MODEL_INFO,
+    OPEN_SESSION,
+    SERVER_INFO,
+    returned,
+)
 from sglang_live.gateway.native.sessions import NativeSessions
 from sglang_live.gateway.native.upstream import Upstream
 from sglang_live.gateway.rate_limits import RateLimits
+from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.orchestrator.suspects import EngineRequest, Suspects, digest
 from sglang_live.telemetry.metrics import GatewayMetrics
+
+log = logging.getLogger(__name__)
 
 _FILTERED = dict.fromkeys(SERVER_INFO, server_info) | dict.fromkeys(MODEL_INFO, model_info)
 # The replica that serves SGLang's own API.
@@ -58,8 +67,10 @@ class NativeProxy:
         self._keys = Keys(config.api_keys)
         self._rate_limits = rate_limits or RateLimits(None, MonotonicClock())
         self._suspects = suspects or Suspects(MonotonicClock())
-        self._config, self._metrics = config, metrics
-        sessions = NativeSessions(
+        self._config = config
+        self._metrics = metrics
+        self._orchestrator = orchestrator
+        self._sessions = NativeSessions(
             config.max_native_sessions_per_key,
             config.max_native_sessions,
             MonotonicClock().now_s,
@@ -68,14 +79,13 @@ class NativeProxy:
         self._check = RequestCheck(
             config,
             orchestrator,
-            sessions,
+            self._sessions,
             limits or NativeLimits(),
             self._running,
             answers or SpokenAnswers(),
         )
         self._flex = flex or FlexGate(FlexConfig())
         self._upstream = Upstream(native_url, config)
-        self._opening = SessionOpening(self._upstream, sessions, orchestrator)
 
     async def close(self) -> None:
         await self._upstream.close()
@@ -104,50 +114,87 @@ class NativeProxy:
         """
         route = request.scope["path"]  # not request.url: Starlette builds it from the Host header
         owner = self._keys.owner(request.headers)
-        gate, has_place = flex or self._flex, False
-        running: EngineRequest | None = None
-        names: list[str] = []
-        try:
-            self._check.sender(request, route)
-            checked = await self._check.body(request, raw, owner)
-            if checked.tier.flex:
-                await while_connected(request, gate.enter())
-                has_place = True
-            names = await self._running.take(checked.names)
-            if route in GENERATING:
-                running = self._suspects.begin(_NATIVE_ENGINE, _content_of(route, checked.body))
-            if counted and checked.n_completions > 1:
-                self._rate_limits.take(owner, checked.n_completions - 1)  # app.py counted one
-        except LiveError as error:
-            self._running.free(names)
-            self._end(running, broken=False)
-            if has_place:
-                gate.leave()
-            return self._refused(route, error)
-        upstream = self._upstream.send(request, route, checked.body)
-        if route == OPEN_SESSION:
-            response = await self._opening.open(upstream, checked, owner)
-        elif route in _FILTERED:
-            response = await _filtered(upstream, route)
-        else:
-
-            def on_end(broken: bool, hung_up: bool) -> None:
-                self._running.free(names, hung_up=hung_up)
-                self._end(running, broken=broken)
-                if has_place:
-                    gate.leave()
-                if has_place and hung_up:
-                    # SGLang looks for lost connections of requests that wait every 4 s only.
-                    self._upstream.abort(checked.names)
-
-            limit_s = gate.config.run_s if has_place else None
-            return Relay(upstream, route, self._metrics, on_end, checked, limit_s)
+        ending = Ending()
+        async with AsyncExitStack() as held:
+            try:
+                self._check.sender(request, route)
+                checked = await self._check.body(request, raw, owner)
+                limit_s = None
+                if checked.tier.flex:
+                    gate = flex or self._flex
+                    await while_connected(request, held.enter_async_context(gate.place()))
+                    held.callback(self._abort_unread, checked.names, ending)
+                    limit_s = gate.config.run_s
+                names = await self._running.take(checked.names)
+                held.callback(self._free, names, ending)
+                if route in GENERATING:
+                    content = _content_of(route, checked.body)
+                    running = self._suspects.begin(_NATIVE_ENGINE, content)
+                    held.callback(self._end, running, ending)
+                if counted and checked.n_completions > 1:
+                    # app.py counted one.
+                    self._rate_limits.take(owner, checked.n_completions - 1)
+            except LiveError as error:
+                return self._refused(route, error)
+            upstream = self._upstream.send(request, route, checked.body)
+            if route == OPEN_SESSION:
+                response = await self._open_session(upstream, checked, owner)
+            elif route in _FILTERED:
+                response = await _filtered(upstream, route)
+            else:
+                mine = held.pop_all()
+                return Relay(upstream, route, self._metrics, mine, ending, checked, limit_s)
         self._metrics.proxied.labels(route, str(response.status_code)).inc()
         return response
 
-    def _end(self, running: EngineRequest | None, *, broken: bool) -> None:
-        if running is not None:
-            self._suspects.end(running, broken=broken)
+    def _abort_unread(self, names: tuple[str, ...], ending: Ending) -> None:
+        if ending.hung_up:
+            # SGLang looks for lost connections of requests that wait every 4 s only.
+            self._upstream.abort(names)
+
+    def _free(self, names: list[str], ending: Ending) -> None:
+        self._running.free(names, hung_up=ending.hung_up)
+
+    def _end(self, running: EngineRequest, ending: Ending) -> None:
+        self._suspects.end(running, broken=ending.broken)
+
+    async def _open_session(
+        self, upstream: Awaitable[aiohttp.ClientResponse], checked: CheckedRequest, owner: str
+    ) -> Response:
+        """Open a session, bound it, and then return the response.
+
+        The engine has confirmed the bounds when the client gets the response, so that no request of
+        the session runs without them. A client that hangs up changes nothing. If the session cannot
+        be bounded, it is closed again.
+        """
+        opened = False
+        try:
+            async with await upstream as response:
+                body = await response.read()
+            if response.status == 200:
+                session_id = orjson.loads(body)
+                if checked.retention is not None:
+                    await self._bound(session_id, checked.retention)
+                opened = True
+                body = orjson.dumps(checked.session)
+            passed_on = Response(body, response.status)
+            passed_on.raw_headers += returned(response.headers)
+            return passed_on
+        except (aiohttp.ClientError, TimeoutError) as error:
+            return unreachable(OPEN_SESSION, error)
+        except LiveError as error:
+            return error_response(error)
+        finally:
+            if not opened:
+                self._sessions.close(owner, checked.session)
+
+    async def _bound(self, session_id: str, retention: RetentionConfig) -> None:
+        try:
+            await self._orchestrator.retain_native(session_id, retention)
+        except LiveError as error:
+            log.warning("native_not_bounded session=%s error=%r", session_id, error)
+            await self._upstream.close_session(session_id)
+            raise
 
     def _refused(self, route: str, error: LiveError) -> Response:
         self._metrics.proxied.labels(route, str(error.http_status)).inc()

@@ -4,6 +4,7 @@ In: a client's request and its body. Out: CheckedRequest, or an error for the cl
 holds only checked fields, and names that belong to this client alone.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -12,7 +13,7 @@ import orjson
 from starlette.requests import Request
 
 from sglang_live.errors import BadInputError, LiveError
-from sglang_live.gateway.auth import Keys
+from sglang_live.gateway.auth import Keys, owner_salt
 from sglang_live.gateway.chat.messages import SpokenAnswers
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.errors import ParameterError
@@ -20,7 +21,6 @@ from sglang_live.gateway.flex.tier import ORDINARY, Tier, Tiers
 from sglang_live.gateway.http.media_guard import MediaGuard
 from sglang_live.gateway.json_forms import broken_json
 from sglang_live.gateway.model import check_model
-from sglang_live.gateway.native.control_tokens import without_control_tokens
 from sglang_live.gateway.native.forms import forms
 from sglang_live.gateway.native.limits import NativeLimits
 from sglang_live.gateway.native.names import (
@@ -41,7 +41,6 @@ from sglang_live.gateway.native.routes import (
     is_host,
 )
 from sglang_live.gateway.native.sessions import IDLE_S, NativeSessions, take_retention
-from sglang_live.gateway.owner import owner_salt
 from sglang_live.gateway.same_machine import ForeignPageError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.session import Orchestrator
@@ -191,3 +190,39 @@ class RequestCheck:
         model = body.get("model") if isinstance(body, dict) else None
         if isinstance(model, str):  # the form refuses all else
             check_model(self._orchestrator.model_name, model)
+
+
+# --- control tokens in clients' texts, made plain text ---
+# SGLang renders a chat to one string before it tokenizes it, so that `<|im_end|>` in a user's words
+# would end the message, and `<|audio_pad|>` would stand for a clip. Prompts of /generate and
+# /v1/completions are rendered by their clients and stay as they are.
+
+
+_NAME = r"[A-Za-z0-9_]"
+_CONTROL = re.compile(rf"<(?=\|{_NAME}{{1,48}}\|>|tts_{_NAME}{{1,48}}>)")
+# The beginning of a token at the end of a part: templates join the texts of one message directly.
+_BEGUN = re.compile(rf"<(?=(?:\|(?:{_NAME}{{1,48}}\|?)?|t|tt|tts|tts_{_NAME}{{0,48}})?\Z)")
+# An invisible character, which keeps its two neighbors from forming one token.
+_APART = "<\u200b"
+_MEDIA = frozenset({"image_url", "audio_url", "video_url", "input_audio"})
+
+
+def without_control_tokens(value: Any, *, is_part: bool = False) -> Any:
+    """Returns a copy of a JSON value whose texts hold no control token.
+
+    is_part: whether other texts may follow the value directly.
+    """
+    match value:
+        case str():
+            text = _CONTROL.sub(_APART, value)
+            return _BEGUN.sub(_APART, text) if is_part else text
+        case list():
+            return [without_control_tokens(part, is_part=True) for part in value]
+        case dict():
+            return {
+                without_control_tokens(key): part
+                if key in _MEDIA
+                else without_control_tokens(part, is_part=is_part)
+                for key, part in value.items()
+            }
+    return value

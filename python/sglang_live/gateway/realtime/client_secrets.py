@@ -11,10 +11,19 @@ from secrets import token_urlsafe
 from typing import Annotated, Literal
 
 from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
-from sglang_live.errors import CapacityError
+from sglang_live.errors import CapacityError, LiveError
+from sglang_live.gateway.auth import Keys
+from sglang_live.gateway.errors import error_response
+from sglang_live.gateway.flex.tier import Tiers
+from sglang_live.gateway.http.body import read_body, read_json, refuse_query
+from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.json_forms import Strict
 from sglang_live.gateway.realtime.events import SessionForm
+from sglang_live.gateway.realtime.services import RealtimeServices
+from sglang_live.gateway.realtime.session_config import first_config
 
 _PREFIX = "ek_"
 _RANDOM_BYTES = 24
@@ -77,3 +86,42 @@ class ClientSecrets:
             if secret is not None and secret.expires_at_s > self._now_s():
                 return secret
         return None
+
+
+# --- POST /v1/realtime/client_secrets: a client with a key makes secrets for others ---
+
+
+_MAX_BODY_BYTES = 1 << 16
+
+
+class ClientSecretsRoute:
+    """Mounted behind the guard of keys, so a secret cannot make secrets."""
+
+    def __init__(self, services: RealtimeServices, keys: Keys, secrets: ClientSecrets):
+        self._services, self._keys, self._secrets = services, keys, secrets
+        self._tiers = Tiers(services.config.batch_only_keys)
+
+    async def __call__(self, request: Request) -> Response:
+        try:
+            owner = self._keys.owner(request.headers)
+            self._tiers.check_heard(owner)
+            body = await read_body(request, _MAX_BODY_BYTES)
+            refuse_query(request)
+            form = read_json(body or b"{}", ClientSecretForm)
+            # Faulty settings are refused here: the client that uses the secret cannot change them.
+            orchestrator, gateway = self._services.orchestrator, self._services.config
+            config = first_config(orchestrator, gateway, form.session)
+            if form.session is not None:
+                default = first_config(orchestrator, gateway, None)
+                limit = self._services.context_limit
+                await limit.check_settings(config, form.session, default, "session")
+            secret = self._secrets.make(form, owner)
+        except LiveError as error:
+            return error_response(error)
+        return JSONResponse(
+            {
+                "value": secret.value,
+                "expires_at": int(secret.expires_at_s),
+                "session": config.to_json(new_id("sess")),
+            }
+        )

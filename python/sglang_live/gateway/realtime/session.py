@@ -11,9 +11,8 @@ import logging
 import time
 
 from sglang_live.aio import close_all
-from sglang_live.gateway.auth import ANONYMOUS
+from sglang_live.gateway.auth import ANONYMOUS, owner_salt
 from sglang_live.gateway.errors import ClientEventError
-from sglang_live.gateway.owner import owner_salt
 from sglang_live.gateway.rate_limits import RateLimitStatus
 from sglang_live.gateway.realtime.conversation.conversation import Conversation
 from sglang_live.gateway.realtime.conversation.events import ConversationEvents

@@ -10,9 +10,54 @@ from msgspec import UNSET
 
 from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.realtime.events import TurnDetectionForm
-from sglang_live.gateway.realtime.frame_settings import KIND as FRAMES
-from sglang_live.gateway.realtime.frame_settings import FrameSettings
 from sglang_live.interaction.vad import VadSettings
+
+# --- settings of frame mode: audio in frames of fixed length, without turns ---
+# It is the `turn_detection` type "frames". In: TurnDetectionForm. Out: FrameSettings.
+
+
+KIND = "frames"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameSettings:
+    """
+    frame_ms: length of a frame of the user's audio, a multiple of 80 ms (one token of the audio
+        encoder).
+    max_tokens: text tokens after each frame.
+    """
+
+    frame_ms: int = 480
+    max_tokens: int = 4
+
+    @property
+    def frame_s(self) -> float:
+        return self.frame_ms / 1000
+
+    def to_json(self) -> dict[str, Any]:
+        return {"type": KIND, "frame_ms": self.frame_ms, "max_tokens": self.max_tokens}
+
+
+def merge_frame_mode(
+    form: TurnDetectionForm | None, current: FrameSettings | None
+) -> FrameSettings | None:
+    """Apply a form: absent keys keep their value, null ones return to the default.
+
+    Returns:
+        None if the form sets another turn detection.
+    """
+    if form is None or (form.type in (UNSET, None) and current is None):
+        return None
+    if form.type not in (UNSET, None, KIND):
+        return None
+    current, default = current or FrameSettings(), FrameSettings()
+    values: dict[str, int] = {}
+    for name in ("frame_ms", "max_tokens"):
+        sent = getattr(form, name)
+        kept = getattr(current, name) if sent is UNSET else sent
+        values[name] = getattr(default, name) if kept is None else kept
+    return FrameSettings(**values)
+
 
 Kind = Literal["server_vad", "semantic_vad"]
 _KINDS: dict[str, Kind] = {"server_vad": "server_vad", "semantic_vad": "semantic_vad"}
@@ -30,7 +75,7 @@ _OF_BOTH = (*_FLAGS, *_EXTENSIONS, "model_version")
 _KEYS_OF = {
     "server_vad": (*_SERVER_VAD_NUMBERS, "idle_timeout_ms", *_OF_BOTH),
     "semantic_vad": ("eagerness", *_OF_BOTH),
-    FRAMES: ("frame_ms", "max_tokens"),
+    KIND: ("frame_ms", "max_tokens"),
 }
 _PATH = "session.audio.input.turn_detection"
 
@@ -96,7 +141,7 @@ class TurnDetection:
 
 def check_keys(form: TurnDetectionForm, current: TurnDetection | FrameSettings | None) -> None:
     """Raises ClientEventError if a key with a value is not one of this kind of detection."""
-    kind = form.type or (FRAMES if isinstance(current, FrameSettings) else _kind(form, current))
+    kind = form.type or (KIND if isinstance(current, FrameSettings) else _kind(form, current))
     for name in form.__struct_fields__:
         if name == "type" or getattr(form, name) in (UNSET, None):
             continue

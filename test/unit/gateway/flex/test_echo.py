@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_live.gateway.flex.echo import TierEcho
+from sglang_live.gateway.native.relay import TierEcho
 
 EVENTS = (
     b': comment\n\ndata: {"id":"a","choices":[{"delta":{"content":"\\ndata: {"}}]}\n\n'

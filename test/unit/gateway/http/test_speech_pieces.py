@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_live.gateway.audio.fades import Fades
-from sglang_live.gateway.http.speech_pieces import MAX_PIECE_CHARACTERS, longest_s, pieces_of
+from sglang_live.gateway.http.speech_pieces import MAX_PIECE_CHARACTERS, Fades, longest_s, pieces_of
 
 SENTENCE = "The sun went down behind the hills, and the children went home. "
 

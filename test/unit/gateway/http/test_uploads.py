@@ -9,7 +9,7 @@ import soundfile as sf
 
 from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.errors import BadInputError
-from sglang_live.gateway.http.uploads import read_audio
+from sglang_live.gateway.audio.files import read_audio
 
 
 def file_of(samples: np.ndarray, rate_hz: int, container: str = "WAV") -> bytes:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_live.gateway.native.control_tokens import without_control_tokens
+from sglang_live.gateway.native.request_check import without_control_tokens
 from sglang_live.models.demo.build import CHAT_TEMPLATE, SPECIAL_TOKENS, build_tokenizer
 
 TOKENIZER = build_tokenizer(1024)

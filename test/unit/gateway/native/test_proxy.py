@@ -16,7 +16,7 @@ from sglang_live.clock import SimClock
 from sglang_live.errors import StageFailedError
 from sglang_live.gateway.errors import ParameterError
 from sglang_live.gateway.native.names import RunningNames
-from sglang_live.gateway.native.responses import early_error, model_info, server_info
+from sglang_live.gateway.native.relay import early_error, model_info, server_info
 from sglang_live.gateway.native.routes import ROUTES
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.suspects import DEATHS, Suspects

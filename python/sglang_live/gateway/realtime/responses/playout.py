@@ -8,7 +8,7 @@ user when its audio has been played.
 
 from sglang_live.gateway.realtime.conversation.conversation import Conversation
 from sglang_live.gateway.realtime.outbox import Outbox
-from sglang_live.gateway.realtime.responses.active import ActiveResponse
+from sglang_live.gateway.realtime.responses.writer import ActiveResponse
 from sglang_live.gateway.realtime.turns.echo_filter import EchoFilter
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.telemetry.metrics import GatewayMetrics

@@ -17,11 +17,10 @@ from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.rate_limits import OutOfBandSlots, RateLimitError, RateLimitStatus
 from sglang_live.gateway.realtime.conversation.events import ConversationEvents
 from sglang_live.gateway.realtime.outbox import Outbox
-from sglang_live.gateway.realtime.responses.active import ActiveResponse
 from sglang_live.gateway.realtime.responses.plan import ResponsePlan
 from sglang_live.gateway.realtime.responses.playout import Playout
 from sglang_live.gateway.realtime.responses.turn_runner import TurnRunner
-from sglang_live.gateway.realtime.responses.writer import ResponseWriter
+from sglang_live.gateway.realtime.responses.writer import ActiveResponse, ResponseWriter
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.playback import PlaybackClock
 from sglang_live.interaction.response_playback import ResponsePlayback

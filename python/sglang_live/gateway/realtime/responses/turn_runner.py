@@ -28,9 +28,9 @@ from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import known_voice
 from sglang_live.gateway.realtime.conversation.events import ConversationEvents
 from sglang_live.gateway.realtime.conversation.items import Item, MessageItem
-from sglang_live.gateway.realtime.responses.active import ActiveResponse
 from sglang_live.gateway.realtime.responses.plan import ResponsePlan
 from sglang_live.gateway.realtime.responses.speculation import SpeculativeTurn, Utterance
+from sglang_live.gateway.realtime.responses.writer import ActiveResponse
 from sglang_live.gateway.realtime.session_config import SessionConfig
 from sglang_live.gateway.tools import read_calls, tools_of
 from sglang_live.interaction.monitor import SessionMonitor

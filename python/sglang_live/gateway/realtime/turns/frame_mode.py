@@ -28,9 +28,9 @@ from sglang_live.errors import LiveError, StageFailedError
 from sglang_live.gateway.errors import ClientEventError, error_body, internal_error
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.conversation.conversation import KEEP_WHEN_FULL
-from sglang_live.gateway.realtime.frame_settings import FrameSettings
 from sglang_live.gateway.realtime.item_budget import ItemBudget
 from sglang_live.gateway.realtime.outbox import Emit
+from sglang_live.gateway.realtime.turn_detection import FrameSettings
 from sglang_live.interaction.input_buffer import InputBuffer
 from sglang_live.orchestrator.session import VoiceSession
 from sglang_live.telemetry.metrics import GatewayMetrics
