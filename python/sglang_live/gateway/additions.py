@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from sglang_live.errors import LiveError
 from sglang_live.gateway.auth import Keys
-from sglang_live.gateway.chat.answers import SpokenAnswers
+from sglang_live.gateway.chat.messages import SpokenAnswers
 from sglang_live.gateway.errors import error_response
 from sglang_live.gateway.native.proxy import NativeProxy
 from sglang_live.gateway.realtime.services import RealtimeServices

@@ -22,7 +22,7 @@ from sglang_live.extensions.batches.routes import BatchForm
 from sglang_live.extensions.batches.store import Store
 from sglang_live.gateway.additions import GatewayParts
 from sglang_live.gateway.auth import Keys
-from sglang_live.gateway.chat.answers import SpokenAnswers
+from sglang_live.gateway.chat.messages import SpokenAnswers
 from sglang_live.gateway.flex.gate import FlexConfig, FlexGate
 from test.unit.gateway.chat.test_messages import ANSWERS, SPOKEN, history, with_id
 from test.unit.gateway.fakes import MODEL, FakeOrchestrator, app_of, services, voice

@@ -53,7 +53,7 @@ _BYTES_PER_S = 2 * OUTPUT_RATE_HZ
 class TurnRunner:
     """
     voices: names the model has; the first is the default.
-    cache_salt: of the owner (gateway/owner.py).
+    cache_salt: of the owner (gateway/auth.py).
     """
 
     session: VoiceSession
