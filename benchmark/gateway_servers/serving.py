@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import uvicorn
 import uvloop
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
@@ -57,7 +57,7 @@ class LoopLag:
             self._lags_s.append(clock.now_s() - due_s)
 
 
-def serve(app: FastAPI) -> None:
+def serve(app: Starlette) -> None:
     """Serve until SIGTERM; the first line on stdout is the port. GET /lag is the loop's lag."""
     lag = LoopLag()
     app.add_route("/lag", lag.show)

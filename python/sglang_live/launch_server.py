@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 
 import uvicorn
 import uvloop
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 
 from sglang_live.aio import close_all, failed_tasks
 from sglang_live.arguments import parse
@@ -229,7 +229,7 @@ def _application(
     orchestrator: LiveOrchestrator,
     metrics: GatewayMetrics,
     drain: Drain,
-) -> FastAPI:
+) -> Starlette:
     # SGLang's own API listens on a Unix socket: a thinker on another host cannot offer it.
     specs = (replica.spec for replica in supervisor.replicas)
     native = next((spec for spec in specs if spec.native_key), None)
@@ -290,7 +290,7 @@ def _gateway_config(
     )
 
 
-def _http(config: ServerConfig, app: FastAPI, metrics: GatewayMetrics) -> uvicorn.Config:
+def _http(config: ServerConfig, app: Starlette, metrics: GatewayMetrics) -> uvicorn.Config:
     http = uvicorn.Config(
         app,
         host=config.host,

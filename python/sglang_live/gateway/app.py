@@ -8,39 +8,46 @@ Without a language model it refuses what needs one, with an error that says so.
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
-from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import WebSocketRoute
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from sglang_live.aio import close_all
 from sglang_live.clock import Clock, MonotonicClock
-from sglang_live.errors import ModelNotFoundError
 from sglang_live.gateway.additions import Endpoint, GatewayAddition, GatewayParts, refusing
 from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.chat.messages import SpokenAnswers
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.connection_guard import Framing
 from sglang_live.gateway.draining import Drain, DrainGate
-from sglang_live.gateway.errors import NoLanguageModelError, add_error_forms, error_response
+from sglang_live.gateway.errors import (
+    ERROR_FORMS,
+    REALTIME_PATH,
+    InvalidKeyError,
+    NoLanguageModelError,
+    unknown_path,
+)
 from sglang_live.gateway.flex.gate import FlexGate
 from sglang_live.gateway.flex.tier import Tiers
 from sglang_live.gateway.http import openapi
 from sglang_live.gateway.http.chat import ChatRoute
 from sglang_live.gateway.http.health import Health, HealthRoute, capacity_body
-from sglang_live.gateway.http.page import add_notice, add_page
+from sglang_live.gateway.http.page import notice, page_routes
 from sglang_live.gateway.http.speech import SpeechRoute
 from sglang_live.gateway.http.transcription import TranscriptionRoute
 from sglang_live.gateway.model import check_model
 from sglang_live.gateway.native.limits import NativeLimits
 from sglang_live.gateway.native.proxy import NativeProxy
 from sglang_live.gateway.native.routes import FLUSH, LIMITED, ROUTES
-from sglang_live.gateway.rate_limits import RateLimitError, RateLimits
+from sglang_live.gateway.rate_limits import RateLimits
 from sglang_live.gateway.realtime.client_secrets import ClientSecrets, ClientSecretsRoute
-from sglang_live.gateway.realtime.connection import RealtimeRoute, unauthorized
+from sglang_live.gateway.realtime.connection import RealtimeRoute
 from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.same_machine import SameMachine
 from sglang_live.interaction.endpoint import EndpointModel
@@ -66,7 +73,7 @@ def build_app(
     drain: Drain | None = None,
     native_limits: NativeLimits | None = None,
     additions: Iterable[Callable[[GatewayParts], GatewayAddition | None]] = (),
-) -> FastAPI:
+) -> Starlette:
     """Build the gateway's ASGI application.
 
     Args:
@@ -97,7 +104,8 @@ def build_app(
     )
     keys = Keys(config.api_keys)
     flex = _flex_gate(config, metrics)
-    answers, proxy = SpokenAnswers(), None
+    answers = SpokenAnswers()
+    proxy = None
     if native_url:
         proxy = NativeProxy(
             native_url,
@@ -110,12 +118,28 @@ def build_app(
             flex,
             answers,
         )
-
     parts = GatewayParts(services=services, keys=keys, proxy=proxy, answers=answers)
     added = [one for add in additions if (one := add(parts)) is not None]
+    routes = _Routes(keys, services.rate_limits)
+    secrets = ClientSecrets()
+    realtime = RealtimeRoute(services, keys, secrets)
+    routes.found.append(WebSocketRoute(REALTIME_PATH, realtime.__call__))
+    _add_speech(routes, parts, flex)
+    if config.has_language_model:
+        _add_generating(routes, parts, flex, secrets)
+    else:
+        _add_refusals(routes)
+    _add_descriptions(routes, parts, added)
+    # Load balancers read /health without a key, as in SGLang itself. /metrics needs one: counters
+    # show when sessions come and go.
+    routes.add("/health", HealthRoute(health, drain).__call__, keyed=False)
+    routes.add("/metrics", partial(_metrics, metrics.registry))
+    for addition in added:
+        for (path, method), endpoint in addition.routes.items():
+            routes.add(path, endpoint, method)
 
     @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         services.start()
         for addition in added:
             addition.start()
@@ -123,32 +147,60 @@ def build_app(
         closing = (*added, services, proxy)
         await close_all(*(part.close for part in closing if part is not None))
 
-    # A redirect to the same path with a slash would go to any host that the request's Host names.
-    app = FastAPI(title="sglang_live", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    middleware = [Middleware(Framing), Middleware(DrainGate, drain=drain)]
     if config.own_pages_only and not config.api_keys:
-        app.add_middleware(SameMachine, refused=metrics.errors)
-    app.add_middleware(DrainGate, drain=drain)
-    app.add_middleware(Framing)
-    add_error_forms(app)
-    secrets = ClientSecrets()
-    _add_realtime(app, keys, services, secrets)
-    _add_speech(app, keys, services, flex)
-    _add_models(app, keys, orchestrator)
-    _add_capacity(app, keys, services)
-    _add_description(app, keys, config, added)
-    _add_operations(app, keys, health, metrics, drain)
-    if config.has_language_model:
-        _add_generating(app, keys, services, proxy, secrets, flex, answers)
-        add_page(app, _introduction(config, orchestrator.model_name))
-    else:
-        _add_refusals(app, keys)
-        add_notice(app)
-    if proxy:
-        _add_native(app, keys, services.rate_limits, proxy)
-    for addition in added:
-        for (path, method), endpoint in addition.routes.items():
-            app.add_route(path, _guarded(keys, endpoint), methods=[method])
+        middleware.append(Middleware(SameMachine, refused=metrics.errors))
+    app = Starlette(
+        routes=routes.found,
+        middleware=middleware,
+        exception_handlers=ERROR_FORMS,
+        lifespan=lifespan,
+    )
+    # A redirect to the same path with a slash would go to any host that the request's Host names.
+    app.router.redirect_slashes = False
+    app.router.default = unknown_path
     return app
+
+
+class _Routes:
+    """The routes of one application, each behind its checks."""
+
+    def __init__(self, keys: Keys, limits: RateLimits):
+        self._keys = keys
+        self._limits = limits
+        self.found: list[BaseRoute] = []
+
+    def add(
+        self,
+        path: str,
+        endpoint: Endpoint,
+        *methods: str,
+        keyed: bool = True,
+        limited: bool = False,
+    ) -> None:
+        """
+        Args:
+            methods: GET if there is none.
+            keyed: whether the route needs a key of the server.
+            limited: whether its requests count as responses of their key.
+        """
+
+        async def checked(request: Request) -> Response:
+            if keyed and not self._keys.allow(request.headers):
+                raise InvalidKeyError
+            if limited:
+                self._limits.take(self._keys.owner(request.headers))
+            return await endpoint(request)
+
+        self.found.append(Route(path, checked, methods=list(methods) or ["GET"]))
+
+    def shown(self, path: str, what: Callable[[Request], Any]) -> None:
+        """Add a route whose response is an object in JSON."""
+
+        async def show(request: Request) -> Response:
+            return JSONResponse(what(request))
+
+        self.add(path, show)
 
 
 def _flex_gate(config: GatewayConfig, metrics: GatewayMetrics) -> FlexGate:
@@ -158,152 +210,86 @@ def _flex_gate(config: GatewayConfig, metrics: GatewayMetrics) -> FlexGate:
     return gate
 
 
-def _introduction(config: GatewayConfig, name: str) -> dict[str, Any]:
-    """What the page says of the model. Without a key, a server with keys says nothing."""
-    if config.api_keys:
-        return {}
-    return {"name": name, "about": config.about, "suggestions": list(config.suggestions)}
-
-
-def _add_realtime(
-    app: FastAPI, keys: Keys, services: RealtimeServices, secrets: ClientSecrets
-) -> None:
-    realtime = RealtimeRoute(services, keys, secrets)
-    app.router.routes.append(WebSocketRoute("/v1/realtime", realtime.__call__))
-
-
-def _add_speech(app: FastAPI, keys: Keys, services: RealtimeServices, flex: FlexGate) -> None:
-    orchestrator, tiers = services.orchestrator, Tiers(services.config.batch_only_keys)
-    route = SpeechRoute(orchestrator, services.metrics, tiers, flex)
-    speak = _limited(keys, services.rate_limits, route.__call__)
-
-    async def voices(request: Request) -> Response:
-        names = orchestrator.voices
-        if request.query_params.get("legacy") in ("true", "1"):
-            return JSONResponse({"voices": list(names)})
-        return JSONResponse({"voices": [{"id": name, "name": name} for name in names]})
-
-    app.add_route("/v1/audio/speech", _guarded(keys, speak), methods=["POST"])
-    app.add_route("/v1/audio/voices", _guarded(keys, voices), methods=["GET"])
-
-
-def _add_refusals(app: FastAPI, keys: Keys) -> None:
-    refused = dict.fromkeys(openapi.OF_LANGUAGE_MODEL, ("POST",)) | dict(ROUTES)
-    for path, methods in refused.items():
-        app.add_route(path, _guarded(keys, refusing(NoLanguageModelError())), methods=list(methods))
-
-
 def _add_generating(
-    app: FastAPI,
-    keys: Keys,
-    services: RealtimeServices,
-    proxy: NativeProxy | None,
-    secrets: ClientSecrets,
-    flex: FlexGate,
-    answers: SpokenAnswers,
+    routes: _Routes, parts: GatewayParts, flex: FlexGate, secrets: ClientSecrets
 ) -> None:
-    orchestrator, config, metrics = services.orchestrator, services.config, services.metrics
+    """What a server with a language model serves beside speech."""
+    services, proxy = parts.services, parts.proxy
+    orchestrator, config = services.orchestrator, services.config
     chat = ChatRoute(
         orchestrator,
         config,
-        metrics,
+        services.metrics,
         text_only=proxy.pass_on if proxy else None,
-        owner=keys.owner,
+        owner=parts.keys.owner,
         flex=flex,
-        answers=answers,
+        answers=parts.answers,
     )
     transcribe = TranscriptionRoute(orchestrator, config, services.speech_model, flex)
-    routes: dict[str, Endpoint] = {
-        "/v1/audio/transcriptions": transcribe.__call__,
-        "/v1/chat/completions": chat.__call__,
+    routes.add("/v1/audio/transcriptions", transcribe.__call__, "POST", limited=True)
+    routes.add("/v1/chat/completions", chat.__call__, "POST", limited=True)
+    make_secret = ClientSecretsRoute(services, parts.keys, secrets)
+    routes.add("/v1/realtime/client_secrets", make_secret.__call__, "POST")
+    if proxy is not None:
+        for path, methods in ROUTES.items():
+            keyed = path != FLUSH  # the proxy checks the operator's key
+            routes.add(path, proxy.__call__, *methods, keyed=keyed, limited=path in LIMITED)
+    # Without a key, a server with keys says nothing of its model.
+    model = {
+        "name": orchestrator.model_name,
+        "about": config.about,
+        "suggestions": list(config.suggestions),
     }
-    for path, route in routes.items():
-        endpoint = _limited(keys, services.rate_limits, route)
-        app.add_route(path, _guarded(keys, endpoint), methods=["POST"])
-    make_secret = ClientSecretsRoute(services, keys, secrets).__call__
-    app.add_route("/v1/realtime/client_secrets", _guarded(keys, make_secret), methods=["POST"])
+    routes.found += page_routes({} if config.api_keys else model)
 
 
-def _add_native(app: FastAPI, keys: Keys, limits: RateLimits, proxy: NativeProxy) -> None:
-    limited = _limited(keys, limits, proxy.__call__)
-    for path, methods in ROUTES.items():
-        endpoint = limited if path in LIMITED else proxy.__call__
-        if path != FLUSH:  # the proxy checks the operator's key
-            endpoint = _guarded(keys, endpoint)
-        app.add_route(path, endpoint, methods=list(methods))
+def _add_refusals(routes: _Routes) -> None:
+    """What a server without a language model says on the routes that need one."""
+    refused = dict.fromkeys(openapi.OF_LANGUAGE_MODEL, ("POST",)) | dict(ROUTES)
+    for path, methods in refused.items():
+        routes.add(path, refusing(NoLanguageModelError()), *methods)
+    routes.found.append(Route("/", notice))
 
 
-def _add_models(app: FastAPI, keys: Keys, orchestrator: Orchestrator) -> None:
+def _add_speech(routes: _Routes, parts: GatewayParts, flex: FlexGate) -> None:
+    services = parts.services
+    orchestrator, tiers = services.orchestrator, Tiers(services.config.batch_only_keys)
+    route = SpeechRoute(orchestrator, services.metrics, tiers, flex)
+
+    def voices(request: Request) -> dict[str, Any]:
+        names = orchestrator.voices
+        if request.query_params.get("legacy") in ("true", "1"):
+            return {"voices": list(names)}
+        return {"voices": [{"id": name, "name": name} for name in names]}
+
+    routes.add("/v1/audio/speech", route.__call__, "POST", limited=True)
+    routes.shown("/v1/audio/voices", voices)
+
+
+def _add_descriptions(
+    routes: _Routes, parts: GatewayParts, added: Iterable[GatewayAddition]
+) -> None:
+    services = parts.services
+    orchestrator = services.orchestrator
     name = orchestrator.model_name
     model = {"id": name, "object": "model", "created": 0, "owned_by": "sglang_live"}
-
-    async def models(_request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [model]})
-
-    async def one_model(request: Request) -> Response:
-        try:
-            check_model(name, request.path_params["model"])
-        except ModelNotFoundError as error:
-            return error_response(error)
-        return JSONResponse(model)
-
-    app.add_route("/v1/models", _guarded(keys, models), methods=["GET"])
-    app.add_route("/v1/models/{model:path}", _guarded(keys, one_model), methods=["GET"])
-
-
-def _add_capacity(app: FastAPI, keys: Keys, services: RealtimeServices) -> None:
-    async def capacity(_request: Request) -> Response:
-        now = services.loop_lag.limited(services.orchestrator.capacity_now())
-        return JSONResponse(capacity_body(now))
-
-    app.add_route("/v1/capacity", _guarded(keys, capacity), methods=["GET"])
-
-
-def _add_description(
-    app: FastAPI, keys: Keys, config: GatewayConfig, added: Iterable[GatewayAddition]
-) -> None:
-    description = openapi.document(config.has_language_model)
+    description = openapi.document(services.config.has_language_model)
     for addition in added:
         description["paths"].update(addition.paths)
         description["components"]["schemas"].update(addition.schemas)
 
-    async def describe(_request: Request) -> Response:
-        return JSONResponse(description)
+    def one_model(request: Request) -> dict[str, Any]:
+        check_model(name, request.path_params["model"])
+        return model
 
-    app.add_route("/openapi.json", _guarded(keys, describe), methods=["GET"])
+    def capacity(_request: Request) -> dict[str, Any]:
+        return capacity_body(services.loop_lag.limited(orchestrator.capacity_now()))
 
-
-def _add_operations(
-    app: FastAPI,
-    keys: Keys,
-    health: Callable[[], Health],
-    metrics: GatewayMetrics,
-    drain: Drain,
-) -> None:
-    # Load balancers read /health without a key, as in SGLang itself. /metrics needs one: counters
-    # show when sessions come and go.
-    async def show_metrics(_request: Request) -> Response:
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
-
-    app.add_route("/health", HealthRoute(health, drain).__call__, methods=["GET"])
-    app.add_route("/metrics", _guarded(keys, show_metrics), methods=["GET"])
+    routes.shown("/v1/models", lambda _: {"object": "list", "data": [model]})
+    routes.shown("/v1/models/{model:path}", one_model)
+    routes.shown("/v1/capacity", capacity)
+    routes.shown("/openapi.json", lambda _: description)
 
 
-def _guarded(keys: Keys, endpoint: Endpoint) -> Endpoint:
-    async def checked(request: Request) -> Response:
-        if not keys.allow(request.headers):
-            return unauthorized()
-        return await endpoint(request)
-
-    return checked
-
-
-def _limited(keys: Keys, limits: RateLimits, endpoint: Endpoint) -> Endpoint:
-    async def counted(request: Request) -> Response:
-        try:
-            limits.take(keys.owner(request.headers))
-        except RateLimitError as error:
-            return error_response(error)
-        return await endpoint(request)
-
-    return counted
+async def _metrics(registry: CollectorRegistry, _request: Request) -> Response:
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

@@ -17,7 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sglang_live.errors import LiveError
-from sglang_live.gateway.errors import error_body, error_response
+from sglang_live.gateway.errors import error_body, refuse
 
 # Networks of IPv6 customers are usually a /64.
 _IPV6_PREFIX = 64
@@ -219,9 +219,7 @@ class Framing:
         if error is None:
             await self._app(scope, receive, send)
             return
-        response = error_response(error)
-        response.headers["connection"] = "close"
-        await response(scope, receive, send)
+        await refuse(error, scope, receive, send, keep=False)
 
 
 def _fault(headers: list[tuple[bytes, bytes]]) -> LiveError | None:

@@ -9,10 +9,9 @@ import asyncio
 from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Receive, Scope, Send
-from starlette.websockets import WebSocket
 
 from sglang_live.errors import LiveError
-from sglang_live.gateway.errors import error_response
+from sglang_live.gateway.errors import refuse
 
 # "Service Restart" in IANA's registry of close codes (RFC 6455, 11.7): clients connect again.
 CLOSE_SERVICE_RESTART = 1012
@@ -77,22 +76,12 @@ class DrainGate:
             if scope["path"] not in _STILL_OPEN:
                 self._drain.check()
         except DrainingError as error:
-            await _refuse(error, scope, receive, send)
+            # A kept connection would bring the next request here, to be refused too.
+            later = _CLOSE_TRY_AGAIN_LATER
+            await refuse(error, scope, receive, send, close_code=later, keep=False)
             return
         self._drain.begin_serving()
         try:
             await self._app(scope, receive, send)
         finally:
             self._drain.end_serving()
-
-
-async def _refuse(error: DrainingError, scope: Scope, receive: Receive, send: Send) -> None:
-    response = error_response(error)
-    if scope["type"] == "http":
-        # A kept connection would bring the next request here, to be refused too.
-        response.headers["connection"] = "close"
-        await response(scope, receive, send)
-    elif "websocket.http.response" in scope.get("extensions", {}):
-        await WebSocket(scope, receive, send).send_denial_response(response)
-    else:
-        await WebSocket(scope, receive, send).close(_CLOSE_TRY_AGAIN_LATER, error.code)

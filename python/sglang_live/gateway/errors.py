@@ -5,9 +5,9 @@ in an HTTP response.
 """
 
 import logging
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 REALTIME_PATH = "/v1/realtime"
 _CODES = {404: "unknown_url", 405: "method_not_supported", 413: "request_too_large"}
-_CLOSE_POLICY_VIOLATION = 1008
+CLOSE_POLICY_VIOLATION = 1008
 # Errors quote the faulty input, which may be as long as a whole frame.
 _MAX_MESSAGE, _MAX_PARAM = 1000, 256
 # nginx's status for a client that closes its connection before the response.
@@ -74,6 +74,19 @@ class NoLanguageModelError(BadInputError):
 class UpgradeError(BadInputError):
     code = "upgrade_required"
     http_status = 426
+    headers: ClassVar[Mapping[str, str]] = {"Upgrade": "websocket"}
+
+    def __init__(self) -> None:
+        super().__init__(f"{REALTIME_PATH} is a WebSocket: send 'Upgrade: websocket'.")
+
+
+class InvalidKeyError(BadInputError):
+    code = "invalid_api_key"
+    http_status = 401
+    headers: ClassVar[Mapping[str, str]] = {"WWW-Authenticate": "Bearer"}
+
+    def __init__(self) -> None:
+        super().__init__("Incorrect API key provided.")
 
 
 def cut(text: str, n_characters: int = 80) -> str:
@@ -103,39 +116,53 @@ def error_response(error: LiveError) -> JSONResponse:
     return JSONResponse({"error": error_body(error)}, error.http_status, headers)
 
 
-async def refuse_handshake(socket: WebSocket, error: LiveError) -> None:
+async def refuse(
+    error: LiveError,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    *,
+    close_code: int = CLOSE_POLICY_VIOLATION,
+    keep: bool = True,
+) -> None:
+    """Refuse a request or a handshake, as an ASGI application.
+
+    Args:
+        close_code: of a socket whose server has no responses to handshakes.
+        keep: whether the connection of a request may stay.
+    """
+    if scope["type"] == "websocket":
+        await refuse_handshake(WebSocket(scope, receive, send), error, close_code)
+        return
+    response = error_response(error)
+    if not keep:
+        response.headers["connection"] = "close"
+    await response(scope, receive, send)
+
+
+async def refuse_handshake(
+    socket: WebSocket, error: LiveError, close_code: int = CLOSE_POLICY_VIOLATION
+) -> None:
     if "websocket.http.response" in socket.scope.get("extensions", {}):
         await socket.send_denial_response(error_response(error))
     else:
-        await socket.close(_CLOSE_POLICY_VIOLATION, error.code)
-
-
-def add_error_forms(app: FastAPI) -> None:
-    """Give errors of the framework, crashes and unknown paths the form of all other errors."""
-    app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(ClientDisconnect, _client_left)
-    app.add_exception_handler(Exception, _crashed)
-    app.router.default = unknown_path
+        await socket.close(close_code, error.code)
 
 
 async def unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
     """ASGI application that refuses every path without a route."""
+    path = scope["path"]
     if scope["type"] == "websocket":
-        error = UnknownUrlError(
-            f"There is no WebSocket at {cut(scope['path'])}. The realtime API is at "
+        message = (
+            f"There is no WebSocket at {cut(path)}. The realtime API is at "
             f"{REALTIME_PATH}?model=NAME."
         )
-        await refuse_handshake(WebSocket(scope, receive, send), error)
-        return
-    if scope["path"] == REALTIME_PATH:
-        response = error_response(
-            UpgradeError(f"{REALTIME_PATH} is a WebSocket: send 'Upgrade: websocket'.")
-        )
-        response.headers["Upgrade"] = "websocket"
+        await refuse(UnknownUrlError(message), scope, receive, send)
+    elif path == REALTIME_PATH:
+        await refuse(UpgradeError(), scope, receive, send)
     else:
-        requested = f"{scope['method']} {cut(scope['path'])}"
-        response = error_response(UnknownUrlError(f"Unknown request URL: {requested}."))
-    await response(scope, receive, send)
+        message = f"Unknown request URL: {scope['method']} {cut(path)}."
+        await refuse(UnknownUrlError(message), scope, receive, send)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -156,3 +183,17 @@ async def _crashed(request: Request, error: Exception) -> Response:
     # The framework raises the error again after this response; the server logs its traceback.
     log.error("request_crashed method=%s path=%r", request.method, request.scope["path"])
     return error_response(internal_error())
+
+
+async def _refused_by(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, LiveError)
+    return error_response(error)
+
+
+# Errors of routes, of the framework, and crashes have the form of all other errors.
+ERROR_FORMS = {
+    LiveError: _refused_by,
+    HTTPException: _refused,
+    ClientDisconnect: _client_left,
+    Exception: _crashed,
+}

@@ -11,10 +11,9 @@ from urllib.parse import urlsplit
 from prometheus_client import Counter
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
-from starlette.websockets import WebSocket
 
 from sglang_live.errors import LiveError
-from sglang_live.gateway.errors import error_response
+from sglang_live.gateway.errors import refuse
 
 
 class ForeignPageError(LiveError):
@@ -37,13 +36,7 @@ class SameMachine:
             "from it: start it with --api-key or --allow-anonymous."
         )
         self._refused.labels(error.code).inc()
-        response = error_response(error)
-        if scope["type"] == "http":
-            await response(scope, receive, send)
-        elif "websocket.http.response" in scope.get("extensions", {}):
-            await WebSocket(scope, receive, send).send_denial_response(response)
-        else:
-            await WebSocket(scope, receive, send).close(1008, error.code)
+        await refuse(error, scope, receive, send)
 
 
 def _is_local(headers: Headers) -> bool:

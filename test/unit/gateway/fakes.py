@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
+from starlette.applications import Starlette
 
 from sglang_live.capacity.best_effort import BestEffort
 from sglang_live.capacity.control import Capacity
@@ -423,7 +423,7 @@ def app_of(
     drain: Drain | None = None,
     additions: Iterable[Callable[[GatewayParts], GatewayAddition | None]] = (),
     **config: Any,
-) -> FastAPI:
+) -> Starlette:
     stages = {"thinker": "serving"} if stages is None else stages
     return build_app(
         orchestrator,

@@ -37,7 +37,7 @@ from sglang_live.gateway.chat.messages import AudioPart as AudioForm
 from sglang_live.gateway.chat.messages import Message, SpokenAnswers, read_messages
 from sglang_live.gateway.chat.messages import TextPart as TextForm
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.errors import ClientEventError, error_body, error_response
+from sglang_live.gateway.errors import ClientEventError, error_body
 from sglang_live.gateway.flex.gate import FlexGate
 from sglang_live.gateway.flex.tier import Tier, Tiers
 from sglang_live.gateway.http.body import (
@@ -85,31 +85,28 @@ class ChatRoute:
         self._context_limit = ContextLimit(orchestrator, metrics)
 
     async def __call__(self, request: Request) -> Response:
-        try:
-            body = await read_body(request, self._config.max_body_bytes)
-            if self._text_only and not _is_ours(body):
-                return await self._text_only(request, body)
-            refuse_query(request)
-            form = read_json(body, ChatForm)
-            check_spoken(form)
-            tier = self._tiers.of(request.headers, form.service_tier)
-            salt = owner_salt(self._owner(request.headers))
-            turn = await asyncio.to_thread(self._turn, form, salt, tier)
-            await self._check_context(turn)
-            completion = _Completion(form, self._orchestrator.model_name, tier)
-            events = self._events(turn)
-            if form.stream:
-                first = await while_connected(request, first_of(events))
-                chunks = self._chunks(completion, first, events)
-                data = _with_errors(chunks)
-                return Streamed(data, media_type="text/event-stream", headers=tier.headers())
-            await while_connected(request, completion.take_all(events))
-            calls = self._calls(completion)
-            file = await asyncio.to_thread(completion.file)  # a minute of mp3 takes half a second
-            whole = self._whole(completion, file, calls)
-            return JSONResponse(whole, headers=tier.headers())
-        except LiveError as error:
-            return error_response(error)
+        body = await read_body(request, self._config.max_body_bytes)
+        if self._text_only and not _is_ours(body):
+            return await self._text_only(request, body)
+        refuse_query(request)
+        form = read_json(body, ChatForm)
+        check_spoken(form)
+        tier = self._tiers.of(request.headers, form.service_tier)
+        salt = owner_salt(self._owner(request.headers))
+        turn = await asyncio.to_thread(self._turn, form, salt, tier)
+        await self._check_context(turn)
+        completion = _Completion(form, self._orchestrator.model_name, tier)
+        events = self._events(turn)
+        if form.stream:
+            first = await while_connected(request, first_of(events))
+            chunks = self._chunks(completion, first, events)
+            data = _with_errors(chunks)
+            return Streamed(data, media_type="text/event-stream", headers=tier.headers())
+        await while_connected(request, completion.take_all(events))
+        calls = self._calls(completion)
+        file = await asyncio.to_thread(completion.file)  # a minute of mp3 takes half a second
+        whole = self._whole(completion, file, calls)
+        return JSONResponse(whole, headers=tier.headers())
 
     def _turn(self, form: ChatForm, salt: str, tier: Tier) -> TurnRequest:
         check_model(self._orchestrator.model_name, form.model)

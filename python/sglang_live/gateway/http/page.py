@@ -6,10 +6,9 @@ In: GET requests. Out: the files of gateway/web and a recorded question.
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
-from starlette.routing import Mount
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
@@ -43,18 +42,14 @@ class _Web(StaticFiles):
         return response
 
 
-def add_notice(app: FastAPI) -> None:
-    """Add what `/` shows in the place of the page, where there is nothing to talk with."""
-
-    async def notice(_request: Request) -> Response:
-        voices = "GET /v1/audio/voices lists its voices."
-        return PlainTextResponse(f"{NoLanguageModelError()}\n{voices}\n")
-
-    app.add_route("/", notice, methods=["GET"])
+async def notice(_request: Request) -> Response:
+    """What `/` shows in the place of the page, where there is nothing to talk with."""
+    voices = "GET /v1/audio/voices lists its voices."
+    return PlainTextResponse(f"{NoLanguageModelError()}\n{voices}\n")
 
 
-def add_page(app: FastAPI, model: dict[str, Any]) -> None:
-    """Add the page's routes. They need no key: the page itself requests one from its user.
+def page_routes(model: dict[str, Any]) -> list[BaseRoute]:
+    """The page's routes. They need no key: the page itself requests one from its user.
 
     model: what the page shows of the model; {}: nothing.
     """
@@ -68,7 +63,9 @@ def add_page(app: FastAPI, model: dict[str, Any]) -> None:
     async def clip(_request: Request) -> Response:
         return FileResponse(_CLIP, media_type="audio/flac")
 
-    app.add_route("/", page, methods=["GET"])
-    app.add_route("/page/model.json", about, methods=["GET"])
-    app.add_route("/page/question.flac", clip, methods=["GET"])
-    app.router.routes.append(Mount("/page", _Web(directory=_WEB)))
+    return [
+        Route("/", page),
+        Route("/page/model.json", about),
+        Route("/page/question.flac", clip),
+        Mount("/page", _Web(directory=_WEB)),
+    ]

@@ -29,7 +29,7 @@ from sglang_live.core import (
 from sglang_live.errors import LiveError, StageFailedError
 from sglang_live.gateway.audio.codec import encode_base64
 from sglang_live.gateway.audio.files import FORMATS, Encoder
-from sglang_live.gateway.errors import ClientEventError, cut, error_body, error_response
+from sglang_live.gateway.errors import ClientEventError, cut, error_body
 from sglang_live.gateway.flex.gate import FlexGate
 from sglang_live.gateway.flex.tier import Tier, Tiers
 from sglang_live.gateway.http.body import (
@@ -94,19 +94,16 @@ class SpeechRoute:
         self._tiers, self._flex = tiers, flex
 
     async def __call__(self, request: Request) -> Response:
-        try:
-            refuse_query(request)
-            form = self._read(await read_body(request, _MAX_BODY_BYTES))
-            tier = self._tiers.of(request.headers, form.service_tier)
-            sse, form_of_file = form.stream_format == "sse", FORMATS[form.format]
-            grows = form_of_file.grows and (sse or not tier.flex)
-            cost = _Cost()
-            encoder = form_of_file.growing() if grows else form_of_file.whole()
-            file = _file(self._speak(form, cost, tier), encoder)
-            # A failure before the first bytes has an HTTP status, not an incomplete file.
-            first = await while_connected(request, first_of(file)) or b""
-        except LiveError as error:
-            return error_response(error)
+        refuse_query(request)
+        form = self._read(await read_body(request, _MAX_BODY_BYTES))
+        tier = self._tiers.of(request.headers, form.service_tier)
+        sse, form_of_file = form.stream_format == "sse", FORMATS[form.format]
+        grows = form_of_file.grows and (sse or not tier.flex)
+        cost = _Cost()
+        encoder = form_of_file.growing() if grows else form_of_file.whole()
+        file = _file(self._speak(form, cost, tier), encoder)
+        # A failure before the first bytes has an HTTP status, not an incomplete file.
+        first = await while_connected(request, first_of(file)) or b""
         data, headers = _with_first(first, file), tier.headers()
         if sse:
             response = Streamed(_events(data, cost), media_type=_SSE, headers=headers)

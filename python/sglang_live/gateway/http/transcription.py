@@ -21,7 +21,7 @@ from sglang_live.core import AudioPart, Usage
 from sglang_live.errors import CapacityError, LiveError
 from sglang_live.gateway.audio.files import read_audio
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.errors import ClientEventError, cut, error_body, error_response
+from sglang_live.gateway.errors import ClientEventError, cut, error_body
 from sglang_live.gateway.flex.gate import FlexGate
 from sglang_live.gateway.flex.tier import Tier, Tiers
 from sglang_live.gateway.http.body import (
@@ -110,18 +110,15 @@ class TranscriptionRoute:
         self._tiers = Tiers(config.batch_only_keys)
 
     async def __call__(self, request: Request) -> Response:
-        try:
-            order = await self._read(request)
-            pieces = self._transcribe(order)
-            if order.streamed:
-                # A failure before the first word has an HTTP status.
-                first = await while_connected(request, first_of(pieces))
-                headers = order.tier.headers()
-                events = _events(order, first, pieces)
-                return Streamed(events, media_type="text/event-stream", headers=headers)
-            return _whole(order, await while_connected(request, _all_of(pieces)))
-        except LiveError as error:
-            return error_response(error)
+        order = await self._read(request)
+        pieces = self._transcribe(order)
+        if order.streamed:
+            # A failure before the first word has an HTTP status.
+            first = await while_connected(request, first_of(pieces))
+            headers = order.tier.headers()
+            events = _events(order, first, pieces)
+            return Streamed(events, media_type="text/event-stream", headers=headers)
+        return _whole(order, await while_connected(request, _all_of(pieces)))
 
     async def _read(self, request: Request) -> _Order:
         refuse_query(request)

@@ -14,9 +14,8 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from sglang_live.errors import CapacityError, LiveError
+from sglang_live.errors import CapacityError
 from sglang_live.gateway.auth import Keys
-from sglang_live.gateway.errors import error_response
 from sglang_live.gateway.flex.tier import Tiers
 from sglang_live.gateway.http.body import read_body, read_json, refuse_query
 from sglang_live.gateway.ids import new_id
@@ -102,22 +101,19 @@ class ClientSecretsRoute:
         self._tiers = Tiers(services.config.batch_only_keys)
 
     async def __call__(self, request: Request) -> Response:
-        try:
-            owner = self._keys.owner(request.headers)
-            self._tiers.check_heard(owner)
-            body = await read_body(request, _MAX_BODY_BYTES)
-            refuse_query(request)
-            form = read_json(body or b"{}", ClientSecretForm)
-            # Faulty settings are refused here: the client that uses the secret cannot change them.
-            orchestrator, gateway = self._services.orchestrator, self._services.config
-            config = first_config(orchestrator, gateway, form.session)
-            if form.session is not None:
-                default = first_config(orchestrator, gateway, None)
-                limit = self._services.context_limit
-                await limit.check_settings(config, form.session, default, "session")
-            secret = self._secrets.make(form, owner)
-        except LiveError as error:
-            return error_response(error)
+        owner = self._keys.owner(request.headers)
+        self._tiers.check_heard(owner)
+        body = await read_body(request, _MAX_BODY_BYTES)
+        refuse_query(request)
+        form = read_json(body or b"{}", ClientSecretForm)
+        # Faulty settings are refused here: the client that uses the secret cannot change them.
+        orchestrator, gateway = self._services.orchestrator, self._services.config
+        config = first_config(orchestrator, gateway, form.session)
+        if form.session is not None:
+            default = first_config(orchestrator, gateway, None)
+            limit = self._services.context_limit
+            await limit.check_settings(config, form.session, default, "session")
+        secret = self._secrets.make(form, owner)
         return JSONResponse(
             {
                 "value": secret.value,

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, Protocol
 
 import orjson
-from starlette.responses import JSONResponse
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sglang_live.aio import close_all
@@ -21,11 +20,14 @@ from sglang_live.errors import LiveError
 from sglang_live.gateway.auth import ANONYMOUS, Keys, choose_subprotocol, offered_keys
 from sglang_live.gateway.draining import CLOSE_SERVICE_RESTART, DrainingError
 from sglang_live.gateway.errors import (
+    CLOSE_POLICY_VIOLATION,
     ClientEventError,
+    InvalidKeyError,
     NoLanguageModelError,
     cut,
     error_body,
     internal_error,
+    refuse_handshake,
 )
 from sglang_live.gateway.flex.tier import Tiers
 from sglang_live.gateway.ids import new_id
@@ -47,7 +49,6 @@ from sglang_live.telemetry.log_context import set_log_ids
 log = logging.getLogger(__name__)
 
 CLOSE_NORMAL = 1000
-CLOSE_POLICY_VIOLATION = 1008
 CLOSE_INTERNAL_ERROR = 1011
 CLOSE_TRY_AGAIN_LATER = 1013
 
@@ -340,12 +341,9 @@ class RealtimeRoute:
             raise TooManySessionsError(f"This client secret has {limit} sessions open, its limit.")
 
     async def _deny(self, socket: WebSocket) -> None:
-        self._services.metrics.sessions_refused.labels("invalid_api_key").inc()
-        if "websocket.http.response" in socket.scope.get("extensions", {}):
-            # OpenAI refuses the handshake with 401; clients then stop trying.
-            await socket.send_denial_response(unauthorized())
-        else:
-            await socket.close(CLOSE_POLICY_VIOLATION, "invalid_api_key")
+        self._services.metrics.sessions_refused.labels(InvalidKeyError.code).inc()
+        # OpenAI refuses the handshake with 401; clients then stop trying.
+        await refuse_handshake(socket, InvalidKeyError())
 
 
 def _check_shape(socket: WebSocket) -> None:
@@ -373,16 +371,6 @@ def _check_shape(socket: WebSocket) -> None:
             code="unsupported_session_type",
             param="intent",
         )
-
-
-def unauthorized() -> JSONResponse:
-    error = {
-        "type": "invalid_request_error",
-        "code": "invalid_api_key",
-        "message": "Incorrect API key provided.",
-        "param": None,
-    }
-    return JSONResponse({"error": error}, status_code=401, headers={"WWW-Authenticate": "Bearer"})
 
 
 async def _refuse(socket: WebSocket, error: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from sglang_live.extensions.batches.api import BatchApi
 from sglang_live.extensions.batches.config import BatchConfig
@@ -76,6 +76,6 @@ def opened(folder: Path, now_s: FakeTime | None = None, **config) -> Store:
     return Store(folder, BatchConfig(**config), now_s or FakeTime())
 
 
-def app_with(orchestrator: FakeOrchestrator, store: Store, **config: Any) -> FastAPI:
+def app_with(orchestrator: FakeOrchestrator, store: Store, **config: Any) -> Starlette:
     """A gateway with the Batch API. It closes the store."""
     return app_of(orchestrator, additions=[partial(BatchApi, store)], **config)
