@@ -72,7 +72,7 @@ BUDGETS = {
     "engine_channel": 1_260,
     "extensions/batches": 2_860,
     "extensions/planner": 5_210,
-    "gateway": 14_440,
+    "gateway": 14_130,
     "interaction": 2_900,
     "kernels": 20,
     "kv": 1_650,

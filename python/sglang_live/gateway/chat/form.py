@@ -93,6 +93,8 @@ class TemplateOptions(Strict, omit_defaults=True):
     thinking: bool | None = None
 
 
+_Modality = Literal["text", "audio"]
+_TEXT_ONLY: list[_Modality] = ["text"]
 _Tools = Annotated[list[Tool], Meta(max_length=128)]
 _ToolChoice = Literal["auto", "none", "required"] | Choice
 _Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -100,7 +102,7 @@ _Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 class ChatForm(OpenaiForm, kw_only=True):
     messages: Messages
-    modalities: list[Literal["text", "audio"]] | None = field(default_factory=lambda: ["text"])
+    modalities: list[_Modality] | None = field(default_factory=lambda: [*_TEXT_ONLY])
     audio: AudioOptions | None = None
     max_completion_tokens: Amount | None = None
     tools: _Tools | None = None
@@ -207,7 +209,7 @@ def _check_together(form: ChatForm) -> None:
 
 def written(form: ChatForm, limits: NativeLimits, answers: SpokenAnswers) -> CheckedBody:
     """Raises ClientEventError: a parameter is wrong, or asks for a spoken answer."""
-    if form.modalities not in (None, ["text"]):
+    if form.modalities not in (None, _TEXT_ONLY):
         raise ParameterError("modalities", 'must be ["text"] here.')
     check_neutral(form.audio, (), "audio")
     limits.check_tokens(form.max_completion_tokens, "max_completion_tokens")
@@ -243,9 +245,9 @@ def templated(
 
 def _check_continued(messages: list[Message]) -> None:
     """SGLang removes the last message and renders the others, even if there are none."""
-    last = messages[-1] if messages else None
-    has_text = last is not None and isinstance(last.content, str) and bool(last.content)
-    if len(messages) < 2 or not has_text or last.role != "assistant":
+    last = messages[-1] if len(messages) > 1 else Message(role="user")
+    has_text = isinstance(last.content, str) and bool(last.content)
+    if last.role != "assistant" or not has_text:
         raise ParameterError(
             "continue_final_message", "needs a last message of the assistant, and one before it."
         )

@@ -300,4 +300,4 @@ def _check_lists(form: GenerateForm, n_prompts: int, limits: NativeLimits) -> No
 
 
 def _is_nested(ids: list[Any] | None) -> bool:
-    return bool(ids) and isinstance(ids[0], list)
+    return ids is not None and any(isinstance(one, list) for one in ids[:1])
