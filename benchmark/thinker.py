@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmark.ending import end_like_ctrl_c
+from lab.attachment import joined
+from lab.modelled_device.attach import environment as modelled_device
 from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
 from sglang_live.models.family import ModelFacts, model_facts
@@ -58,8 +60,10 @@ async def thinker(
         native_key="benchmark",
         policies=Policies.parse(policies),
         engine_args=engine_args or {},
-        environment=weights_environment("thinker", "", model) | (environment or {}),
-        device_model=str(device_model or ""),
+        environment=joined(
+            modelled_device(device_model),
+            weights_environment("thinker", "", model) | (environment or {}),
+        ),
     )
     supervisor = Supervisor([spec], log_dir=run_dir)
     try:

@@ -22,10 +22,12 @@ from pathlib import Path
 
 from benchmark.load.provenance import facts
 from benchmark.load.server import ServerProcess
+from lab import forward_log
+from lab.attachment import attach_to_own_server
+from lab.forward_log import covered_s, read_spans
 from lab.load_client.options import LoadOptions
 from lab.load_client.realtime_client import RealtimeClient
 from sglang_live.clock import MonotonicClock
-from sglang_live.telemetry.forward_log import FORWARD_LOG_ENV, covered_s, read_spans
 
 START_TIMEOUT_S = 240.0
 WARM_UP_TURNS = 2
@@ -90,7 +92,7 @@ def mean_marks(metrics: str) -> dict[str, float]:
 
 def measure(model_path: str, question: str, turns: int, server_args: tuple[str, ...]) -> dict:
     with tempfile.TemporaryDirectory() as directory:
-        os.environ[FORWARD_LOG_ENV] = directory
+        attach_to_own_server(forward_log.environment(Path(directory)))
         with ServerProcess(model_path, "off", server_args, START_TIMEOUT_S) as server:
             asked = asyncio.run(ask_all(server.url, Path(model_path).name, question, turns))
             address = f"http://127.0.0.1:{server.port}/metrics"

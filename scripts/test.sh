@@ -86,7 +86,8 @@ if [[ $extent != fast ]]; then
         "${marks[@]}" "${files[@]}"
     if [[ $extent == all ]]; then
         # benchmark/notes/gpu.md, decode graphs without a GPU
-        check "engine tests on decode graphs" env SGLANG_LIVE_CPU_GRAPHS=1,2,4,8 \
+        check "engine tests on decode graphs" env LAB_CPU_GRAPHS=1,2,4,8 \
+            SGLANG_LIVE_ATTACH=lab.cpu_graphs.attach:attach \
             "$python" -m pytest test/engine/test_{pauses,truncation,long_responses,retention}.py \
             --numprocesses 2 -m "not nightly" "${files[@]}"
     fi

@@ -6,6 +6,7 @@ PyTorch's sync debug mode on. On a CPU nothing waits, and the check shows that i
 
 import json
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 from benchmark.gpu import server
 from benchmark.gpu.findings import Findings
 from benchmark.gpu.places import environment
-from sglang_live.bridge.scheduler.sync_log import SYNC_LOG_ENV
+from lab import sync_log
+from lab.attachment import importable, joined
 
 N_SHOWN = 12
 
@@ -30,7 +32,9 @@ TINY = Options()
 
 
 def run(options: Options, device: str, seed: int) -> Findings:
-    with tempfile.TemporaryDirectory() as folder, environment({SYNC_LOG_ENV: folder}):
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.enter_context(environment(joined(sync_log.environment(Path(folder)), importable())))
         fields = {name: getattr(options, name) for name in options.__slots__}
         found = server.run(server.Options(**fields), device, seed)
         documents = [

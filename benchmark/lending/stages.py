@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 from benchmark.ending import end_like_ctrl_c
+from lab.modelled_device.attach import environment as modelled_device
 from sglang_live.engine_channel.lease_channel import BORROW, LEND
 from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
@@ -105,7 +106,7 @@ async def running_pair(
             native_key="benchmark" if stage == "thinker" else "",
             policies=Policies.parse(policies),
             engine_args=args[stage],
-            device_model=device_model,
+            environment=modelled_device(device_model),
             device=device,
             leases=roles.get(stage, ""),
             elastic_kv=elastic,

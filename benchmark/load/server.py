@@ -47,6 +47,8 @@ def command(
     `all` are all policies except `admission`: the workload determines the number of sessions.
     `default` gives no policies, as a user does.
     """
+    if module == LAUNCH_SERVER and any(arg.startswith("--device-model") for arg in server_args):
+        module = "lab.launch_server"
     program = [sys.executable, "-m", module]
     place = ["--model-path", model_path, "--host", "127.0.0.1", "--port", str(port)]
     names = ",".join(name for name in POLICIES if name != "admission")

@@ -7,7 +7,7 @@ The reference of benchmark.voice_pressure for the policy `next-use`.
 
 import sys
 
-from sglang_live.launch_server import main
+from lab.launch_server import main
 from sglang_live.orchestrator.sessions import LiveSession
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from sglang_live.config import ServerConfig, SessionStorage
-from sglang_live.device_model.model import load_device_model
 from sglang_live.devices import DEFAULT_DEVICE, devices_of_replicas
 from sglang_live.environment import cache_directory
 from sglang_live.errors import BadInputError
@@ -73,7 +72,6 @@ def parse(argv: list[str]) -> ServerConfig:
         log_dir=_path(own.log_dir),
         log_format=own.log_format,
         timeline_dir=_path(own.timeline_dir),
-        device_model=_device_model(own.device_model, stages),
         cpu_weights=own.cpu_weights,
         stage_key_file=own.stage_key_file,
         additions=tuple(one for one in found if one is not None),
@@ -109,31 +107,6 @@ def _stages(
             flags=tuple(f"--{stage}.{name.replace('_', '-')}" for name in stage_args[stage]),
         )
     return stages
-
-
-def _device_model(path: str | None, stages: dict[str, StageConfig]) -> Path | None:
-    """Raises BadInputError for a file that is no device model, and for stages it cannot carry."""
-    if path is None:
-        return None
-    file = Path(path).resolve()
-    model = load_device_model(file)
-    for name, stage in stages.items():
-        if stage.connect:
-            raise BadInputError(
-                f"--device-model: --{name}.connect uses a device of another host, which is not "
-                "modelled"
-            )
-        if stage.args.get("tp_size", 1) != 1:
-            raise BadInputError(
-                f"--device-model: its costs are those of one device, not of --{name}.tp-size "
-                f"{stage.args['tp_size']}"
-            )
-        for device in stage.devices:
-            try:
-                model.check_device(device)
-            except ValueError as error:
-                raise BadInputError(f"--{name}.device: {error}") from None
-    return file
 
 
 def _keys(given: list[str] | None, variable: str) -> tuple[str, ...]:

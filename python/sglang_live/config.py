@@ -83,7 +83,6 @@ class ServerConfig:
     timeline_dir: folder for a timeline of each session; None: no timelines.
     cpu_weights: of the thinker on a CPU: "int8", or "own", those of the checkpoint; "": as the
         model prefers.
-    device_model: file of the model of the device, on a machine without one; None: a real device.
     additions: of the extensions whose flags are given.
     stage_key_file: file of the secret shared with stages on other hosts; "": no such file.
     """
@@ -123,7 +122,6 @@ class ServerConfig:
     log_dir: Path | None = None
     log_format: str = "text"
     timeline_dir: Path | None = None
-    device_model: Path | None = None
     cpu_weights: str = ""
     stage_key_file: str = ""
     additions: tuple[Addition, ...] = ()

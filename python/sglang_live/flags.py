@@ -87,12 +87,6 @@ def _add_model_arguments(flags: argparse._ActionsContainer) -> None:
         "docs/turn_taking.md)",
     )
     add_weights_argument(flags)
-    add(
-        "--device-model",
-        metavar="FILE",
-        help="without a GPU: have the stages take the time of the device in this file, as "
-        "python/sglang_live/device_model/h100_qwen3_omni.toml",
-    )
 
 
 def _add_network_arguments(flags: argparse._ActionsContainer) -> None:

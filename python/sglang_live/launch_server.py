@@ -21,7 +21,6 @@ from sglang_live.bridge.platform.media_urls import PRIVATE_MEDIA_ENV
 from sglang_live.capacity.control import CapacityConfig, CapacityControl
 from sglang_live.clock import MonotonicClock
 from sglang_live.config import ServerConfig, SessionStorage
-from sglang_live.device_model.model import load_device_model
 from sglang_live.devices import UsedDevices, check_devices, devices_of_ranks
 from sglang_live.environment import provide_home, start_in_utf8_mode
 from sglang_live.errors import BadInputError, LiveError
@@ -84,15 +83,10 @@ def _main(argv: list[str], drops: LogDrops) -> int:
     if config.ssl_certfile is not None:
         check_certificate(config.ssl_certfile, config.ssl_keyfile)
     check_machine(config.session_storage)
-    if config.device_model is not None:
-        log.warning("device_is_modelled %s", load_device_model(config.device_model).facts())
-    else:
-        check_devices(_used_devices(config))
+    check_devices(_used_devices(config))
     limits = connection_limits(config)
     raise_open_files(config.max_sessions, limits.per_address + limits.silent)
     model = config.model.load(config.cache_dir)
-    if config.device_model is not None and "talker" not in model.stages:
-        raise BadInputError("--device-model has the costs of a talker, and this model has none")
     check_flags(config, model)
     check_sizes(config, model)
     if model.recordings is not None:

@@ -54,7 +54,6 @@ def stage_specs(
                     leases=config.leases.roles.get(stage, ""),
                     voices=talker_voices(stage, model),
                     log_format=config.log_format,
-                    device_model=str(config.device_model or ""),
                     stuck_after_s=config.stuck_after_s,
                     elastic_kv=config.elastic_kv and stage != "vocoder",
                     environment=weights_environment(stage, config.cpu_weights, model),

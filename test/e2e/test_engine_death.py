@@ -15,6 +15,8 @@ import pytest
 from transformers import AutoTokenizer
 from websockets.exceptions import ConnectionClosed
 
+from lab import fault_injection
+from lab.attachment import importable
 from test.e2e.conftest import running_server, wait_until
 from test.e2e.socket_client import connected, is_whole
 
@@ -33,10 +35,10 @@ def server(tmp_path_factory, request):
     tokenizer = AutoTokenizer.from_pretrained(ensure_built())
     ids = tokenizer(DEADLY, add_special_tokens=False).input_ids
     temporary = tmp_path_factory.mktemp("t")  # short, for sockets
-    hook = {"SGLANG_LIVE_TEST_FAULT": "die:" + ",".join(map(str, ids))}
-    hook["TMPDIR"] = str(temporary)
+    fault = fault_injection.environment("die", ids)
+    environment = fault | importable() | {"TMPDIR": str(temporary)}
     flags = ("--stuck-after-s", "4")
-    with running_server("demo-random", path, *flags, environment=hook) as running:
+    with running_server("demo-random", path, *flags, environment=environment) as running:
         running.temporary = temporary
         yield running
 

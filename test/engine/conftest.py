@@ -11,6 +11,9 @@ import pytest
 import pytest_asyncio
 import soundfile as sf
 
+from lab.attachment import joined
+from lab.modelled_device.attach import environment as modelled_device
+from sglang_live.attachment import ATTACH_ENV
 from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
 from sglang_live.models.family import model_facts
@@ -152,6 +155,8 @@ async def running_stages(
         "vocoder": {},
         LENDER: {"n_bytes": lent_bytes, "n_ranks": both.get("tp_size", 1)},
     }
+    attached = {n: v for n, v in os.environ.items() if n == ATTACH_ENV}
+    modelled = modelled_device(DEVICE_MODELS / f"{device_model}.toml" if device_model else None)
     environments = {"talker": talker_environment, "thinker": thinker_environment}
     specs = [
         StageSpec(
@@ -168,8 +173,7 @@ async def running_stages(
             policies=Policies.parse(policies),
             native_key="test key" if stage == "thinker" and policies else "",
             engine_args=args[stage],
-            environment=environments.get(stage) or {},
-            device_model=str(DEVICE_MODELS / f"{device_model}.toml") if device_model else "",
+            environment=joined(attached, modelled, environments.get(stage) or {}),
             session_storage=session_storage if stage == "thinker" else "",
             voices=voices if stage == "talker" else "",
             elastic_kv=elastic_kv and stage != "vocoder",

@@ -20,7 +20,9 @@ from pathlib import Path
 import soundfile as sf
 
 from benchmark.native_client import native_client
-from sglang_live.bridge.scheduler.round_log import ROUND_LOG_ENV
+from lab import round_log
+from lab.attachment import joined
+from lab.poison import POISON
 from sglang_live.engine_channel.messages import (
     BATCH_PREFIX,
     NextUseHint,
@@ -46,13 +48,13 @@ N_TEXT, N_SPEAKING = 10, 5
 @contextlib.asynccontextmanager
 async def stages_of_ranks(checkpoint: Path, folder: Path, n_ranks: int) -> AsyncIterator[Stages]:
     """Thinker and talker with every policy; each rank logs its rounds in the folder."""
-    log = {ROUND_LOG_ENV: str(folder)}
+    log = round_log.environment(folder)
     running = running_stages(
         checkpoint,
         folder,
         ARGS | {"tp_size": n_ranks},
         talker_environment=log,
-        thinker_environment=log | {"SGLANG_LIVE_POISON_FREED_KV": "1"},
+        thinker_environment=joined(log, POISON),
         policies=ALL,
         thinker_args=HOST,
         session_storage=f"{STORAGE_BYTES}:{folder}",

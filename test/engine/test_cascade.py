@@ -14,6 +14,7 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 
+from lab.poison import POISON
 from sglang_live.core import HistoryItem, Tools
 from sglang_live.errors import StageFailedError
 from sglang_live.kv.retention import RetentionConfig
@@ -56,7 +57,7 @@ async def stages(cascade, tmp_path_factory):
         cascade,
         tmp_path_factory.mktemp("cascade-stages"),
         policies=POLICIES,
-        thinker_environment={"SGLANG_LIVE_POISON_FREED_KV": "1"},
+        thinker_environment=POISON,
         names=("thinker",),
         family=tiny_cascade.FAMILY,
     )

@@ -16,6 +16,9 @@ import pytest_asyncio
 import torch
 
 from benchmark.native_client import native_client
+from lab.attachment import joined
+from lab.cpu_graphs.attach import environment as decode_graphs
+from lab.poison import POISON
 from sglang_live.bridge.memory.file_granules import GRANULE_BYTES
 from sglang_live.engine_channel.elastic import Obtainable, send
 from sglang_live.kv.elastic import ElasticConfig
@@ -30,8 +33,7 @@ POOL_TOKENS = 1024
 TALKER_TOKENS = 32_768
 UNIT_ROWS = 32  # of both engines: 4 KiB of each buffer
 POLICIES = ("urgency", "pacing", "truncate", "retention", "next-use", "hybrid")
-GRAPHS = {"SGLANG_LIVE_CPU_GRAPHS": "1,2,4,8"}
-POISON = {"SGLANG_LIVE_POISON_FREED_KV": "1"}
+GRAPHS = decode_graphs((1, 2, 4, 8))
 VARIANTS = {"page-1": (1, True, {}), "page-16-no-overlap-graphs": (16, False, GRAPHS)}
 
 
@@ -48,7 +50,7 @@ async def stages(request, endless_checkpoint, tmp_path_factory):
         policies=POLICIES,
         thinker_args={"max_total_tokens": POOL_TOKENS},
         talker_args={"max_total_tokens": TALKER_TOKENS},
-        thinker_environment=POISON | environment,
+        thinker_environment=joined(POISON, environment),
         talker_environment=environment,
         names=("thinker", "talker"),
         elastic_kv=True,

@@ -16,7 +16,7 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_live.bridge.platform.cpu import GRAPHS_ENV
+from lab.cpu_graphs.attach import environment as decode_graphs
 from test.engine import parity_claims
 from test.engine.conftest import Stages, running_stages
 from test.engine.gauges import until
@@ -26,7 +26,7 @@ from test.engine.turns import greedy_turn, think, user
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 POLICIES = ("urgency", "pacing", "truncate")
-GRAPHS = {GRAPHS_ENV: "1,2,4"}
+GRAPHS = decode_graphs((1, 2, 4))
 # SGLang takes the KV and the row of a running response away every few rounds.
 RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "11"}
 ENGINE_ARGS = {"chunked_prefill_size": 64}

@@ -6,6 +6,7 @@ import random
 import pytest
 import pytest_asyncio
 
+from lab.poison import POISON
 from sglang_live.engine_channel.messages import NextUseHint, SpeechStart, TruncateSession
 from test.engine.bounded_sessions import SINK, BoundedSession, Engine
 from test.engine.conftest import IS_NIGHTLY, running_stages
@@ -36,7 +37,7 @@ async def stages(request, endless_checkpoint, tmp_path_factory):
         args,
         policies=POLICIES,
         thinker_args=HOST,
-        thinker_environment={"SGLANG_LIVE_POISON_FREED_KV": "1"},
+        thinker_environment=POISON,
         device_model=device_model,
         names=("thinker",),
     )

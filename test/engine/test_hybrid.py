@@ -14,7 +14,9 @@ import pytest
 import pytest_asyncio
 
 from benchmark.native_client import native_client
-from sglang_live.bridge.platform.cpu import GRAPHS_ENV
+from lab.attachment import joined
+from lab.cpu_graphs.attach import environment as decode_graphs
+from lab.poison import POISON
 from sglang_live.engine_channel.messages import BATCH_PREFIX, THINK_PREFIX, Progress
 from sglang_live.policy.policies import POLICIES
 from test.engine.conftest import IS_NIGHTLY, running_stages
@@ -47,13 +49,13 @@ async def stages(request, endless_checkpoint, tmp_path_factory):
         "max_running_requests": 8,
         "max_total_tokens": 1600,
     }
-    environment = {GRAPHS_ENV: "1,2,4"} if overlap else RETRACT
+    environment = decode_graphs((1, 2, 4)) if overlap else RETRACT
     running = running_stages(
         endless_checkpoint,
         cache,
         args,
         environment,
-        environment | {"SGLANG_LIVE_POISON_FREED_KV": "1"},
+        joined(environment, POISON),
         policies=POLICIES,
         thinker_args=HOST if overlap else None,
         shares_device=True,

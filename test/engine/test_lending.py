@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from sglang_live.bridge.platform.cpu import GRAPHS_ENV
-from sglang_live.bridge.scheduler.lending import LENDING_ENV
-from sglang_live.bridge.scheduler.round_log import ROUND_LOG_ENV
-from sglang_live.bridge.session.compact import POISON_ENV
+from lab import lending, round_log
+from lab.attachment import joined
+from lab.cpu_graphs.attach import environment as decode_graphs
+from lab.poison import POISON
 from sglang_live.stages.spec import LENDER
 from sglang_live.stages.transport.lease_broker import LeaseBroker
 from test.engine.conftest import Stages, running_stages
@@ -43,11 +43,13 @@ HOST = {
     "max_running_requests": 64,
 }
 # The reserve has room for one response, but not for two: a second recalls. Many small leases.
-LENDING = {LENDING_ENV: "window_s=4,calm_s=0.5,cached_share=0,future_tokens=3900,n_runs=64"}
+LENDING = lending.environment(
+    window_s=4.0, calm_s=0.5, cached_share=0.0, future_tokens=3900, n_runs=64
+)
 VARIANTS = {
     "page-1": (1, True, "", {}, 1),
     "page-16-no-overlap-slow-link": (16, False, "slow_link", {}, 1),
-    "graphs": (1, True, "", {GRAPHS_ENV: "1,2,4"}, 1),
+    "graphs": (1, True, "", decode_graphs((1, 2, 4)), 1),
     # Ranks queue on one link: a transfer ends at another time on each.
     "two-ranks-slow-link": (1, True, "slow_link", {}, 2),
 }
@@ -61,13 +63,13 @@ KINDS = ("memfd:sglang_live-kv", "memfd:sglang_live-leases", "pidfd", "eventfd")
 async def stages(request, endless_checkpoint, tmp_path_factory):
     page, overlap, device_model, graphs, n_ranks = request.param
     logs = tmp_path_factory.mktemp("rounds")
-    common = graphs | ({ROUND_LOG_ENV: str(logs)} if n_ranks > 1 else {})
+    common = graphs | (round_log.environment(logs) if n_ranks > 1 else {})
     running = running_stages(
         endless_checkpoint,
         tmp_path_factory.mktemp("lending"),
         {"page_size": page, "disable_overlap_schedule": not overlap, "tp_size": n_ranks},
-        talker_environment=LENDING | common,
-        thinker_environment={POISON_ENV: "1"} | common,
+        talker_environment=joined(LENDING, common),
+        thinker_environment=joined(POISON, common),
         policies=POLICIES,
         thinker_args=HOST,
         talker_args={"max_total_tokens": LENDER_TOKENS},
@@ -320,7 +322,7 @@ async def beside_memory(request, endless_checkpoint, tmp_path_factory):
         endless_checkpoint,
         tmp_path_factory.mktemp("lender"),
         {"tp_size": request.param},
-        thinker_environment={POISON_ENV: "1"},
+        thinker_environment=POISON,
         policies=POLICIES,
         thinker_args=HOST,
         leases={"thinker": "borrow", LENDER: "lend"},

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from lab.poison import POISON
 from sglang_live.kv.retention import RetentionConfig
 from test.engine.conftest import running_stages
 from test.engine.gauges import total, until, until_idle
@@ -21,7 +22,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 WINDOW, SLACK = 24, 8
 N_FRAMES = 240
 POLICIES = ("urgency", "pacing", "truncate", "retention")
-POISON = {"SGLANG_LIVE_POISON_FREED_KV": "1"}
 # (page size, overlap)
 VARIANTS = {"page-1": (1, True), "page-16-no-overlap": (16, False)}
 NAMES = ("thinker", "talker")

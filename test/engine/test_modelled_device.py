@@ -7,9 +7,10 @@ from collections.abc import Iterable
 import pytest
 import pytest_asyncio
 
+from lab.attachment import joined
+from lab.recorders import batch_recorder, wait_recorder
+from lab.recorders.batch_recorder import read_record
 from sglang_live.bridge.batch_work import BatchWork, Launch
-from sglang_live.bridge.modelled.batch_recorder import BATCH_RECORD_ENV, read_record
-from sglang_live.bridge.modelled.wait_recorder import WAIT_RECORD_ENV
 from sglang_live.bridge.rate_meter import RateMeter
 from sglang_live.device_model.model import load_device_model
 from sglang_live.engine_channel.messages import THINK_PREFIX
@@ -31,8 +32,8 @@ N_STREAMS = 4
 )
 async def stages(request, endless_checkpoint, tmp_path_factory):
     cache = tmp_path_factory.mktemp("modelled")
-    waits = {WAIT_RECORD_ENV: str(cache / "waits")}
-    batches = {BATCH_RECORD_ENV: str(cache / "batches")}
+    waits = wait_recorder.environment(cache / "waits")
+    batches = batch_recorder.environment(cache / "batches")
     running = running_stages(
         endless_checkpoint,
         cache,
@@ -40,7 +41,7 @@ async def stages(request, endless_checkpoint, tmp_path_factory):
         policies=("urgency", "pacing", "truncate"),
         device_model="slow_rounds",
         talker_environment=waits,
-        thinker_environment=waits | batches,
+        thinker_environment=joined(waits, batches),
         names=("thinker", "talker"),
     )
     async with running as found:

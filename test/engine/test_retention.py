@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 import torch
 
+from lab.poison import POISON
 from sglang_live.core import AudioPart, HistoryItem
 from sglang_live.kv.retention import RetentionConfig
 from test.engine.bounded_sessions import SINK, SLACK, WINDOW, Engine, run_session
@@ -55,7 +56,7 @@ async def bounded(request, endless_checkpoint, tmp_path_factory):
         "chunked_prefill_size": variant.chunk,
     }
     cache = tmp_path_factory.mktemp("retention")
-    environment = {"SGLANG_LIVE_POISON_FREED_KV": "1", **(RETRACT if variant.retracts else {})}
+    environment = POISON | (RETRACT if variant.retracts else {})
     stages = running_stages(
         endless_checkpoint,
         cache,

@@ -245,16 +245,6 @@ def test_orders_exclude_each_other(text):
 # --- retention and storage ---
 
 
-MODELLED = (
-    "--device-model",
-    str(
-        Path(__file__).parents[2]
-        / "python"
-        / "sglang_live"
-        / "device_model"
-        / "h100_qwen3_omni.toml"
-    ),
-)
 HOST_TIER = ("--thinker.enable-hierarchical-cache",)
 
 
@@ -410,14 +400,6 @@ def test_without_a_window_or_the_policy_a_session_keeps_everything(argv, tmp_pat
         (["--talker.connect", "tcp://a"], "--talker.connect takes tcp://HOST:PORT"),
         (["--talker.connect", "tcp://a:1,tcp://::1:2"], "in brackets, got 'tcp://::1:2'"),
         (["--talker.connect", "tcp://a:65536"], "--talker.connect takes tcp://HOST:PORT"),
-        (["--device-model", "/none.toml"], r"device model /none\.toml: No such file"),
-        ([*MODELLED, "--talker.device", "cuda:8"], "--talker.device: there is no device 'cuda:8'"),
-        ([*MODELLED, "--vocoder.device", "cpu"], "--vocoder.device: there is no device 'cpu'"),
-        ([*MODELLED, "--thinker.tp-size", "2"], "its costs are those of one device, not of --thi"),
-        (
-            [*MODELLED, "--talker.connect", "tcp://a:1", "--allow-keyless-stages"],
-            "--talker.connect uses a device of another",
-        ),
     ],
 )
 def test_an_invalid_value_is_refused_with_the_reason(argv, complaint):

@@ -31,6 +31,7 @@ ORDER = (
     "telemetry",
     "engine_channel",
     "models",
+    "attachment",
     "bridge",
     "stages",
     "orchestrator",
@@ -67,7 +68,7 @@ BUDGETS = {
     "": 3_880,
     "bridge": 14_300,
     "capacity": 680,
-    "client": 890,
+    "client": 880,
     "device_model": 260,
     "engine_channel": 1_260,
     "extensions/batches": 2_860,
@@ -81,7 +82,7 @@ BUDGETS = {
     "policy": 2_000,
     "sound": 820,
     "speakable": 2_020,
-    "stages": 8_950,
+    "stages": 8_910,
     "telemetry": 800,
 }
 

@@ -16,8 +16,6 @@ A seam module declares
     CPU_ONLY   True for shims of the CPU reference platform
     CUDA_NATIVE  True for one that CUDA without sgl-kernel needs, too
     WITH_POLICIES  True if only policies need it: with the policies off it is not installed
-    WITH_DEVICE_MODEL  True if only a modelled device needs it
-    WITH_GRAPHS  True if only decode graphs on the CPU platform need it
 """
 
 import importlib
@@ -29,8 +27,8 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Literal
 
+from sglang_live.attachment import attach
 from sglang_live.bridge.platform import cpu, cuda
-from sglang_live.device_model.model import DEVICE_MODEL_ENV
 from sglang_live.engine_channel.inbox import policies_from_env
 from sglang_live.errors import SeamError
 from sglang_live.policy.policies import OFF, Policies
@@ -56,8 +54,6 @@ class Seam:
     cpu_only: bool
     with_policies: bool = False
     cuda_native: bool = False
-    with_device_model: bool = False
-    with_graphs: bool = False
 
     @staticmethod
     def of(module: ModuleType) -> "Seam":
@@ -73,8 +69,6 @@ class Seam:
             cpu_only=module.CPU_ONLY,
             with_policies=getattr(module, "WITH_POLICIES", False),
             cuda_native=getattr(module, "CUDA_NATIVE", False),
-            with_device_model=getattr(module, "WITH_DEVICE_MODEL", False),
-            with_graphs=getattr(module, "WITH_GRAPHS", False),
         )
 
     def needed(
@@ -82,14 +76,8 @@ class Seam:
         stage: str | None,
         platform: Platform,
         policies: Policies = OFF,
-        modelled: bool = False,
     ) -> bool:
-        """modelled: whether the device is modelled."""
         if not self.fits(platform) or (self.with_policies and not policies):
-            return False
-        if self.with_device_model and not modelled:
-            return False
-        if self.with_graphs and not cpu.graph_sizes():
             return False
         return "*" in self.stages or stage in self.stages
 
@@ -110,8 +98,8 @@ def needed_seams(stage: str | None) -> list[Seam]:
     platform = active_platform()
     if stage is None:
         return [seam for seam in all_seams() if seam.cpu_only and seam.needed(None, platform)]
-    policies, modelled = policies_from_env(), bool(os.environ.get(DEVICE_MODEL_ENV))
-    return [s for s in all_seams() if s.needed(stage, platform, policies, modelled)]
+    policies = policies_from_env()
+    return [s for s in all_seams() if s.needed(stage, platform, policies)]
 
 
 def active_platform() -> Platform:
@@ -135,19 +123,27 @@ def upstream_signature(seam: Seam) -> str | None:
 
 
 def install(stage: str | None) -> list[Seam]:
-    """Check, install and verify every seam this process needs.
+    """Install every seam that this process needs, see put_in_place()."""
+    seams = needed_seams(stage)
+    put_in_place(seams)
+    return seams
+
+
+def put_in_place(found: list[Seam]) -> None:
+    """Check, install and verify seams.
 
     Raises:
         SeamError: names the seam that failed; the process must stop.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    seams = [_with_hook(seam) for seam in needed_seams(stage)]
+    seams = [_with_hook(seam) for seam in found]
     for seam in seams:
-        found = upstream_signature(seam)
-        if found != seam.signature:
+        signature = upstream_signature(seam)
+        if signature != seam.signature:
             raise SeamError(
-                f"seam {seam.name}: {seam.target} has signature {found}, expected {seam.signature}"
+                f"seam {seam.name}: {seam.target} has signature {signature}, "
+                f"expected {seam.signature}"
             )
     for seam in seams:
         owner, attr = _resolve(seam)
@@ -162,7 +158,6 @@ def install(stage: str | None) -> list[Seam]:
     for seam in seams:
         if not _landed(seam):
             raise SeamError(f"seam {seam.name}: hook on {seam.target} did not land")
-    return seams
 
 
 def check_landed(stage: str | None) -> None:
@@ -173,9 +168,10 @@ def check_landed(stage: str | None) -> None:
 
 
 def install_or_exit(stage: str | None) -> None:
-    """As install(), for plugin code: SGLang swallows a plugin's exceptions, so exit instead."""
+    """As install(), with what is attached. SGLang swallows a plugin's exceptions: exit instead."""
     try:
         install(stage)
+        attach("sglang")
     except Exception as error:
         print(f"sglang_live refuses to start: {error!r}", file=sys.stderr, flush=True)
         os._exit(EXIT_BAD_SEAM)

@@ -43,57 +43,6 @@ ENGINE_NAMES = (
         used_in="bridge/platform/native_moe.py",
     ),
     Upstream(
-        "sglang.srt.model_executor.cuda_graph_config",
-        functions={
-            "with_phase": "config, phase, **changes",
-        },
-        used_in="bridge/platform/cpu.py",
-    ),
-    Upstream(
-        "sglang.srt.model_executor.runner.decode_cuda_graph_runner.DecodeCudaGraphRunner",
-        functions={
-            "__init__": (
-                "self, model_runner, *, attn_backend=, speculative_num_steps=, "
-                "speculative_num_draft_tokens=, record_nolora_graph="
-            ),
-            "_record_in_graph_metadata_prep_done": "self",
-        },
-        used_in="bridge/platform/cpu_graph.py",
-    ),
-    Upstream(
-        "sglang.srt.model_executor.runner_backend.base_cuda_graph_backend.BaseCudaGraphBackend",
-        functions={
-            "capture_session": "self, stream",
-            "capture_one": "self, shape_key, forward_fn, capture_inputs=, post_warmup_hook=",
-            "can_run": "self, forward_batch, shape_key",
-            "replay_session": "self",
-            "replay": "self, shape_key, static_forward_batch, **kwargs",
-            "cleanup": "self",
-        },
-        used_in="bridge/platform/cpu_graph.py",
-    ),
-    Upstream(
-        "sglang.srt.model_executor.graph_shared_output.GraphSharedOutput",
-        functions={
-            "__init__": "self, *, device, max_rows",
-        },
-        used_in="bridge/platform/cpu_graph.py",
-    ),
-    Upstream(
-        "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend",
-        functions={
-            "_run_sdpa_forward_decode": (
-                "self, query, output, k_cache, v_cache, req_to_token, req_pool_indices, "
-                "seq_lens, encoder_lens=, scaling=, enable_gqa=, causal=, is_cross_attn=, "
-                "sliding_window_size="
-            ),
-            "init_cuda_graph_state": "self, max_bs, max_num_tokens",
-            "get_cuda_graph_seq_len_fill_value": "self",
-            "shared_read_ends": "self, fm",
-        },
-        used_in="bridge/platform/cpu_graph.py",
-    ),
-    Upstream(
         "sglang.srt.model_executor.model_runner.ModelRunner",
         functions={
             "max_shared_logits_buffer_rows": "self",

@@ -324,14 +324,6 @@ NAMES = (
         used_in="bridge/tiers",
     ),
     Upstream(
-        "sglang.srt.mem_cache.l2_transfer.TransferCompletion",
-        functions={
-            "__init__": "self, *args, **kwargs",
-        },
-        attributes="timing_enabled",
-        used_in="bridge/modelled/link.py",
-    ),
-    Upstream(
         "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding",
         functions={
             "_compute_inv_freq": "self, base",

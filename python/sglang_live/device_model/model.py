@@ -20,8 +20,6 @@ from typing import Any, TypeVar
 from sglang_live.device_model.costs import LinkCosts, TalkerCosts, ThinkerCosts, VocoderCosts
 from sglang_live.errors import BadInputError
 
-# Value: absolute path of the file.
-DEVICE_MODEL_ENV = "SGLANG_LIVE_DEVICE_MODEL"
 _SECTIONS = {
     "thinker": ThinkerCosts,
     "talker": TalkerCosts,

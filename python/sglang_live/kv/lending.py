@@ -7,8 +7,7 @@ Pure: no clock, no engine. Source: SwiftCache section 4.3 (the maximum over an i
 """
 
 from collections import deque
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,22 +52,6 @@ class LendingConfig:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if not 0 <= self.calm_s < float("inf"):
             raise ValueError(f"calm_s must not be negative, got {self.calm_s}")
-
-    @classmethod
-    def of(cls, text: str) -> "LendingConfig":
-        """Values as "window_s=5,calm_s=1"; the others are the defaults.
-
-        Raises:
-            ValueError: names an unknown field, or a value that is no number.
-        """
-        kinds: dict[str, type] = {name: type(value) for name, value in asdict(cls()).items()}
-        values: dict[str, Any] = {}
-        for part in filter(None, text.split(",")):
-            name, _, value = part.partition("=")
-            if name not in kinds:
-                raise ValueError(f"{name!r} is none of {', '.join(kinds)}")
-            values[name] = kinds[name](value)
-        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,6 @@ import zmq.asyncio
 
 from sglang_live.aio import background, vital
 from sglang_live.bridge import seams
-from sglang_live.bridge.modelled.device import modelled_device
 from sglang_live.bridge.platform import cpu, cuda
 from sglang_live.bridge.scheduler.watch import PROGRESS_ENV, ProgressCell
 from sglang_live.clock import MonotonicClock
@@ -199,12 +198,9 @@ class EngineHost:
     def load(self) -> dict[str, float]:
         """Gauges of the engine, as the scheduler published them last."""
         load = self.engine.tokenizer_manager.load_snapshot_reader.read(0)
-        device = modelled_device()
-        modelled = device.clock.report() if device is not None else {}
         if load is None:
-            return modelled
+            return {}
         return {
-            **modelled,
             "requests_running": float(load.num_running_reqs),
             "requests_waiting": float(load.num_waiting_reqs),
             "kv_tokens_used": float(load.num_used_tokens),

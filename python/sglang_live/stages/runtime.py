@@ -18,13 +18,12 @@ from typing import Protocol, runtime_checkable
 import setproctitle
 
 from sglang_live.aio import failed_tasks
+from sglang_live.attachment import attach
 from sglang_live.bridge.memory.kv_memory import share_kv
-from sglang_live.bridge.modelled.clock import DEVICE_CLOCK_ENV, device_clock_env
 from sglang_live.bridge.platform import cpu
 from sglang_live.bridge.platform.load_file import SHM_NAMES_ENV
 from sglang_live.bridge.scheduler.device_peers import DEVICE_PEERS_ENV, device_peers_env
 from sglang_live.bridge.scheduler.progress_lock import forgo_progress_lock
-from sglang_live.device_model.model import DEVICE_MODEL_ENV
 from sglang_live.devices import devices_of_ranks
 from sglang_live.engine_channel.elastic import ELASTIC_ENV
 from sglang_live.engine_channel.inbox import (
@@ -169,18 +168,6 @@ def set_up_logs(spec: StageSpec) -> None:
     os.environ.setdefault("SGLANG_LOGGING_CONFIG_PATH", str(path))
 
 
-def model_device(spec: StageSpec) -> None:
-    """Describe the modelled device of this stage to its processes, if it has one."""
-    os.environ[DEVICE_MODEL_ENV] = spec.device_model
-    if not spec.device_model:
-        return
-    if not cpu.is_active():
-        sys.exit("error: --device-model is for machines without a GPU, and this one has one")
-    os.environ[DEVICE_CLOCK_ENV] = device_clock_env(
-        spec.run_dir, spec.device, spec.stage, spec.replica
-    )
-
-
 def main() -> None:
     began_s = time.monotonic()
     spec = StageSpec.from_env()
@@ -204,9 +191,7 @@ def main() -> None:
     os.environ[SHM_NAMES_ENV] = shm_names(spec.run, os.getpid())
     use_temporary_folder(spec)
     forgo_progress_lock()
-    model_device(spec)
-    own_cores = cpu.is_active() and not spec.device_model
-    used = ("cpu",) if own_cores else devices_of_ranks(spec.device, spec.engine_args)
+    used = ("cpu",) if cpu.is_active() else devices_of_ranks(spec.device, spec.engine_args)
     os.environ[SHARED_DEVICE_ENV] = str(int(spec.shares_device))
     if spec.stage != LENDER:  # it computes nothing
         peers = device_peers_env(spec.run_dir, used, spec.stage, spec.replica)
@@ -220,6 +205,7 @@ def main() -> None:
         torch.set_num_threads(1)
         cpu.share_cores(N_COMPUTING)
     try:
+        attach("stage")
         stage, loop = build_stage(spec)
         loop.run_until_complete(serve(stage, spec, began_s))
     except SeamError as error:

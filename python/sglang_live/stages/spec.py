@@ -62,7 +62,6 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     native_key: key of SGLang's own HTTP API, served on native_socket. "": it is not served.
     voices: directory of recordings whose voices a talker takes on. "": none.
     log_format: "text" or "json".
-    device_model: file of the device model. "": the device is not modelled.
     stuck_after_s: seconds without a round after which an engine with work is started anew.
     elastic_kv: whether the engine's KV pool exchanges memory with that of another stage.
     """
@@ -90,7 +89,6 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     remote: bool = False
     voices: str = ""
     log_format: str = "text"
-    device_model: str = ""
     stuck_after_s: float = STUCK_AFTER_S
     elastic_kv: bool = False
 

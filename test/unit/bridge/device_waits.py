@@ -22,11 +22,6 @@ RESULT = "the result has arrived, or is waited for"
 
 REASONS = {
     "bridge/grammars/call_end.py": {"CallGrammar.fill_vocab_mask int": HOST},
-    "bridge/modelled/batches.py": {"batch_cost_s int": "seq_lens_cpu"},
-    "bridge/modelled/clock.py": {
-        "DeviceClock.book float": NUMPY,
-        "ModelledEvent.wait synchronize": "of a modelled device",
-    },
     "bridge/memory/cuda_granules.py": {
         "CudaGranules.close synchronize": "nothing uses the pool any more",
         "CudaGranules._wipe synchronize": ELSEWHERE,
@@ -77,10 +72,6 @@ REASONS = {
     "bridge/prompt_groups.py": {"n_alike int": NUMPY},
     "bridge/scheduler/best_effort.py": {"class_of float": HOST},
     "bridge/scheduler/codes_observer.py": {"_HostFrames.consume tolist": RESULT},
-    "bridge/scheduler/round_log.py": {
-        "RoundLog._batch tolist x3": "a log for tests on a CPU",
-        "RoundLog._queues tolist x3": "a log for tests on a CPU",
-    },
     "bridge/scheduler/talker.py": {"Talker.before_launch tolist": "seq_lens_cpu"},
     "bridge/session/compact.py": {
         "Rebase.due int": HOST,
@@ -113,7 +104,6 @@ REASONS = {
         "PeerCopies.reset synchronize": "a flush",
         "PeerCopies.sessions_in numpy": HOST,
     },
-    "bridge/tiers/borrowing.py": {"Borrowing._poison synchronize": "for tests only"},
     "bridge/tiers/peer_pool.py": {
         "PeerPool._on_device to": "from pinned memory",
         "PeerPools.transfers tolist": HOST,
@@ -154,7 +144,7 @@ REASONS = {
     },
 }
 
-# Reads that the source does not show, seen by bridge/modelled/wait_recorder.py in an engine.
+# Reads that the source does not show, seen by lab/recorders/wait_recorder.py in an engine.
 REASONS_AT_RUNTIME = {
     ("models/speech_lm/code_predictor.py", "traced.<locals>.predict"): "on a CPU alone",
 }

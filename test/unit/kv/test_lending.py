@@ -125,11 +125,3 @@ def test_need_is_the_maximum_of_the_last_minute():
 def test_values_out_of_range_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         LendingConfig(**wrong)
-
-
-def test_values_for_tests_are_read_from_a_text():
-    assert LendingConfig.of("") == CONFIG
-    assert LendingConfig.of("calm_s=0.5,n_runs=8") == LendingConfig(calm_s=0.5, n_runs=8)
-    for wrong in ("calm=1", "n_runs=many", "calm_s"):
-        with pytest.raises(ValueError, match=r"calm|many|float"):
-            LendingConfig.of(wrong)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_live.bridge.platform.graph_tape import Tape
+from lab.cpu_graphs.tape import Tape
 from sglang_live.models.speech_lm.talker_state import TalkerRows, TalkerStream
 
 PAD, HIDDEN, N_RESIDUAL, MAX_FRAMES = 9, 4, 3, 16

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 pytest.importorskip("sglang")
-from sglang_live.bridge.platform.graph_tape import Tape
+from lab.cpu_graphs.tape import Tape
 from sglang_live.bridge.scheduler.codes_observer import CodesObserver
 from sglang_live.engine_channel.messages import Frames
 from sglang_live.models.qwen3_omni.engine.talker import Qwen3OmniTalker

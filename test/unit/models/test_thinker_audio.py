@@ -12,7 +12,7 @@ from torch import nn
 pytest.importorskip("sglang")
 from sglang.srt.models.qwen3_omni_moe import _get_feat_extract_output_lengths
 
-from sglang_live.bridge.platform.graph_tape import Tape
+from lab.cpu_graphs.tape import Tape
 from sglang_live.models.qwen3_omni.engine.thinker import Lengths, audio_spans, encode
 
 CHUNK, WINDOW_CHUNKS = 100, 8

@@ -2,7 +2,6 @@
 
 import pytest
 
-from sglang_live.bridge.scheduler.fault_injection import FaultInjection
 from sglang_live.bridge.scheduler.watch import ProgressCell
 from sglang_live.stages.progress_watch import ROUND_TOKENS, ProgressWatch
 
@@ -56,15 +55,3 @@ def test_what_a_scheduler_counts_is_read_through_another_opening_of_the_file(tmp
     writer.step()
     assert reader.read() == (2, 512)
     assert (tmp_path / "progress").stat().st_mode & 0o777 == 0o600
-
-
-def test_the_test_hook_is_not_there_unless_a_variable_asks_for_it(monkeypatch):
-    monkeypatch.delenv("SGLANG_LIVE_TEST_FAULT", raising=False)
-    assert FaultInjection.from_env() is None
-    monkeypatch.setenv("SGLANG_LIVE_TEST_FAULT", "die:5,6")
-    hook = FaultInjection.from_env()
-    hook.meet([[1, 5, 7, 6], [6, 5], []])
-    with pytest.raises(RuntimeError, match="test hook"):
-        hook.meet([[1], [4, 5, 6, 7]])
-    with pytest.raises(ValueError, match="is die:IDS or hang:IDS"):
-        FaultInjection("explode:1")

@@ -27,8 +27,6 @@ from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_live.bridge.cache.session_cache import SessionCache
-from sglang_live.bridge.modelled.device import modelled_device
-from sglang_live.bridge.modelled.link import ModelledLink
 from sglang_live.bridge.session.compact import Rebase
 from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.bridge.session.kv_record import SessionNode
@@ -240,9 +238,6 @@ def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
     if policies.next_use:
         cache.session.evicts_idle = True
         if ctx.enable_hierarchical_cache:
-            controller = cache.cache_controller
-            if (device := modelled_device()) is not None:
-                controller.l2_transfer_engine = ModelledLink(controller.io_backend, device)
             cache.session.tier = SessionTier(cache.session, storage_from_env())
             if policies.preload:
                 cache.session.preloads = Preloads(cache.session, is_on=True)

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-# Batch sizes for which decode graphs are captured, separated by commas. Empty or absent: none.
-GRAPHS_ENV = "SGLANG_LIVE_CPU_GRAPHS"
 # Niceness of threads that compute: a thread of the same stage that passes messages gets three
 # times their share of a core.
 COMPUTING_NICE = 5
@@ -26,19 +24,6 @@ def activate() -> str | None:
 
 def is_active() -> bool:
     return activate() is not None
-
-
-def graph_sizes() -> list[int]:
-    """Batch sizes for which decode graphs are captured on this platform, ascending.
-
-    Raises:
-        ValueError: the variable has another form.
-    """
-    text = os.environ.get(GRAPHS_ENV, "")
-    parts = [part.strip() for part in text.split(",")] if text else []
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise ValueError(f"{GRAPHS_ENV} takes batch sizes as 1,2,4,8, got {text!r}")
-    return sorted({int(part) for part in parts})
 
 
 def share_cores(n_sharing: int) -> None:
@@ -76,8 +61,6 @@ def begin_computing_and(initialize: Callable[[Any], None], model_runner: Any) ->
     """Around ModelRunner.initialize."""
     from sglang_live.bridge.platform.int8_weights import quantise, wants_int8
 
-    if wants_int8() and graph_sizes():
-        raise ValueError(f"{GRAPHS_ENV}: graphs would keep the weights that int8 replaces")
     begin_computing()
     initialize(model_runner)
     if wants_int8():
@@ -94,35 +77,15 @@ def __getattr__(name: str) -> type:
 
 
 def _platform_class() -> type:
-    from sglang.srt.model_executor.cuda_graph_config import Phase, with_phase
     from sglang.srt.platforms.cpu import CpuDeviceMixin
     from sglang.srt.platforms.device_mixin import PlatformEnum
-    from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
+    from sglang.srt.platforms.interface import SRTPlatform
 
     class CpuReferencePlatform(CpuDeviceMixin, SRTPlatform):
         _enum = PlatformEnum.OOT
 
         def get_default_attention_backend(self) -> str:
             return "torch_native"
-
-        @property
-        def capabilities(self) -> PlatformCapabilities:
-            return PlatformCapabilities(graph_capture=bool(graph_sizes()))
-
-        def get_graph_runner_cls(self) -> type:
-            from sglang_live.bridge.platform.cpu_graph import TapeGraphRunner
-
-            return TapeGraphRunner
-
-        def get_full_graph_backend_cls(self) -> type:
-            from sglang_live.bridge.platform.cpu_graph import TapeGraphBackend
-
-            return TapeGraphBackend
-
-        def apply_server_args_defaults(self, server_args: Any) -> None:
-            if sizes := graph_sizes():
-                config, decode = server_args.cuda_graph_config, Phase.DECODE
-                server_args.cuda_graph_config = with_phase(config, decode, bs=sizes)
 
         def is_pin_memory_available(self, device: Any = None) -> bool:
             return False

@@ -14,17 +14,14 @@ from sglang_live.bridge.scheduler.awaited_kv import AwaitedKv
 from sglang_live.bridge.scheduler.best_effort import BestEffort
 from sglang_live.bridge.scheduler.channel import Channel, SilentChannel
 from sglang_live.bridge.scheduler.deciding import Deciding, Measuring
-from sglang_live.bridge.scheduler.fault_injection import FAULT_ENV, FaultInjection
 from sglang_live.bridge.scheduler.interrupts import Interrupts
 from sglang_live.bridge.scheduler.memory import Memory
 from sglang_live.bridge.scheduler.part import Part
 from sglang_live.bridge.scheduler.pausing import Pausing
 from sglang_live.bridge.scheduler.request_log import RequestLog
 from sglang_live.bridge.scheduler.retention import Retention
-from sglang_live.bridge.scheduler.round_log import ROUND_LOG_ENV, RoundLog
 from sglang_live.bridge.scheduler.sessions import Sessions
 from sglang_live.bridge.scheduler.slicing import Slicing
-from sglang_live.bridge.scheduler.sync_log import SyncLogPart
 from sglang_live.bridge.scheduler.tiers import Tiers
 from sglang_live.bridge.scheduler.watch import PROGRESS_ENV, ProgressCell, Watch
 from sglang_live.engine_channel.inbox import (
@@ -110,12 +107,6 @@ def _of_first_rank(scheduler: "LiveScheduler") -> Iterator[Part]:
 
 def _of_others(scheduler: "LiveScheduler") -> Iterator[Part]:
     """Of extensions and laboratories, by name; each names a function of the scheduler."""
-    stage = _stage()
-    if stage == "thinker" and os.environ.get(FAULT_ENV):
-        yield FaultInjection(scheduler)
-    if os.environ.get(ROUND_LOG_ENV):
-        yield RoundLog(scheduler)
-    yield SyncLogPart(scheduler)
     for name in os.environ.get(PARTS_ENV, "").split(","):
         if name:
             yield pkgutil.resolve_name(name)(scheduler)

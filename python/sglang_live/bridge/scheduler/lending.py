@@ -35,10 +35,6 @@ from sglang_live.kv.peer_layout import refusal
 
 logger = logging.getLogger(__name__)
 
-# For tests: values of LendingConfig, as "calm_s=1,window_s=5".
-LENDING_ENV = "SGLANG_LIVE_LENDING"
-
-
 if TYPE_CHECKING:
     from sglang_live.bridge.scheduler.live import LiveScheduler
 
@@ -81,7 +77,7 @@ class Lender(Part):
         shared = memory_of(kv)
         assert shared is not None  # _refusal() has looked
         geometry = geometry_of(kv, scheduler.page_size)
-        config = LendingConfig.of(os.environ.get(LENDING_ENV, ""))
+        config = LendingConfig()
         path = os.environ[LEASES_ENV].partition(":")[2]
         member = member_of(f"{os.environ.get(STAGE_ENV)}-{os.getpid()}", path)
         self._leases = Leases(allocator, scheduler.tree_cache, geometry, shared, member, config)

@@ -5,7 +5,6 @@ Owner: one SessionCompaction per session cache. compact_row and shorten also ser
 """
 
 import logging
-import os
 from array import array
 from typing import Any
 
@@ -36,10 +35,6 @@ from sglang_live.kv.retention import (
 from sglang_live.models.host_copy import copy_to
 
 log = logging.getLogger(__name__)
-
-# For tests: KV that leaves a row is overwritten with nan, so that a later read of it shows.
-POISON_ENV = "SGLANG_LIVE_POISON_FREED_KV"
-_POISON = bool(os.environ.get(POISON_ENV))
 
 
 class SessionCompaction:
@@ -186,9 +181,6 @@ def compact_row(
     """
     row = cache.req_to_token_pool.req_to_token[kv.req_pool_idx]
     page_size = cache.page_size
-    if _POISON:
-        pool = cache.token_to_kv_pool_allocator.get_kvcache()
-        _overwrite(pool, row[own_from : compaction.end])
     cache.free_kv_row(kv, [(own_from, compaction.end)])
     # Pages stay whole, so the last one is moved up to its end.
     end = -(-kv.kv_allocated_len // page_size) * page_size
@@ -209,12 +201,6 @@ def shorten(batch: ScheduleBatch, index: int, n_tokens: int) -> None:
     batch.seq_lens = batch.seq_lens - less.to(batch.seq_lens.dtype)
     batch.orig_seq_lens = batch.orig_seq_lens - less.to(batch.orig_seq_lens.dtype)
     batch.seq_lens_sum = None
-
-
-def _overwrite(pool: Any, slots: Tensor) -> None:
-    for layer in range(pool.start_layer, pool.start_layer + pool.layer_num):
-        pool.get_key_buffer(layer)[slots.long()] = float("nan")
-        pool.get_value_buffer(layer)[slots.long()] = float("nan")
 
 
 # --- token arrays of a session, which its last finished request keeps for the next ---

@@ -14,8 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_live.bridge.memory.shared_memory import Launched, SharedMemory, map_shared
-from sglang_live.bridge.session.compact import POISON_ENV
+from sglang_live.bridge.memory.shared_memory import SharedMemory, map_shared
 from sglang_live.bridge.tiers.lease_facts import BorrowerFacts
 from sglang_live.bridge.tiers.peer_copies import PeerCopies
 from sglang_live.bridge.tiers.peer_eviction import PeerEviction
@@ -90,7 +89,6 @@ class Borrowing:
         self._lenders: dict[str, _Lender] = {}
         self.bell = Bell()
         self.is_draining = False
-        self._poisons = os.environ.get(POISON_ENV) == "1"
         self.counts = dict.fromkeys(
             ("leases_accepted", "leases_left", "lenders_lost", "lenders_refused"), 0.0
         )
@@ -255,8 +253,6 @@ class Borrowing:
                 self.is_draining = True
                 return
             self._forget(lender, lease.row)
-        if self._poisons:
-            self._poison(lender, lease)
         lender.table.leave(lease)
         lender.partner.bell.ring()
         self.counts["leases_left"] += 1
@@ -284,11 +280,6 @@ class Borrowing:
     def _forget(self, lender: _Lender, row: int) -> None:
         self._copies.slots.remove((lender.base, row))
         del lender.held[row]
-
-    def _poison(self, lender: _Lender, lease: Lease) -> None:
-        for begin, end in lender.memory.ranges(lease.first, lease.n_slots):
-            lender.mapped.raw[begin:end] = 0xFF  # NaN in every floating-point type
-        Launched(self._device).synchronize()
 
     # --- a lender that has died ---
 

@@ -3,7 +3,6 @@
 Owner: one PeerCopies per session cache that borrows.
 """
 
-import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +12,6 @@ from sglang.srt.managers.cache_controller import HiCacheAck, device_module
 from sglang.srt.mem_cache.l2_transfer import L2Transfer
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from sglang_live.bridge.session.compact import POISON_ENV
 from sglang_live.bridge.tiers.host_copies import HostCopies
 from sglang_live.bridge.tiers.peer_pool import MoveToHost, PeerPool, PeerPools
 from sglang_live.bridge.tiers.session_copies import SessionCopies, SessionCopy
@@ -29,7 +27,6 @@ class PeerCopies(SessionCopies):
     def __init__(self, cache: UnifiedRadixCache, numbers: Iterator[int]):
         self.slots = PeerSlots()
         self._pools = PeerPools(cache.cache_controller)
-        self._poisons = os.environ.get(POISON_ENV) == "1"
         super().__init__(cache, numbers, ("tokens_moved",))
 
     def reset(self) -> None:
@@ -66,8 +63,6 @@ class PeerCopies(SessionCopies):
         return None if taken is None else torch.from_numpy(taken)
 
     def free_slots(self, slots: torch.Tensor) -> None:
-        if self._poisons:
-            self._pools.poison(slots)
         self.slots.free(slots.numpy())
 
     # --- to the host ---

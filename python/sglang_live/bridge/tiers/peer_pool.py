@@ -78,10 +78,6 @@ class PeerPool:
             self.k[rows, layer] = device_pool.k_buffer[layer][device]
             self.v[rows, layer] = device_pool.v_buffer[layer][device]
 
-    def poison(self, rows: torch.Tensor) -> None:
-        for layer in range(self.layer_num):
-            self.k[rows, layer] = self.v[rows, layer] = float("nan")
-
 
 class PeerPools:
     """The pools of all lenders, by the range of their slots.
@@ -109,11 +105,6 @@ class PeerPools:
 
     def __len__(self) -> int:
         return len(self._pools)
-
-    def poison(self, slots: torch.Tensor) -> None:
-        """Overwrite slots with NaN, so that a later read of them shows."""
-        for transfer in self.transfers(slots, slots):
-            transfer.host_pool.poison(transfer.host_indices)
 
     def transfers(self, slots: torch.Tensor, other: torch.Tensor) -> list[L2Transfer]:
         """One transfer per pool.

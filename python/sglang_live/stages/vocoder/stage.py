@@ -2,16 +2,12 @@
 
 import asyncio
 import logging
-import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 
 import numpy as np
 import torch
 
 from sglang_live.aio import result_with, vital
-from sglang_live.bridge.modelled.clock import ModelledEvent
-from sglang_live.bridge.modelled.device import modelled_device
 from sglang_live.bridge.platform import cpu
 from sglang_live.errors import CapacityError
 from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderFrames, VocoderRequest
@@ -21,7 +17,6 @@ from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.transport.server import ServedJob
 from sglang_live.stages.vocoder.batcher import Decoding, VocoderBatch, VocoderEngine
 from sglang_live.stages.vocoder.config import VocoderConfig
-from sglang_live.telemetry.forward_log import ForwardLog
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +46,6 @@ class VocoderStage:
         self._engine = VocoderEngine(decoder, config)
         begin = cpu.begin_computing if on_cpu else None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vocoder", initializer=begin)
-        self._log = ForwardLog.from_env("vocoder")
-        self._device = modelled_device()
         # Threads that wait for results on a device.
         self._waiters = ThreadPoolExecutor(config.max_in_flight, thread_name_prefix="vocoder-wait")
         self._outputs: dict[str, asyncio.Queue] = {}
@@ -91,10 +84,9 @@ class VocoderStage:
         """A vocoder keeps nothing between jobs."""
 
     def load(self) -> dict[str, float]:
-        modelled = self._device.clock.report() if self._device is not None else {}
         graphs = {} if self._graphs is None else self._graphs.counts
         counts = {f"graph_{name}": float(n) for name, n in graphs.items()}
-        return {"streams": float(len(self._outputs)), **modelled, **counts}
+        return {"streams": float(len(self._outputs)), **counts}
 
     async def _feed(self, job: ServedJob) -> None:
         async for message in job.inputs():
@@ -127,17 +119,6 @@ class VocoderStage:
                 async with self._stepped:
                     await self._stepped.wait()
 
-    def _launch(self, batch: VocoderBatch) -> tuple[Decoding, ModelledEvent | None]:
-        with self._log.span() if self._log else nullcontext():
-            if self._device is None or batch.codes is None:
-                return batch.launch(), None
-            cost_s = self._device.model.vocoder.decode_s(len(batch.jobs))
-            began_s = time.monotonic()
-            done = self._device.compute(cost_s, began_s)
-            decoding = batch.launch()
-            self._device.clock.count_computation(time.monotonic() - began_s)
-            return decoding, done
-
     async def _step_forever(self) -> None:
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as results:
@@ -147,23 +128,15 @@ class VocoderStage:
                     self._fed.clear()
                     await self._fed.wait()
                     continue
-                decoding, done = await loop.run_in_executor(self._worker, self._launch, batch)
-                if decoding.arrived is None and done is None:
+                decoding = await loop.run_in_executor(self._worker, batch.launch)
+                if decoding.arrived is None:
                     await self._end(batch, decoding.pcm())
                 else:
-                    results.create_task(self._end_when_done(batch, decoding, done))
+                    results.create_task(self._end_when_done(batch, decoding))
 
-    async def _end_when_done(
-        self, batch: VocoderBatch, decoding: Decoding, done: ModelledEvent | None
-    ) -> None:
-        def wait() -> list[bytes]:
-            if done is not None:
-                done.synchronize()
-            return decoding.pcm()
-
-        await self._end(
-            batch, await asyncio.get_running_loop().run_in_executor(self._waiters, wait)
-        )
+    async def _end_when_done(self, batch: VocoderBatch, decoding: Decoding) -> None:
+        loop = asyncio.get_running_loop()
+        await self._end(batch, await loop.run_in_executor(self._waiters, decoding.pcm))
         self._fed.set()
 
     async def _end(self, batch: VocoderBatch, pcm: list[bytes]) -> None:

@@ -7,12 +7,9 @@ import torch
 
 from sglang_live.bridge.platform import cpu
 from sglang_live.bridge.platform.cpu import (
-    GRAPHS_ENV,
-    graph_sizes,
     place_ranks,
     share_cores,
 )
-from sglang_live.bridge.seams import all_seams
 
 
 @pytest.mark.parametrize(("n_cores", "n_threads"), [(1, "1"), (2, "1"), (8, "2"), (64, "21")])
@@ -63,29 +60,3 @@ def test_an_engine_on_a_cpu_can_be_profiled():
     platform = cpu.CpuReferencePlatform()
     name = platform.get_torch_profiler_activity_str()
     assert getattr(torch.profiler.ProfilerActivity, name) == platform.get_torch_profiler_activity()
-
-
-@pytest.mark.parametrize(
-    ("text", "sizes"), [(None, []), ("", []), ("4", [4]), ("8, 1,2,2", [1, 2, 8])]
-)
-def test_captured_sizes_come_from_the_environment(monkeypatch, text, sizes):
-    monkeypatch.delenv(GRAPHS_ENV, raising=False)
-    if text is not None:
-        monkeypatch.setenv(GRAPHS_ENV, text)
-    assert graph_sizes() == sizes
-
-
-@pytest.mark.parametrize("text", ["on", "0", "1,,2", "-1", "1.5", "1 2"])
-def test_captured_sizes_of_another_form_are_refused(monkeypatch, text):
-    monkeypatch.setenv(GRAPHS_ENV, text)
-    with pytest.raises(ValueError, match=GRAPHS_ENV):
-        graph_sizes()
-
-
-@pytest.mark.parametrize(("text", "n_seams"), [("", 0), ("1,2", 3)])
-def test_without_the_variable_no_seam_of_graphs_is_installed(monkeypatch, text, n_seams):
-    monkeypatch.setenv(GRAPHS_ENV, text)
-    graphs = [seam for seam in all_seams() if seam.with_graphs]
-    for stage in ("thinker", "talker", None):
-        assert sum(seam.needed(stage, "cpu") for seam in graphs) == n_seams
-    assert not any(seam.needed("talker", "cuda") for seam in graphs)

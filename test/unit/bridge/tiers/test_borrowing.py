@@ -12,8 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sglang.srt.managers.cache_controller")
+from lab.attachment import around  # noqa: E402
+from lab.poison import forget_lease  # noqa: E402
 from sglang_live.bridge.memory.kv_memory import shared_buffers  # noqa: E402
-from sglang_live.bridge.session.compact import POISON_ENV  # noqa: E402
 from sglang_live.bridge.tiers.borrowing import RECALL_S, Borrowing  # noqa: E402
 from sglang_live.bridge.tiers.peer_pool import PEER_SLOTS  # noqa: E402
 from sglang_live.bridge.tiers.session_copies import SessionCopy  # noqa: E402
@@ -131,8 +132,7 @@ class Pair:
 
 
 @pytest.fixture
-def pair(monkeypatch):
-    monkeypatch.delenv(POISON_ENV, raising=False)
+def pair():
     made = Pair()
     yield made
     for process in made.processes:
@@ -251,7 +251,8 @@ def test_a_lender_that_comes_back_is_another_one(pair):
 
 
 def test_pages_are_poisoned_for_tests_before_they_return(monkeypatch):
-    monkeypatch.setenv(POISON_ENV, "1")
+    monkeypatch.setattr(Borrowing, "_forget", Borrowing._forget)  # to be restored
+    around(Borrowing, "_forget", forget_lease)
     pair = Pair()
     row = pair.offer(16)
     pair.table.recall(row, time.monotonic_ns())

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sglang.srt.mem_cache.l2_transfer")
 from sglang.srt.mem_cache.l2_transfer import L2Transfer, L2TransferEngine  # noqa: E402
 
+from lab.poison import overwrite_lent  # noqa: E402
 from sglang_live.bridge.memory.kv_memory import shared_buffers  # noqa: E402
 from sglang_live.bridge.memory.shared_memory import map_shared  # noqa: E402
 from sglang_live.bridge.tiers.peer_pool import (  # noqa: E402
@@ -132,7 +133,7 @@ def test_tenants_never_read_or_overwrite_each_others_tokens(world):
             assert torch.equal(rows_of(world.device, to), tokens)
         if taken is None or rng.random() < 0.4:
             own, _ = held.pop(rng.randrange(len(held)))
-            world.pools.poison(own)
+            overwrite_lent(world.pools, own)
             slots.free(own.numpy())
     first, n_lent = LENT
     for buffer, before in zip(world.lent, lent_before, strict=True):

@@ -79,7 +79,6 @@ class LentCopies(PeerCopies):
         for name, n in LEASES.items():
             self.slots.add(name, PEER_SLOTS + np.arange(first, first + n))
             first += n
-        self._poisons = False  # free_slots() overwrites them here
         super(PeerCopies, self).__init__(cache, numbers, ("tokens_moved",))
 
     def free_slots(self, slots: torch.Tensor) -> None:

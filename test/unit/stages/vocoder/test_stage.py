@@ -3,6 +3,7 @@
 import asyncio
 import queue
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,7 @@ from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderFrames, Vo
 from sglang_live.models.codecs import END_CODE
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.vocoder import stage as vocoder_stage
+from sglang_live.stages.vocoder.batcher import Decoding, VocoderBatch
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
@@ -189,18 +191,23 @@ class FakeDevice:
     """A device on which decodes end when the test says so."""
 
     def __init__(self):
-        self.model = SimpleNamespace(vocoder=SimpleNamespace(decode_s=lambda n_chunks: 0.001))
-        self.clock = SimpleNamespace(count_computation=lambda seconds: None, report=dict)
         self.launched: queue.Queue[threading.Event] = queue.Queue()
 
-    def compute(self, cost_s: float, launched_s: float):
+    def launch(self, batch: VocoderBatch) -> Decoding:
+        decoding = launch(batch)
+        if batch.codes is None:
+            return decoding
         ended = threading.Event()
         self.launched.put(ended)
-        return SimpleNamespace(synchronize=lambda: ended.wait(10.0))
+        return replace(decoding, arrived=SimpleNamespace(synchronize=lambda: ended.wait(10.0)))
 
 
-async def test_a_decode_is_launched_while_one_of_another_shape_is_computed(stage):
-    device = stage._device = FakeDevice()
+launch = VocoderBatch.launch
+
+
+async def test_a_decode_is_launched_while_one_of_another_shape_is_computed(stage, monkeypatch):
+    device = FakeDevice()
+    monkeypatch.setattr(VocoderBatch, "launch", lambda batch: device.launch(batch))
 
     async def launched() -> threading.Event:
         return await asyncio.to_thread(device.launched.get, timeout=10.0)

@@ -9,7 +9,6 @@ The class keeps the upstream name, by which SGLang finds models and processors.
 """
 
 import os
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +24,6 @@ from torch import Tensor, nn
 
 from sglang_live.engine_channel.inbox import OUTBOX_ENV, RowsOutbox
 from sglang_live.models.host_copy import copy_to, pinned
-from sglang_live.telemetry.forward_log import ForwardLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +167,6 @@ class Qwen3OmniMoeForConditionalGeneration(UpstreamThinker):
     def __init__(self, config, quant_config=None, prefix: str = ""):
         super().__init__(config, quant_config, prefix)
         self.thinker.get_audio_feature = self._audio_features
-        self._log = ForwardLog.from_env("thinker")
         address = os.environ.get(OUTBOX_ENV)
         if not address:
             return
@@ -209,8 +206,7 @@ class Qwen3OmniMoeForConditionalGeneration(UpstreamThinker):
                 # SGLang uploads the features of these clips before it encodes them.
                 for item in (item for audio in self._audio for item in audio.items):
                     item.feature = pinned(item.feature)
-        with self._log.span() if self._log else nullcontext():
-            return self.thinker.forward(input_ids, positions, forward_batch, **kwargs)
+        return self.thinker.forward(input_ids, positions, forward_batch, **kwargs)
 
     def _tap(self, module, args, kwargs, output):
         if not isinstance(output, tuple):

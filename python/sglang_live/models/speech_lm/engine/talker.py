@@ -5,8 +5,6 @@ embeddings of all its codes and the next text token, and runs the backbone. No f
 end token is sampled in the step that completes the last frame.
 """
 
-from contextlib import nullcontext
-
 import torch
 import torch.nn.functional as F
 from sglang.srt.layers.logits_processor import LogitsProcessor
@@ -18,7 +16,6 @@ from sglang_live.models.host_copy import copy_to
 from sglang_live.models.speech_lm.code_predictor import TOP_K, CodePredictor, draws_of, traced
 from sglang_live.models.speech_lm.talker_ids import TalkerIds
 from sglang_live.models.speech_lm.talker_state import TalkerRows, TalkerStream
-from sglang_live.telemetry.forward_log import ForwardLog
 
 # The last ids of the codec vocabulary are controls; of these only the end may be sampled.
 N_CONTROL_IDS = 1024
@@ -97,7 +94,6 @@ class SpeechLM(nn.Module):
         self.allowed[talker["codec_eos_token_id"]] = 0.0
         self.logits_processor = LogitsProcessor(config)
         self.streams: dict[str, TalkerStream] = {}
-        self._log = ForwardLog.from_env("talker")
 
     @torch.no_grad()
     def prepare(self, embedding: Tensor) -> None:
@@ -133,10 +129,6 @@ class SpeechLM(nn.Module):
 
     @torch.no_grad()
     def forward(self, input_ids, positions, forward_batch, input_embeds=None, **_):
-        with self._log.span() if self._log else nullcontext():
-            return self._forward(input_ids, positions, forward_batch)
-
-    def _forward(self, input_ids, positions, forward_batch):
         rows = forward_batch.req_pool_indices
         is_decode = forward_batch.forward_mode.is_decode()
         if is_decode:

@@ -2,14 +2,13 @@
 
 import pytest
 
-from sglang_live.bridge.modelled import clock as clock_module
-from sglang_live.bridge.modelled.clock import (
+from lab.modelled_device import clock as clock_module
+from lab.modelled_device.clock import (
     COMPUTE,
     TO_DEVICE,
     DeviceClock,
     ModelledEvent,
     Work,
-    device_clock_env,
 )
 
 
@@ -33,7 +32,7 @@ def time(monkeypatch):
 
 @pytest.fixture
 def thinker(tmp_path):
-    return DeviceClock(tmp_path / "clock", 0)
+    return DeviceClock(tmp_path / "clock", "thinker", 0)
 
 
 def test_work_begins_when_it_is_launched_or_when_the_work_before_it_has_ended(thinker):
@@ -43,7 +42,7 @@ def test_work_begins_when_it_is_launched_or_when_the_work_before_it_has_ended(th
 
 
 def test_stages_of_a_device_share_one_queue(thinker, tmp_path):
-    talker = DeviceClock(tmp_path / "clock", 64)
+    talker = DeviceClock(tmp_path / "clock", "talker", 0)
     thinker.book(COMPUTE, 2.0, launched_s=100.0)
     assert talker.book(COMPUTE, 1.0, launched_s=101.0) == Work(102.0, 103.0)
     assert thinker.book(COMPUTE, 1.0, launched_s=101.0) == Work(103.0, 104.0)
@@ -60,13 +59,12 @@ def test_work_that_waits_for_something_else_holds_the_device(thinker):
     assert thinker.book(COMPUTE, 1.0, launched_s=100.0).began_s == 105.0
 
 
-def test_devices_have_clocks_of_their_own(tmp_path):
-    first = device_clock_env(str(tmp_path), "cuda:0", "talker", 1)
-    second = device_clock_env(str(tmp_path), "cuda:1", "talker", 1)
-    assert first == f"talker:65:{tmp_path}/clock-cuda-0"
-    assert second == f"talker:65:{tmp_path}/clock-cuda-1"
+def test_a_replica_has_counters_of_its_own(thinker, tmp_path):
+    thinker.count_computation(0.5)
+    second = DeviceClock(tmp_path / "clock", "thinker", 1)
+    assert second.report()["device_computed_s"] == 0.0
     with pytest.raises(ValueError, match="at most 64 replicas"):
-        device_clock_env(str(tmp_path), "cuda:0", "talker", 64)
+        DeviceClock(tmp_path / "clock", "talker", 64)
 
 
 def test_an_event_ends_with_its_work(time):
@@ -92,7 +90,7 @@ def test_results_that_are_noticed_after_their_end_are_counted_with_their_latenes
         work = thinker.book(COMPUTE, 2.0, launched_s=launched_s)
         thinker.count(launched_s, work, noticed_s - 0.25, noticed_s)
     thinker.count_computation(0.75)
-    reader = DeviceClock(tmp_path / "clock", 0)
+    reader = DeviceClock(tmp_path / "clock", "thinker", 0)
     assert reader.report() == {
         "device_batches": 3.0,
         "device_late_batches": 1.0,
@@ -102,4 +100,4 @@ def test_results_that_are_noticed_after_their_end_are_counted_with_their_latenes
         "device_computed_s": pytest.approx(0.75),
         "device_waited_s": pytest.approx(0.75),
     }
-    assert DeviceClock(tmp_path / "clock", 64).report()["device_batches"] == 0.0
+    assert DeviceClock(tmp_path / "clock", "talker", 0).report()["device_batches"] == 0.0

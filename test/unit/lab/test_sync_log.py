@@ -3,7 +3,8 @@ import warnings
 
 import pytest
 
-from sglang_live.bridge.scheduler.sync_log import SYNC_LOG_ENV, SyncLog
+from lab.sync_log import SYNC_LOG_ENV, SyncLogPart
+from sglang_live.engine_channel.inbox import STAGE_ENV
 
 
 @pytest.fixture
@@ -11,8 +12,9 @@ def log(tmp_path, monkeypatch):
     """Begun, on a machine without a GPU."""
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     monkeypatch.setenv(SYNC_LOG_ENV, str(tmp_path))
+    monkeypatch.setenv(STAGE_ENV, "thinker")
     with warnings.catch_warnings():
-        SyncLog.begin_from_env("thinker")
+        SyncLogPart(None).start()
         yield lambda: json.loads(next(tmp_path.glob("*.json")).read_text())
 
 
@@ -39,10 +41,3 @@ def test_other_warnings_are_shown_as_before(log, monkeypatch):
     with pytest.warns(UserWarning, match="another"):
         warnings.warn("another", stacklevel=1)
     assert log()["places"] == []
-
-
-def test_without_the_variable_nothing_is_recorded(tmp_path, monkeypatch):
-    monkeypatch.delenv(SYNC_LOG_ENV, raising=False)
-    show = warnings.showwarning
-    SyncLog.begin_from_env("talker")
-    assert warnings.showwarning is show

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-DEVICE_CLOCK_ENV = "SGLANG_LIVE_DEVICE_CLOCK"
 COMPUTE, TO_DEVICE, TO_HOST, TO_PEER, FROM_PEER = range(5)
 _QUEUES = 8
 COUNTERS = (
@@ -31,23 +30,10 @@ COUNTERS = (
     "computed_s",
     "waited_s",
 )
-_STAGES = ("thinker", "talker", "vocoder")
+STAGES = ("thinker", "talker", "vocoder")
 _MAX_REPLICAS = 64
 # A thread that sleeps wakes up this much late on an idle machine.
 TOLERANCE_S = 1e-3
-
-
-def device_clock_env(run_dir: str, device: str, stage: str, replica: int) -> str:
-    """The value of DEVICE_CLOCK_ENV: stage, its index in the file, and the file.
-
-    Raises:
-        ValueError: the replica's number exceeds the file's size.
-    """
-    if not 0 <= replica < _MAX_REPLICAS:
-        raise ValueError(f"at most {_MAX_REPLICAS} replicas of a stage, got number {replica}")
-    place = _STAGES.index(stage) * _MAX_REPLICAS + replica
-    path = Path(run_dir) / f"clock-{device.replace(':', '-')}"
-    return f"{stage}:{place}:{path}"
 
 
 @dataclass(slots=True)
@@ -66,11 +52,16 @@ class DeviceClock:
     """
     Args:
         path: of the file, which is created if absent.
-        place: this stage's index in the file.
+        stage, replica: whose counters these are.
+    Raises:
+        ValueError: the replica's number exceeds the file's size.
     """
 
-    def __init__(self, path: Path, place: int):
-        n = _QUEUES + len(_STAGES) * _MAX_REPLICAS * len(COUNTERS)
+    def __init__(self, path: Path, stage: str, replica: int):
+        if not 0 <= replica < _MAX_REPLICAS:
+            raise ValueError(f"at most {_MAX_REPLICAS} replicas of a stage, got number {replica}")
+        place = STAGES.index(stage) * _MAX_REPLICAS + replica
+        n = _QUEUES + len(STAGES) * _MAX_REPLICAS * len(COUNTERS)
         self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.ftruncate(self._lock, 8 * n)
         cells = np.frombuffer(mmap.mmap(self._lock, 8 * n), np.float64)

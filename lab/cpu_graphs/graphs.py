@@ -21,7 +21,7 @@ from sglang.srt.model_executor.runner_backend.base_cuda_graph_backend import (
 )
 from torch import Tensor
 
-from sglang_live.bridge.platform.graph_tape import Tape, as_one_call
+from lab.cpu_graphs.tape import Tape, as_one_call
 
 log = logging.getLogger(__name__)
 

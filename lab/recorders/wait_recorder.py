@@ -3,11 +3,12 @@
 On a GPU such a read waits until the device has computed the tensor; on a CPU it costs nothing, and
 a tensor of the host looks like one of the device. So every read by this project's code is recorded,
 with its function, and the test knows those that read the host.
-In: SGLANG_LIVE_WAIT_RECORD, a file. Out: lines "<module path> <function> <operator>", each once.
+In: LAB_WAIT_RECORD, a file. Out: lines "<module path> <function> <operator>", each once.
 """
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,8 +16,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-WAIT_RECORD_ENV = "SGLANG_LIVE_WAIT_RECORD"
-_PACKAGE = Path(__file__).parents[2]
+import sglang_live
+from lab.attachment import around, sglangs_scheduler
+from sglang_live.attachment import ATTACH_ENV
+
+WAIT_RECORD_ENV = "LAB_WAIT_RECORD"
+_PACKAGE = Path(sglang_live.__file__).parent
 # Their result, or its shape, depends on values: CUDA computes them before Python goes on.
 _READS = {
     "_local_scalar_dense",
@@ -34,7 +39,16 @@ _INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}
 class WaitRecorder(TorchDispatchMode):
     def __init__(self, path: Path):
         super().__init__()
-        self._path, self._seen = path, set[str]()
+        self._path = path
+        self._seen = set[str]()
+        self._records = False
+
+    def run_batch(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Around Scheduler.run_batch: from the first one on, record in the scheduler's thread."""
+        if not self._records:
+            self._records = True
+            self.__enter__()
+        return run(*args, **kwargs)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -71,8 +85,11 @@ def _own_place(frame: FrameType | None) -> str | None:
     return None
 
 
-def record_waits() -> None:
-    """Record from now on in this thread, if the environment names a file."""
-    path = os.environ.get(WAIT_RECORD_ENV)
-    if path:
-        WaitRecorder(Path(path)).__enter__()
+def environment(path: Path) -> dict[str, str]:
+    return {ATTACH_ENV: "lab.recorders.wait_recorder:attach", WAIT_RECORD_ENV: str(path)}
+
+
+def attach(place: str) -> None:
+    if place == "sglang":
+        recorder = WaitRecorder(Path(os.environ[WAIT_RECORD_ENV]))
+        around(sglangs_scheduler(), "run_batch", recorder.run_batch)

@@ -7,12 +7,11 @@ import torch
 from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalInputs
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from sglang_live.bridge.modelled import batches, clock, device
-from sglang_live.bridge.modelled.batches import batch_cost_s, run_batch_on_clock
-from sglang_live.bridge.modelled.clock import DEVICE_CLOCK_ENV, device_clock_env
+from lab.modelled_device import batches, clock, device
+from lab.modelled_device.batches import batch_cost_s, run_batch_on_clock
+from lab.modelled_device.device import DEVICE_MODEL_ENV
 from sglang_live.bridge.scheduler.batch_times import encoded_audio_s
-from sglang_live.bridge.seams import all_seams
-from sglang_live.device_model.model import DEVICE_MODEL_ENV
+from sglang_live.stages.spec import SPEC_ENV, StageSpec
 from test.unit.device_model.plain_model import TEXT
 
 
@@ -42,6 +41,21 @@ def decode(*lengths: int) -> SimpleNamespace:
     )
 
 
+def thinker_spec(run_dir) -> StageSpec:
+    return StageSpec(
+        stage="thinker",
+        replica=0,
+        model_path="m",
+        family="f",
+        cache_dir=str(run_dir),
+        address="a",
+        same_host=True,
+        run_dir=str(run_dir),
+        served_name="m",
+        device="cuda:0",
+    )
+
+
 TEXT_REQUEST = SimpleNamespace(multimodal_inputs=None)
 
 
@@ -61,8 +75,7 @@ def modelled(monkeypatch, tmp_path):
         TEXT.replace("decode_fixed_ms = { value = 1,", "decode_fixed_ms = { value = 40,")
     )
     monkeypatch.setenv(DEVICE_MODEL_ENV, str(path))
-    place = device_clock_env(str(tmp_path), "cuda:0", "thinker", 0)
-    monkeypatch.setenv(DEVICE_CLOCK_ENV, place)
+    monkeypatch.setenv(SPEC_ENV, thinker_spec(tmp_path).to_env())
     device.modelled_device.cache_clear()
     yield device.modelled_device()
     device.modelled_device.cache_clear()
@@ -107,10 +120,3 @@ def test_an_empty_batch_takes_no_time(modelled):
     idle = SimpleNamespace(forward_mode=ForwardMode.IDLE)
     result = run_batch_on_clock(lambda *_: SimpleNamespace(copy_done=None), None, idle)
     assert result.copy_done is None
-
-
-def test_the_schedulers_of_policies_and_talker_inherit_the_hook():
-    """Hooks are installed in the order of their names: this one while Scheduler is SGLang's."""
-    names = [seam.name for seam in all_seams()]
-    assert names.index("device_batches") < names.index("talker_scheduler")
-    assert names.index("device_batches") < names.index("thinker_scheduler")

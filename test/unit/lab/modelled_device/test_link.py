@@ -6,11 +6,11 @@ import pytest
 import torch
 from sglang.srt.mem_cache.l2_transfer import L2Transfer
 
-from sglang_live.bridge.modelled import clock as clock_module
-from sglang_live.bridge.modelled import link as link_module
-from sglang_live.bridge.modelled.clock import DeviceClock
-from sglang_live.bridge.modelled.device import ModelledDevice
-from sglang_live.bridge.modelled.link import ModelledLink
+from lab.modelled_device import clock as clock_module
+from lab.modelled_device import link as link_module
+from lab.modelled_device.clock import DeviceClock
+from lab.modelled_device.device import ModelledDevice
+from lab.modelled_device.link import ModelledLink
 from sglang_live.bridge.tiers.peer_pool import PeerPool
 from sglang_live.device_model.costs import LinkCosts
 
@@ -72,12 +72,13 @@ def clock(monkeypatch):
 def device(clock, tmp_path):
     costs = SimpleNamespace(kv_token_bytes=BYTES_PER_TOKEN)
     model = SimpleNamespace(link=COSTS, thinker=costs)
-    return ModelledDevice("thinker", model, DeviceClock(tmp_path / "clock", 0))
+    return ModelledDevice("thinker", model, DeviceClock(tmp_path / "clock", "thinker", 0))
 
 
 @pytest.fixture
-def link(device):
-    return ModelledLink("direct", device)
+def link(device, monkeypatch):
+    monkeypatch.setattr(link_module, "modelled_device", lambda: device)
+    return ModelledLink("direct")
 
 
 @pytest.fixture

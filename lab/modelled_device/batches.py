@@ -8,14 +8,11 @@ launched the next one.
 
 import time
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 
-from sglang_live.bridge.modelled.batch_recorder import BatchRecorder, batch_recorder
-from sglang_live.bridge.modelled.device import modelled_device
-from sglang_live.bridge.modelled.wait_recorder import record_waits
+from lab.modelled_device.device import modelled_device
 from sglang_live.bridge.scheduler.batch_times import encoded_audio_s
 from sglang_live.device_model.costs import EngineCosts
 
@@ -24,9 +21,8 @@ def run_batch_on_clock(
     run: Callable[..., Any], scheduler: Any, batch: ScheduleBatch, *args: Any, **kwargs: Any
 ) -> Any:
     """Around Scheduler.run_batch."""
-    recorder = _begin_to_record()
-    launched_s, device = time.monotonic(), modelled_device()
-    assert device is not None  # the seam is installed only then
+    launched_s = time.monotonic()
+    device = modelled_device()
     cost_s = batch_cost_s(batch, device.engine_costs)
     if cost_s is None:
         return run(scheduler, batch, *args, **kwargs)
@@ -35,15 +31,9 @@ def run_batch_on_clock(
     result = run(scheduler, batch, *args, **kwargs)
     device.clock.count_computation(time.monotonic() - began_s)
     result.copy_done = event
-    if recorder is not None:
-        recorder.launched(event.work)
+    for observe in device.observers:
+        observe(event.work)
     return result
-
-
-@cache
-def _begin_to_record() -> BatchRecorder | None:
-    record_waits()
-    return batch_recorder()
 
 
 def batch_cost_s(batch: ScheduleBatch, costs: EngineCosts) -> float | None:

@@ -1,8 +1,8 @@
 """Where a scheduler's process waits for its GPU, with the stack of each place.
 
-SGLANG_LIVE_SYNC_LOG names a folder: each scheduler writes `PID.json` there. PyTorch warns of an
-operator that waits (`torch.cuda.set_sync_debug_mode`); a wait for an event is not one of them, so
-that results which are due do not count. For benchmark/gpu/syncs.py.
+Each scheduler writes `PID.json` to a folder. PyTorch warns of an operator that waits
+(`torch.cuda.set_sync_debug_mode`); a wait for an event is not one of them, so that results which
+are due do not count. For benchmark/gpu/syncs.py.
 """
 
 import json
@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from sglang_live.bridge.scheduler.part import Part
-from sglang_live.engine_channel.inbox import STAGE_ENV
+from sglang_live.engine_channel.inbox import PARTS_ENV, STAGE_ENV
 
-SYNC_LOG_ENV = "SGLANG_LIVE_SYNC_LOG"
+SYNC_LOG_ENV = "LAB_SYNC_LOG"
 # PyTorch's words, in c10/cuda/CUDAFunctions.cpp.
 _WARNING = "called a synchronizing CUDA operation"
 _FRAMES = 12
@@ -27,19 +27,17 @@ _FRAMES = 12
 _WRITE_EVERY = 64
 
 
+def environment(folder: Path) -> dict[str, str]:
+    return {PARTS_ENV: "lab.sync_log:SyncLogPart", SYNC_LOG_ENV: str(folder)}
+
+
 class SyncLog:
     def __init__(self, path: Path, engine: str):
-        self._path, self._engine = path, engine
+        self._path = path
+        self._engine = engine
         self._places: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
         self._show = warnings.showwarning
-
-    @staticmethod
-    def begin_from_env(engine: str) -> None:
-        """Call it when graphs are captured. Without the variable nothing is recorded."""
-        folder = os.environ.get(SYNC_LOG_ENV)
-        if folder:
-            SyncLog(Path(folder) / f"{os.getpid()}.json", engine).begin()
 
     def begin(self) -> None:
         warnings.filterwarnings("always", message=f".*{_WARNING}")
@@ -73,5 +71,8 @@ class SyncLog:
 
 
 class SyncLogPart(Part):
+    """Begins when graphs have been captured."""
+
     def start(self) -> None:
-        SyncLog.begin_from_env("thinker" if os.environ[STAGE_ENV] == "thinker" else "talker")
+        engine = "thinker" if os.environ[STAGE_ENV] == "thinker" else "talker"
+        SyncLog(Path(os.environ[SYNC_LOG_ENV]) / f"{os.getpid()}.json", engine).begin()

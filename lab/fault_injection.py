@@ -1,18 +1,31 @@
-"""Faults for tests: a prompt at which the thinker's scheduler dies or hangs.
+"""A prompt at which the thinker's scheduler dies or hangs.
 
-SGLANG_LIVE_TEST_FAULT, "die:5,6,7" or "hang:5,6,7": a round whose prompts contain these token
-ids in sequence raises, or never returns. Without the variable nothing is injected.
+A round whose prompts contain some token ids in sequence raises, or never returns.
 """
 
 import os
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 from sglang_live.bridge.scheduler.part import Part
+from sglang_live.engine_channel.inbox import PARTS_ENV, STAGE_ENV
 
-FAULT_ENV = "SGLANG_LIVE_TEST_FAULT"
+# "die:5,6,7" or "hang:5,6,7".
+FAULT_ENV = "LAB_FAULT"
+
+
+def environment(action: str, token_ids: Iterable[int]) -> dict[str, str]:
+    """action: "die" or "hang"."""
+    fault = f"{action}:{','.join(map(str, token_ids))}"
+    return {PARTS_ENV: "lab.fault_injection:part", FAULT_ENV: fault}
+
+
+def part(scheduler: Any) -> Part:
+    is_thinker = os.environ[STAGE_ENV] == "thinker"
+    return FaultInjection(scheduler) if is_thinker else Part(scheduler)
 
 
 class FaultInjection(Part):
@@ -30,7 +43,7 @@ class FaultInjection(Part):
         if not any(self._is_in(list(req.origin_input_ids)) for req in batch.reqs):
             return
         if self._action == "die":
-            raise RuntimeError("test hook: a prompt contains the ids of the fault")
+            raise RuntimeError("a prompt contains the ids of the fault")
         while True:
             time.sleep(1)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sglang_live.bridge.modelled.wait_recorder import WaitRecorder
+from lab.recorders.wait_recorder import WaitRecorder
 from sglang_live.models.qwen3_omni import code2wav  # any module with a function that reads
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import distributed
 
-from sglang_live.bridge.platform.graph_tape import CaptureError, Tape, as_one_call
+from lab.cpu_graphs.tape import CaptureError, Tape, as_one_call
 
 
 def test_a_replay_reads_the_inputs_and_writes_into_the_recorded_outputs():

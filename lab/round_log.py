@@ -1,6 +1,6 @@
 """Log of every round's facts and decisions on each rank, for tests that compare the ranks.
 
-Off unless ROUND_LOG_ENV names a directory. A rank writes a line to its own file whenever something
+A rank writes a line to its own file whenever something
 has changed, with the number of the round; equal files mean equal decisions in every round. It reads
 device memory, so it is for the CPU platform.
 """
@@ -17,11 +17,15 @@ from sglang.srt.managers.schedule_batch import NextBatchPlan, Req
 
 from sglang_live.bridge.scheduler.deciding import Deciding
 from sglang_live.bridge.scheduler.part import Part
-from sglang_live.engine_channel.inbox import STAGE_ENV
+from sglang_live.engine_channel.inbox import PARTS_ENV, STAGE_ENV
 
-ROUND_LOG_ENV = "SGLANG_LIVE_ROUND_LOG"
+ROUND_LOG_ENV = "LAB_ROUND_LOG"
 # Measured by each rank's own clock, for reports alone.
 _OWN_CLOCK = ("decide_s", "compact_s", "reload_s", "peer_reload_s")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {PARTS_ENV: "lab.round_log:RoundLog", ROUND_LOG_ENV: str(folder)}
 
 
 class RoundLog(Part):

@@ -1,20 +1,25 @@
 """Log of the times in which a stage's model computes, to find other causes of delay in a turn.
 
-Off unless SGLANG_LIVE_FORWARD_LOG names a directory. Times are CLOCK_MONOTONIC, which all processes
-of a machine share.
+Times are CLOCK_MONOTONIC, which all processes of a machine share. Steps that are replayed from a
+graph run no Python and are not in it.
 """
 
 import atexit
 import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from lab.attachment import around
+from sglang_live.attachment import ATTACH_ENV
+from sglang_live.stages.spec import StageSpec
 
 log = logging.getLogger(__name__)
 
-FORWARD_LOG_ENV = "SGLANG_LIVE_FORWARD_LOG"
+FORWARD_LOG_ENV = "LAB_FORWARD_LOG"
 
 
 class ForwardLog:
@@ -31,16 +36,11 @@ class ForwardLog:
         with suppress(OSError):
             self._file.close()
 
-    @staticmethod
-    def from_env(stage: str) -> "ForwardLog | None":
-        directory = os.environ.get(FORWARD_LOG_ENV)
-        return ForwardLog(Path(directory), stage) if directory else None
-
-    @contextmanager
-    def span(self) -> Iterator[None]:
+    def compute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Around what computes."""
         begin = time.monotonic()
         try:
-            yield
+            return function(*args, **kwargs)
         finally:
             self._write(f"{begin:.6f} {time.monotonic():.6f}\n")
 
@@ -53,6 +53,36 @@ class ForwardLog:
             # A full disk must not end the engine. The spans written so far stay useful.
             self._failed = True
             log.error("forward_log_ends file=%s error=%s", self._file.name, error.strerror)
+
+
+def environment(directory: Path) -> dict[str, str]:
+    return {ATTACH_ENV: "lab.forward_log:attach", FORWARD_LOG_ENV: str(directory)}
+
+
+def attach(place: str) -> None:
+    stage = StageSpec.from_env().stage
+    if (place == "stage") != (stage == "vocoder"):
+        return
+    owner: type
+    match stage:
+        case "vocoder":
+            from sglang_live.stages.vocoder.batcher import VocoderBatch
+
+            owner = VocoderBatch
+            name = "launch"
+        case "talker":
+            from sglang_live.models.speech_lm.engine.talker import SpeechLM
+
+            owner = SpeechLM
+            name = "forward"
+        case "thinker":
+            from sglang_live.models.qwen3_omni.engine import thinker
+
+            owner = thinker.Qwen3OmniMoeForConditionalGeneration
+            name = "_forward_tapped"
+        case _:
+            return
+    around(owner, name, ForwardLog(Path(os.environ[FORWARD_LOG_ENV]), stage).compute)
 
 
 def read_spans(directory: Path) -> list[tuple[float, float]]:

@@ -1,23 +1,31 @@
 """The modelled device of this process: what work costs there, and its clock."""
 
 import os
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from sglang_live.bridge.modelled.clock import (
-    COMPUTE,
-    DEVICE_CLOCK_ENV,
-    DeviceClock,
-    ModelledEvent,
-)
+from lab.modelled_device.clock import COMPUTE, DeviceClock, ModelledEvent, Work
 from sglang_live.device_model.costs import EngineCosts
-from sglang_live.device_model.model import DEVICE_MODEL_ENV, DeviceModel, load_device_model
+from sglang_live.device_model.model import DeviceModel, load_device_model
+from sglang_live.stages.spec import StageSpec
+
+# Value: absolute path of the device model's file.
+DEVICE_MODEL_ENV = "LAB_DEVICE_MODEL"
 
 
 class ModelledDevice:
+    """
+    observers: called with the work of each batch of an engine after its launch.
+    """
+
     def __init__(self, stage: str, model: DeviceModel, clock: DeviceClock):
-        self.stage, self.model, self.clock = stage, model, clock
-        self._loads_done_s, self._n_layers = 0.0, 1
+        self.stage = stage
+        self.model = model
+        self.clock = clock
+        self.observers: list[Callable[[Work], None]] = []
+        self._loads_done_s = 0.0
+        self._n_layers = 1
 
     @property
     def engine_costs(self) -> EngineCosts:
@@ -43,19 +51,18 @@ class ModelledDevice:
         Args:
             done_s: end of the loads.
         """
-        self._loads_done_s, self._n_layers = max(self._loads_done_s, done_s), n_layers
+        self._loads_done_s = max(self._loads_done_s, done_s)
+        self._n_layers = n_layers
 
 
 @cache
-def modelled_device() -> ModelledDevice | None:
-    """The device that the environment describes, or None if the device is not modelled.
+def modelled_device() -> ModelledDevice:
+    """The device of the stage to which this process belongs.
 
     Raises:
         BadInputError: the device model cannot be read.
     """
-    path, place = os.environ.get(DEVICE_MODEL_ENV, ""), os.environ.get(DEVICE_CLOCK_ENV, "")
-    if not path or not place:
-        return None
-    stage, number, file = place.split(":", 2)
-    model = load_device_model(Path(path))
-    return ModelledDevice(stage, model, DeviceClock(Path(file), int(number)))
+    spec = StageSpec.from_env()
+    model = load_device_model(Path(os.environ[DEVICE_MODEL_ENV]))
+    path = Path(spec.run_dir) / f"clock-{spec.device.replace(':', '-')}"
+    return ModelledDevice(spec.stage, model, DeviceClock(path, spec.stage, spec.replica))

@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang.srt.mem_cache.l2_transfer import L2Transfer, L2TransferEngine, TransferCompletion
 
-from sglang_live.bridge.modelled.clock import (
+from lab.modelled_device.clock import (
     FROM_PEER,
     TO_DEVICE,
     TO_HOST,
@@ -17,14 +17,14 @@ from sglang_live.bridge.modelled.clock import (
     ModelledEvent,
     Work,
 )
-from sglang_live.bridge.modelled.device import ModelledDevice
+from lab.modelled_device.device import modelled_device
 from sglang_live.bridge.tiers.peer_pool import PeerPool
 
 
 class ModelledLink(L2TransferEngine):
-    def __init__(self, io_backend: str, device: ModelledDevice):
+    def __init__(self, io_backend: str):
         super().__init__(io_backend)
-        self._device = device
+        self._device = modelled_device()
 
     def submit_device_to_host(self, transfers: list[L2Transfer]) -> TransferCompletion:
         work = self._book(transfers, to_device=False)

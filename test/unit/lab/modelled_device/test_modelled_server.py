@@ -1,0 +1,48 @@
+"""The modelled device of a server, from its flags."""
+
+from pathlib import Path
+
+import pytest
+
+from lab import launch_server
+from sglang_live import device_model
+from sglang_live import launch_server as product
+from sglang_live.attachment import ATTACH_ENV
+
+H100 = str(Path(device_model.__file__).parent / "h100_qwen3_omni.toml")
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+    """What the launcher changes in its process."""
+    for name in ("parse", "check_devices", "check_flags"):
+        monkeypatch.setattr(product, name, getattr(product, name))
+    for name in (ATTACH_ENV, "LAB_DEVICE_MODEL", "PYTHONPATH"):
+        monkeypatch.setenv(name, "")
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["--device-model", "/none.toml"], "device model /none.toml: No such file"),
+        (["--device-model", H100, "--talker.device", "cuda:8"], "there is no device 'cuda:8'"),
+        (["--device-model", H100, "--vocoder.device", "cpu"], "there is no device 'cpu'"),
+        (["--device-model", H100, "--thinker.tp-size", "2"], "those of one device, not of --thi"),
+        (
+            ["--device-model", H100, "--talker.connect", "tcp://a:1", "--allow-keyless-stages"],
+            "--talker.connect uses a device of another",
+        ),
+    ],
+)
+def test_a_server_that_the_modelled_device_cannot_carry_is_refused(argv, complaint, capfd):
+    assert launch_server.main(["--model-path", "demo", *argv]) == 2
+    assert complaint in capfd.readouterr().err
+
+
+def test_without_a_modelled_device_nothing_is_attached(monkeypatch):
+    started = []
+    monkeypatch.setattr(product, "main", lambda argv: started.append(argv) or 0)
+    parse = product.parse
+    assert launch_server.main(["--model-path", "demo", "--port", "1"]) == 0
+    assert started == [["--model-path", "demo", "--port", "1"]]
+    assert product.parse is parse

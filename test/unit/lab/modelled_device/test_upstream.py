@@ -1,0 +1,9 @@
+from lab.attachment import sglangs_scheduler
+from lab.modelled_device.attach import UPSTREAM
+from sglang_live.bridge.upstream import differences, parameters_of
+
+
+def test_sglang_has_what_the_modelled_device_goes_around():
+    assert [text for names in UPSTREAM for text in differences(names)] == []
+    run_batch = sglangs_scheduler().run_batch
+    assert parameters_of(run_batch) == "self, batch, pp_proxy_tensors="
