@@ -4,7 +4,7 @@
     python scripts/check_seams.py [--json | --markdown]
 
 Exit status 1 if a target is gone or has another signature than its seam expects, or if a name of
-bridge/upstream_names.py is gone or takes other parameters.
+lab/upstream/names.py is gone or takes other parameters.
 """
 
 import argparse
@@ -14,11 +14,14 @@ import json
 import pkgutil
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from sglang_live.bridge.seams import Seam, all_seams, upstream_signature
-from sglang_live.bridge.upstream import differences
-from sglang_live.bridge.upstream_names import NAMES
 from sglang_live.errors import SeamError
+
+sys.path.append(str(Path(__file__).parents[1]))  # lab/ is not installed
+from lab.upstream.comparison import differences
+from lab.upstream.names import NAMES
 
 OK, MISMATCH, NOT_CHECKED = "OK", "MISMATCH", "not checked"
 

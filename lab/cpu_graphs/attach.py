@@ -4,11 +4,11 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from lab.upstream.comparison import Upstream, differences
 from sglang_live.attachment import ATTACH_ENV
 from sglang_live.bridge.platform import cpu
 from sglang_live.bridge.platform.int8_weights import wants_int8
 from sglang_live.bridge.seams import Seam, put_in_place
-from sglang_live.bridge.upstream import Upstream, differences
 from sglang_live.errors import SeamError
 
 # Batch sizes for which decode graphs are captured, separated by commas.

@@ -15,10 +15,10 @@ from typing import Any
 from lab.attachment import around, sglangs_scheduler
 from lab.modelled_device.clock import STAGES
 from lab.modelled_device.device import DEVICE_MODEL_ENV, modelled_device
+from lab.upstream.comparison import Upstream, differences
 from sglang_live.attachment import ATTACH_ENV
 from sglang_live.bridge.platform import cpu
 from sglang_live.bridge.scheduler.device_peers import DEVICE_PEERS_ENV, device_peers_env
-from sglang_live.bridge.upstream import Upstream, differences
 from sglang_live.devices import devices_of_ranks
 from sglang_live.errors import SeamError
 from sglang_live.stages.spec import StageSpec

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.upstream.comparison import Upstream, attributes_of, differences, parameters_of
+from lab.upstream.names import NAMES
 from sglang_live.bridge.seams import Seam, all_seams
-from sglang_live.bridge.upstream import Upstream, attributes_of, differences, parameters_of
-from sglang_live.bridge.upstream_names import NAMES
 
 ROOT = Path(__file__).parents[3]
 

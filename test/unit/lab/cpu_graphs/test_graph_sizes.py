@@ -4,9 +4,9 @@ import pytest
 
 from lab.cpu_graphs import attach as attaching
 from lab.cpu_graphs.attach import GRAPHS_ENV, SEAMS, UPSTREAM, capture_on, environment, graph_sizes
+from lab.upstream.comparison import differences
 from sglang_live.bridge.platform import cpu
 from sglang_live.bridge.seams import upstream_signature
-from sglang_live.bridge.upstream import differences
 
 
 @pytest.mark.parametrize(("text", "sizes"), [("4", [4]), ("8, 1,2,2", [1, 2, 8])])

@@ -1,6 +1,6 @@
 from lab.attachment import sglangs_scheduler
 from lab.modelled_device.attach import UPSTREAM
-from sglang_live.bridge.upstream import differences, parameters_of
+from lab.upstream.comparison import differences, parameters_of
 
 
 def test_sglang_has_what_the_modelled_device_goes_around():

@@ -1,6 +1,6 @@
 """Comparison of SGLang's private and undocumented names, which sglang_live uses, with SGLang.
 
-In: upstream_names.py. Out: differences to the installed SGLang, for scripts/check_seams.py.
+In: names.py. Out: differences to the installed SGLang, for scripts/check_seams.py.
 """
 
 import ast

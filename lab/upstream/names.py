@@ -4,8 +4,8 @@ scripts/check_seams.py compares them with the installed SGLang. The hooks' own t
 sgl_patches/.
 """
 
-from sglang_live.bridge.upstream import Upstream
-from sglang_live.bridge.upstream_engine_names import ENGINE_NAMES
+from lab.upstream.comparison import Upstream
+from lab.upstream.engine_names import ENGINE_NAMES
 
 NAMES = (
     Upstream(

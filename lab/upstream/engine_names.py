@@ -1,6 +1,6 @@
-"""The part of upstream_names.NAMES that concerns models, their graphs, and the platform."""
+"""The part of names.NAMES that concerns models, their graphs, and the platform."""
 
-from sglang_live.bridge.upstream import Upstream
+from lab.upstream.comparison import Upstream
 
 ENGINE_NAMES = (
     Upstream(
