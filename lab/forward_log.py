@@ -96,9 +96,11 @@ def read_spans(directory: Path) -> list[tuple[float, float]]:
 
 def covered_s(spans: list[tuple[float, float]], begin: float, end: float) -> float:
     """Seconds of [begin, end] in which at least one span runs."""
-    covered, at = 0.0, begin
+    covered = 0.0
+    at = begin
     for first, last in spans:
-        first, last = max(first, at), min(last, end)
+        first = max(first, at)
+        last = min(last, end)
         if last > first:
             covered += last - first
             at = last

@@ -82,7 +82,8 @@ class TapeGraphRunner(DecodeCudaGraphRunner):
         self._logged: set[int] = set()
 
     def can_run_graph(self, forward_batch: Any) -> bool:
-        is_replayed, n = super().can_run_graph(forward_batch), forward_batch.batch_size
+        is_replayed = super().can_run_graph(forward_batch)
+        n = forward_batch.batch_size
         if n not in self._logged:
             self._logged.add(n)
             log.info("decode_graph batch=%d replayed=%s", n, is_replayed)

@@ -127,7 +127,8 @@ class _Recorder(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        self._is_paused, before = True, self._is_paused
+        before = self._is_paused
+        self._is_paused = True
         try:
             yield
         finally:

@@ -261,7 +261,8 @@ class RealtimeClient:
         await self._send({"type": "response.create"})
 
     def _marks(self, utterance: Utterance) -> dict[int, Callable[[], None]]:
-        tracker, interrupted = self._tracker, self._interrupted
+        tracker = self._tracker
+        interrupted = self._interrupted
 
         def on_end() -> None:
             if utterance.onset == utterance.end:
@@ -302,7 +303,8 @@ class RealtimeClient:
             if kind == "session.created":
                 self._session = event["session"]
             elif kind == "session.updated":
-                self._session, self._updated = event["session"], True
+                self._session = event["session"]
+                self._updated = True
             elif kind == "error" and self._tracker is None:
                 self._session_error = event["error"]["message"]
             elif kind == "error" and _is_about_playback(event["error"]):

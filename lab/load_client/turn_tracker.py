@@ -76,7 +76,8 @@ class TurnTracker:
         kind: `barge_in`, after which only events of the response itself count here, or
             `false_trigger`.
         """
-        self._interruption, self._interrupted_s = kind, self._clock.now_s()
+        self._interruption = kind
+        self._interrupted_s = self._clock.now_s()
 
     def interruption_began(self) -> None:
         """The first loud frame of that sound has been sent."""
@@ -95,7 +96,8 @@ class TurnTracker:
     def is_over(self) -> bool:
         if self._failure:
             return True
-        response, finished_s = self.response, self._finished_s
+        response = self.response
+        finished_s = self._finished_s
         if response is None or response.done_s is None or finished_s is None:
             return False
         if self._interruption is None:

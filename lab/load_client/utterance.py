@@ -71,7 +71,8 @@ def frames_before_speech(pcm: bytes) -> int:
     levels = np.array(clip.frame_levels(pcm))
     if len(levels) < ONSET_FRAMES:
         return 0
-    peak, room = levels.max(), np.percentile(levels, 10, method="lower")
+    peak = levels.max()
+    room = np.percentile(levels, 10, method="lower")
     over_room = min(room * clip.gain(ONSET_OVER_ROOM_DB), peak * clip.gain(-ONSET_OVER_ROOM_DB))
     is_speech = levels >= max(peak * clip.gain(-clip.SPEECH_RANGE_DB), over_room)
     lasting = np.lib.stride_tricks.sliding_window_view(is_speech, ONSET_FRAMES).all(axis=1)

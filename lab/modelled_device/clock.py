@@ -91,7 +91,8 @@ class DeviceClock:
         Args:
             asked_s, noticed_s: when the wait for its result began and ended.
         """
-        counts, late_s = self._counts, noticed_s - work.done_s
+        counts = self._counts
+        late_s = noticed_s - work.done_s
         counts[0] += 1
         if late_s > TOLERANCE_S:
             counts[1] += 1
@@ -145,6 +146,7 @@ class ModelledEvent:
         return 1000 * (end.work.done_s - self.work.done_s)
 
     def _observed(self, asked_s: float) -> None:
-        arrive, self._arrive = self._arrive, None
+        arrive = self._arrive
+        self._arrive = None
         if arrive is not None:
             arrive(asked_s, time.monotonic())

@@ -62,7 +62,8 @@ class ModelledLink(L2TransferEngine):
         """Work from the begin of the first to the end of the last: links do not wait for each
         other.
         """
-        link, now_s = self._device.model.link, time.monotonic()
+        link = self._device.model.link
+        now_s = time.monotonic()
         links = {
             False: (TO_DEVICE, link.to_device_s) if to_device else (TO_HOST, link.to_host_s),
             True: (FROM_PEER if to_device else TO_PEER, link.peer_s),

@@ -54,7 +54,8 @@ def draw_pressure(document: KvPressure) -> Figure:
 
 
 def _stack(axes: Axes, document: KvPressure) -> None:
-    arms, floor = list(document.arms), np.zeros(len(document.arms))
+    arms = list(document.arms)
+    floor = np.zeros(len(document.arms))
     for label, name, colour in _TOKENS:
         height = np.array([sum(row[name] for row in rows) for rows in document.arms.values()])
         axes.bar(arms, height, bottom=floor, color=colour, label=label, width=0.6)

@@ -107,7 +107,8 @@ def _colour(arm: str, number: int) -> str:
 def _name_points(axes: Axes, document: LoadDocument) -> None:
     """Write the load next to the points of the first and the last arm; more would overlap."""
     arms = list(document.arms)
-    below, above = ((7, -4), "left", "top"), ((-7, 4), "right", "bottom")
+    below = ((7, -4), "left", "top")
+    above = ((-7, 4), "right", "bottom")
     for arm, (offset, ha, va) in {arms[0]: below, arms[-1]: above}.items():
         for point in document.arms[arm]:
             if (p90_ms := _p90_ms(point)) is None:

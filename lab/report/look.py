@@ -9,15 +9,13 @@ from matplotlib.figure import Figure
 
 DPI = 150
 # Okabe and Ito's palette.
-BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE = (
-    "#333333",
-    "#E69F00",
-    "#56B4E9",
-    "#009E73",
-    "#0072B2",
-    "#D55E00",
-    "#CC79A7",
-)
+BLACK = "#333333"
+ORANGE = "#E69F00"
+SKY = "#56B4E9"
+GREEN = "#009E73"
+BLUE = "#0072B2"
+RED = "#D55E00"
+PURPLE = "#CC79A7"
 ARMS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#777777"

@@ -16,7 +16,8 @@ from lab.report.spans import ResponseCurve, Span
 
 STAGES = ("thinker", "talker")
 WIDTH_PER_S = 0.45
-MIN_WIDTH, MAX_WIDTH = 9.0, 24.0
+MIN_WIDTH = 9.0
+MAX_WIDTH = 24.0
 LANES = ("user", "response", "response heard", "audio held", "thinker", "talker")
 _CLASS_COLOURS = {"u0": look.RED, "u1": look.SKY, "u2": look.GREEN, "unknown": look.BLACK}
 _CLASS_LABELS = {

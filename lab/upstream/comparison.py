@@ -49,7 +49,8 @@ def differences(names: Upstream) -> list[str]:
 
 def parameters_of(function: Callable[..., Any]) -> str:
     """Names of a function's parameters, as `a, b=, *, c=, **d`; `=` marks a default."""
-    shown, star = [], False
+    shown = []
+    star = False
     for parameter in inspect.signature(function).parameters.values():
         star |= parameter.kind is parameter.VAR_POSITIONAL
         if parameter.kind is parameter.KEYWORD_ONLY and not star:

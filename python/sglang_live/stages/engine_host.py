@@ -94,7 +94,8 @@ class EngineHost:
 
     def __init__(self, spec: StageSpec, args: dict[str, Any], engine: str | None = None):
         engine = engine or spec.stage
-        self._stuck_after_s, self._cell = spec.stuck_after_s, None
+        self._stuck_after_s = spec.stuck_after_s
+        self._cell = None
         if spec.policies or engine == "talker":  # others have SGLang's own scheduler
             path = spec.file_path("progress")
             os.environ[PROGRESS_ENV] = str(path)
@@ -169,7 +170,8 @@ class EngineHost:
         os._exit(128 + signals[0] if signals else EXIT_ENGINE_DIED)
 
     async def _watch_progress(self) -> None:
-        watch, clock = ProgressWatch(self._stuck_after_s), MonotonicClock()
+        watch = ProgressWatch(self._stuck_after_s)
+        clock = MonotonicClock()
         states = self.engine.tokenizer_manager.rid_to_state
         while True:
             await asyncio.sleep(min(1.0, self._stuck_after_s / 4))

@@ -145,7 +145,8 @@ class SessionCompaction:
         remove_tokens(req, compaction)
         if self.rebase.has_table:
             req.multimodal_inputs = compact_media(req.multimodal_inputs, compaction, n_tokens)
-        kv.sink_tokens, kv.n_dropped = compaction.begin, kv.n_dropped + compaction.n_tokens
+        kv.sink_tokens = compaction.begin
+        kv.n_dropped = kv.n_dropped + compaction.n_tokens
 
     def _release_tree_prefix(self, slot: SessionSlot, req: Req, begin: int) -> bool:
         """Unlock the tree's nodes behind `begin`; the session's first prompt is in the tree.
@@ -224,7 +225,8 @@ def fold_outputs(session: Session, req: Req) -> None:
     All of it has been sent: a finished request's outputs are not read again.
     """
     outputs = outputs_of(req)
-    ids, unpadded = req.origin_input_ids, req.origin_input_ids_unpadded
+    ids = req.origin_input_ids
+    unpadded = req.origin_input_ids_unpadded
     # An aborted request may have left its tokens here.
     del ids[session.committed_origin_len :]
     ids.extend(outputs)
@@ -236,7 +238,8 @@ def fold_outputs(session: Session, req: Req) -> None:
 
 def remove_tokens(req: Req, compaction: Compaction) -> None:
     """Remove the compacted tokens from the request's input arrays."""
-    ids, unpadded = req.origin_input_ids, req.origin_input_ids_unpadded
+    ids = req.origin_input_ids
+    unpadded = req.origin_input_ids_unpadded
     if unpadded is not ids:
         # Some models have one placeholder here for all tokens of an item.
         if len(unpadded) == len(ids):
@@ -289,7 +292,9 @@ class Rebase:
                 "endless sessions rotate keys in place, which KV in FP4 or MXFP8 does not allow: "
                 "set kv_cache_dtype to fp8_e4m3 or bf16, or leave out the policy retention"
             )
-        self._rope, self._kv, self._limit = ropes[0], kv, limit
+        self._rope = ropes[0]
+        self._kv = kv
+        self._limit = limit
         self._reserve = min(REBASE_RESERVE_TOKENS, limit // 4)
         self._inv_freq = self._rope._compute_inv_freq(self._rope.base).float()
         if any(not _turns_by(rope, self._inv_freq) for rope in ropes):
@@ -309,7 +314,8 @@ class Rebase:
         Args:
             rows: [n] KV slots of all tokens behind the sink.
         """
-        rope, kv = self._rope, self._kv
+        rope = self._rope
+        kv = self._kv
         if self._inv_freq.device != rows.device:
             self._inv_freq = copy_to(self._inv_freq, rows.device)
         for layer in range(kv.start_layer, kv.start_layer + kv.layer_num):
@@ -340,6 +346,7 @@ def _turns_by(rope: Any, inv_freq: Tensor) -> bool:
     Embeddings that are scaled have others (YaRN), or arguments of another meaning.
     """
     cos, sin = rope.cos_sin_cache[1].float().cpu().chunk(2)
-    found, expected = torch.atan2(sin, cos), inv_freq.cpu()
+    found = torch.atan2(sin, cos)
+    expected = inv_freq.cpu()
     # The table may be in bfloat16.
     return found.shape == expected.shape and torch.allclose(found, expected, rtol=0.02, atol=1e-7)

@@ -49,7 +49,8 @@ class VocoderStage:
         # Threads that wait for results on a device.
         self._waiters = ThreadPoolExecutor(config.max_in_flight, thread_name_prefix="vocoder-wait")
         self._outputs: dict[str, asyncio.Queue] = {}
-        self._fed, self._stepped = asyncio.Event(), asyncio.Condition()
+        self._fed = asyncio.Event()
+        self._stepped = asyncio.Condition()
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()

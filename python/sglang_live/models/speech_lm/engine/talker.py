@@ -246,7 +246,8 @@ class SpeechLM(nn.Module):
         for rid, prefix, n in _chunks(forward_batch):
             stream = self.streams.get(rid)
             if stream is not None:
-                ids, out = input_ids[at : at + n], embeds[at : at + n]
+                ids = input_ids[at : at + n]
+                out = embeds[at : at + n]
                 self._place_audio(out, stream, prefix)
                 self._place_frames(out, ids, stream, prefix)
             at += n
@@ -254,7 +255,8 @@ class SpeechLM(nn.Module):
 
     def _embed_prompt(self, ids: Tensor) -> Tensor:
         """Embeddings of prompt ids by the ranges of TalkerIds; audio positions stay zero."""
-        r, codec = self.ids, self.config.vocab_size
+        r = self.ids
+        codec = self.config.vocab_size
         zero = torch.zeros_like(ids)
         is_text = (ids >= r.text) & (ids < r.start)
         is_start = (ids >= r.start) & (ids < r.pad)
@@ -282,7 +284,8 @@ class SpeechLM(nn.Module):
         first = max(stream.prompt_len - prefix, 0)
         if first >= len(out):
             return
-        state, row = self.rows, stream.row
+        state = self.rows
+        row = stream.row
         assert row is not None  # the scheduler binds it before the forward pass
         places = range(prefix + first, prefix + len(out))
         frames = [stream.frame_at(place) for place in places]
