@@ -58,7 +58,7 @@ setup(
             "py.typed",
             "gateway/web/*",
             "interaction/turn_end.json",
-            "interaction/words/turn_words.json",
+            "interaction/turn_words.json",
             "assets/*",
             "models/demo/*.txt",
             "models/demo/trained/*",

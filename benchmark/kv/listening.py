@@ -9,7 +9,7 @@ import asyncio
 from sglang_live.clock import Clock
 from sglang_live.core import FRAME_S
 from sglang_live.interaction.monitor import SessionMonitor
-from sglang_live.interaction.response_playback import ResponsePlayback
+from sglang_live.interaction.playback import ResponsePlayback
 
 # The talker is paused when it is this far ahead of its listener, about its high mark with rounds
 # of 15 ms.

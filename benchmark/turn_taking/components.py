@@ -1,7 +1,7 @@
 """The server's decisions on turns, on a recording, fed as the gateway feeds them.
 
 The detector and the endpoint model are the server's own. Their networks' outputs are remembered per
-recording, because most settings ask for the same ones. What TurnTaking and Endpointing do between
+recording, because most settings ask for the same ones. What TurnTaking and PauseJudge do between
 them is repeated here without a session: packets of 20 ms, verdicts on each pause while the user is
 still silent, and a detector that asks for confirmation while the agent speaks.
 """
@@ -13,10 +13,17 @@ import numpy as np
 
 from benchmark.turn_taking.timeline import SAMPLES_PER_MS, Decision
 from sglang_live.core import INPUT_RATE_HZ
-from sglang_live.gateway.realtime.turns.echo_filter import ECHO_WINDOW, LEAST_SHARE
-from sglang_live.interaction.backchannel import OUTLAST_MS, begins_at, has_hiss
-from sglang_live.interaction.echo import MAX_DELAY_S, SPAN_S, halved, unexplained
 from sglang_live.interaction.endpoint import MODEL_SAMPLES, EndpointModel
+from sglang_live.interaction.filters.backchannels import OUTLAST_MS, begins_at, has_hiss
+from sglang_live.interaction.filters.echo import (
+    ECHO_WINDOW,
+    LEAST_SHARE,
+    MAX_DELAY_S,
+    SPAN_S,
+    halved,
+    unexplained,
+)
+from sglang_live.interaction.filters.side_talk import SideTalk
 from sglang_live.interaction.silero import (
     WINDOW_SAMPLES,
     SpeechModel,
@@ -30,8 +37,8 @@ from sglang_live.interaction.turn_end import (
     cutoff_ms,
     judged,
     silence_ms,
+    word_evidence,
 )
-from sglang_live.interaction.user_voice import UserVoice
 from sglang_live.interaction.vad import (
     SpeechDetector,
     SpeechDismissed,
@@ -42,7 +49,6 @@ from sglang_live.interaction.vad import (
     SpeechSuspected,
     VadSettings,
 )
-from sglang_live.interaction.words.turn_words import evidence
 from sglang_live.models.speech import Recogniser
 
 PACKET_MS = 20
@@ -245,7 +251,7 @@ class _JudgedPause:
     _words_due: tuple[float, float] | None = None
 
     def grow(self, at_ms: float, silence_ms: int) -> None:
-        """As Endpointing.grow. A rule with a least score has one score."""
+        """As PauseJudge.grow. A rule with a least score has one score."""
         times_ms = SCORED_AT_MS if self.rule.cutoff_ms is not None else SCORED_AT_MS[:1]
         n_due = sum(silence_ms >= each for each in times_ms)
         if n_due <= self._n_scored or self._score_due is not None:
@@ -257,7 +263,10 @@ class _JudgedPause:
     def hear_words(self, at_ms: float) -> None:
         if self.rule.hears_words:
             end = self.pause.at_ms * SAMPLES_PER_MS
-            self._words_due = at_ms + WORDS_MS, evidence(self.hearing.words(self.turn_start, end))
+            self._words_due = (
+                at_ms + WORDS_MS,
+                word_evidence(self.hearing.words(self.turn_start, end)),
+            )
 
     def known(self, at_ms: float) -> Iterator[tuple[float, int | None]]:
         """What has become known by then: when, and the silence that ends the turn (_wait_ms)."""
@@ -286,7 +295,7 @@ def hear_interruptions(hearing: Hearing, confirm_ms: int, ignores: bool) -> list
     """
     detector = SpeechDetector(hearing.scores, replace(VadSettings(), confirm_ms=confirm_ms))
     detector.confirming = True
-    user = UserVoice()
+    user = SideTalk()
     if hearing.earlier is not None:
         user.learn(hearing.earlier)
     decisions: list[Decision] = []
@@ -294,18 +303,19 @@ def hear_interruptions(hearing: Hearing, confirm_ms: int, ignores: bool) -> list
         detector.take(packet)
         while (due := detector.due()) is not None:
             [(scores, state)] = hearing.scores.score([due])
+            least_ms = 0
             if ignores and not detector.speaking:
                 scores = _own_voice(hearing, user, detector, scores)
-                detector.outlast_ms = outlast_ms(hearing, detector, scores)
-            found = detector.scored(scores, state)
+                least_ms = outlast_ms(hearing, detector, scores)
+            found = detector.scored(scores, state, least_ms)
             decisions += [each for event in found if (each := decision_of(event, at_ms))]
     return decisions
 
 
 def _own_voice(
-    hearing: Hearing, user: UserVoice, detector: SpeechDetector, scores: np.ndarray
+    hearing: Hearing, user: SideTalk, detector: SpeechDetector, scores: np.ndarray
 ) -> np.ndarray:
-    """As EchoFilter and OverResponse filter scores."""
+    """As EchoFilter and SideTalk filter scores."""
     scores = without_echo(hearing, detector, scores)
     if not user.is_known:
         return scores

@@ -12,7 +12,7 @@ import numpy as np
 from benchmark.turn_taking.clips import Clip
 from benchmark.turn_taking.stimuli import CHANGES
 from sglang_live.core import INPUT_RATE_HZ
-from sglang_live.interaction.voiceprint import SpeakerModel
+from sglang_live.interaction.filters.voiceprint import SpeakerModel
 
 DURATIONS_S = (0.25, 0.5, 1.0, 2.0)
 SAME = "as recorded"

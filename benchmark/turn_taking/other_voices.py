@@ -31,9 +31,9 @@ from benchmark.turn_taking.stimuli import (
     voices,
 )
 from benchmark.turn_taking.timeline import Stimulus
+from sglang_live.interaction.filters.voiceprint import Voiceprint, parts_of
 from sglang_live.interaction.silero import SileroModel
 from sglang_live.interaction.vad import VadSettings
-from sglang_live.interaction.voiceprint import Voiceprint, parts_of
 from sglang_live.models.packages import RESEMBLYZER, fetch
 from sglang_live.models.resemblyzer import SpeakerEncoder
 

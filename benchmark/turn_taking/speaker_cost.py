@@ -12,9 +12,10 @@ from prometheus_client import CollectorRegistry
 
 from sglang_live.clock import MonotonicClock
 from sglang_live.core import INPUT_RATE_HZ
-from sglang_live.gateway.realtime.turns.other_voices import OtherVoices, SpeakerThread
+from sglang_live.interaction.filters.other_voices import OtherVoices, SpeakerThread
+from sglang_live.interaction.filters.voiceprint import AGAIN, LENGTHS, SpeakerModel, parts_of
 from sglang_live.interaction.silero import WINDOW_SAMPLES
-from sglang_live.interaction.voiceprint import AGAIN, LENGTHS, SpeakerModel, parts_of
+from sglang_live.interaction.vad import TurnDetection, VadSettings
 from sglang_live.models.resemblyzer import SpeakerEncoder
 from sglang_live.telemetry.metrics import GatewayMetrics
 
@@ -87,7 +88,8 @@ async def _served(model: _Far, n_sessions: int) -> dict:
     thread = SpeakerThread(model)
     sessions = [OtherVoices(thread, clock, metrics) for _ in range(n_sessions)]
     for session in sessions:
-        session.learn(noise(_TURN_S), of_user_only=False)
+        session.configure(TurnDetection(vad=VadSettings(), ignore_other_voices=True))
+        session.learn(noise(_TURN_S))
         while not session.known.is_known:
             await asyncio.sleep(0.01)
     model.is_other = True

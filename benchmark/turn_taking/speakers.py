@@ -1,4 +1,4 @@
-"""What OtherVoices and OverResponse do with a speaker model, on a recording, without a session."""
+"""What OtherVoices and BargeIn do with a speaker model, on a recording, without a session."""
 
 from dataclasses import dataclass, field, replace
 
@@ -13,10 +13,16 @@ from benchmark.turn_taking.components import (
     without_echo,
 )
 from benchmark.turn_taking.timeline import Decision
+from sglang_live.interaction.filters.side_talk import SideTalk
+from sglang_live.interaction.filters.voice_filter import Heard
+from sglang_live.interaction.filters.voiceprint import (
+    HeardVoice,
+    SpeakerModel,
+    Voiceprint,
+    parts_of,
+)
 from sglang_live.interaction.silero import WINDOW_SAMPLES
-from sglang_live.interaction.user_voice import UserVoice
 from sglang_live.interaction.vad import SpeechDetector, SpeechDismissed, VadSettings
-from sglang_live.interaction.voiceprint import HeardVoice, SpeakerModel, Voiceprint, parts_of
 
 
 @dataclass(eq=False)
@@ -49,7 +55,7 @@ class Listening:
         settings = replace(VadSettings(), confirm_ms=self.confirm_ms)
         self._detector = SpeechDetector(self.hearing.scores, settings)
         self._detector.confirming = True
-        self._user, self._voiceprint = UserVoice(), Voiceprint()
+        self._user, self._voiceprint = SideTalk(), Voiceprint()
         self._voice = HeardVoice(self.stricter)
         self._would_start = False
         if self.hearing.earlier is not None:
@@ -65,9 +71,10 @@ class Listening:
             detector.take(packet)
             while (due := detector.due()) is not None:
                 [(scores, state)] = self.hearing.scores.score([due])
+                heard = Heard(scores, 0, "")
                 if not detector.speaking:
-                    scores = self._of_the_user(scores, at_ms, found)
-                for event in detector.scored(scores, state):
+                    heard = self._of_the_user(scores)
+                for event in detector.scored(heard.scores, state, heard.outlast_ms, heard.voice):
                     if isinstance(event, SpeechDismissed) and self._would_start:
                         found.append(Decision("stopped", at_ms))
                         self._would_start = False
@@ -75,26 +82,23 @@ class Listening:
                         found.append(each)
         return found
 
-    def _of_the_user(self, scores: np.ndarray, at_ms: float, found: list[Decision]) -> np.ndarray:
-        detector = self._detector
-        detector.outlast_ms = 0
+    def _of_the_user(self, scores: np.ndarray) -> Heard:
+        detector, least_ms = self._detector, 0
         threshold = detector.settings.threshold
         scores = without_echo(self.hearing, detector, scores)
         pcm = due_windows(self.hearing, detector, scores)
         speaker = self._compare(pcm, scores >= threshold)
         if speaker == "far":
             self._would_start = False
-            if detector.dismiss():
-                found.append(Decision("released", at_ms))
-            return np.where(scores >= threshold, np.float32(0), scores)
+            return Heard(np.where(scores >= threshold, np.float32(0), scores), 0, "other_voice")
         if self._user.is_known and not self._voice.is_certain:
             scores = self._user.without_others(scores, threshold, pcm)
         if (scores >= threshold).any():
             needed_ms = max(self.confirm_ms, outlast_ms(self.hearing, detector, scores))
             waits_ms = self._voice.outlast_ms if self._voiceprint.is_known else 0
             self._would_start = waits_ms > needed_ms and self._voice.voiced_ms >= needed_ms
-            detector.outlast_ms = max(needed_ms, waits_ms)
-        return scores
+            least_ms = max(needed_ms, waits_ms)
+        return Heard(scores, least_ms, "")
 
     def _compare(self, pcm: np.ndarray, is_voice: np.ndarray) -> str:
         if not self._voiceprint.is_known:

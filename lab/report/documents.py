@@ -21,7 +21,6 @@ class TimelineEvent:
     """One event. Times count from the start of the session; audio is the total of the response.
 
     response: its id; None: the latest response.
-    position_s: playback position at which the client truncated the response.
     silent_s: length of a stall that ends now.
     onset_t_s: start of the speech that is detected now.
     stage, what, buffered_s: a stage, its policies' decision on the response, and its buffer.
@@ -33,7 +32,6 @@ class TimelineEvent:
     generated_s: float | None = None
     sent_s: float | None = None
     heard_s: float | None = None
-    position_s: float | None = None
     silent_s: float | None = None
     onset_t_s: float | None = None
     stage: str | None = None

@@ -140,11 +140,10 @@ def _add(curve: ResponseCurve, event: TimelineEvent) -> None:
     if curve.truncated_s is None:
         if event.event == "first_audio" and event.sent_s is None:
             curve.sent.append((event.t_s, 0.0))
-        heard_s = event.position_s if event.event == "truncated" else event.heard_s
         for points, value in (
             (curve.generated, event.generated_s),
             (curve.sent, event.sent_s),
-            (curve.heard, heard_s),
+            (curve.heard, event.heard_s),
         ):
             if value is not None:
                 points.append((event.t_s, value))

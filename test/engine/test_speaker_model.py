@@ -7,16 +7,16 @@ import pytest
 import soundfile as sf
 from scipy.signal import resample_poly
 
-from sglang_live.gateway.realtime.turns.other_voices import SpeakerThread
+from sglang_live.interaction.filters.other_voices import SpeakerThread
+from sglang_live.interaction.filters.voiceprint import Voiceprint, parts_of
 from sglang_live.interaction.scoring import SpeechScorer
 from sglang_live.interaction.silero import SileroModel
-from sglang_live.interaction.voiceprint import Voiceprint, parts_of
 from sglang_live.models.packages import RESEMBLYZER, fetch
 from sglang_live.models.resemblyzer import SpeakerEncoder
 from test.unit.gateway.fakes import spoken
-from test.unit.gateway.realtime.playout_world import STARTED, World
+from test.unit.gateway.realtime.playback_world import STARTED, World
 from test.unit.gateway.realtime.test_other_voices import learnt, over
-from test.unit.gateway.realtime.test_over_response import long_response, pcm16
+from test.unit.gateway.realtime.test_voice_over_response import long_response, pcm16
 
 LIBRIVOX = "sp_librivox_0880.flac"
 DATA = Path(__file__).parents[1] / "data" / "audio"

@@ -55,7 +55,7 @@ NOT_OURS = (
     "NOTICE",
     "benchmark/results/",
     "benchmark/workloads/",
-    "python/sglang_live/interaction/words/turn_words.json",
+    "python/sglang_live/interaction/turn_words.json",
     "python/sglang_live/models/demo/corpus.txt",
     "python/sglang_live/models/demo/trained/",
     "requirements/locked/",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sglang_live.interaction.turn_end import PAUSE_MS, TurnEndWeights, evidence
+from sglang_live.interaction.turn_end import PAUSE_MS, TurnEndWeights, score_evidence
 from training.turn_end.pauses import JudgedPause
 
 # The silence that ends a turn of this eagerness on a server without the endpoint model. With it the
@@ -22,7 +22,7 @@ _FIRST_VERDICT_MS = PAUSE_MS + 50
 
 def fitted(pauses: Sequence[JudgedPause], cutoff_ms: dict[str, float]) -> TurnEndWeights:
     is_end, weight = _is_end(pauses), _weight(pauses)
-    columns = np.array([(1.0, evidence(pause.score)) for pause in pauses])
+    columns = np.array([(1.0, score_evidence(pause.score)) for pause in pauses])
     bias, score = logistic(columns, is_end, weight)
     within = [pause for pause in pauses if not pause.is_end]
     mean, sd = log_normal([p.lasts_ms for p in within], _weight(within))

@@ -17,7 +17,7 @@ from benchmark.turn_taking.cutting import Unit, turns_of
 from benchmark.turn_taking.timeline import SAMPLES_PER_MS, Recording, Turn
 from sglang_live.interaction.endpoint import MODEL_SAMPLES, EndpointModel
 from sglang_live.interaction.silero import SileroModel
-from sglang_live.interaction.turn_end import PAUSE_MS
+from sglang_live.interaction.turn_end import PAUSE_MS, word_evidence
 from sglang_live.interaction.vad import (
     SpeechDetector,
     SpeechPaused,
@@ -26,7 +26,6 @@ from sglang_live.interaction.vad import (
     SpeechStopped,
     VadSettings,
 )
-from sglang_live.interaction.words.turn_words import evidence
 from sglang_live.models.speech import Recogniser
 
 # Longer than what is waited for at most: pauses and ends are seen to their end.
@@ -51,7 +50,7 @@ class JudgedPause:
     score, late_score: the endpoint model's, after PAUSE_MS and after LATE_MS of silence; None: it
         is over by then.
     fade_db, turn_ms: how far the voice fades before the pause, how long the turn has lasted.
-    words: their evidence (interaction/words/turn_words.py); None: they are not known.
+    words: their evidence (interaction/turn_end.py); None: they are not known.
     weight: how much it counts; the draws of one clip count as one together.
     """
 
@@ -132,7 +131,7 @@ def _judged(
         fade_db=round(fade_db(recording.pcm[max(first, end - MODEL_SAMPLES) : last]), 2),
         turn_ms=round(end_ms - start_ms),
         weight=weight,
-        words=None if hearing.recogniser is None else evidence(hearing.words(first, end)),
+        words=None if hearing.recogniser is None else word_evidence(hearing.words(first, end)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Fit the numbers of interaction/words/turn_words.json to the words of the AMI meetings.
+"""Fit the numbers of interaction/turn_words.json to the words of the AMI meetings.
 
     python -m training.turn_end.words --ami DIR
 
@@ -30,7 +30,7 @@ from benchmark.turn_taking.cutting import (
 )
 from benchmark.turn_taking.layouts import words as units_of
 from benchmark.turn_taking.scoring import auc
-from sglang_live.interaction.words.turn_words import MOST_WORDS, WEIGHTS, features, words_of
+from sglang_live.interaction.turn_end import MOST_WORDS, WORD_WEIGHTS, features, words_of
 
 DIALOGUES = Path(__file__).parents[2] / "benchmark" / "workloads" / "coffee_dialogues.jsonl.gz"
 # A word that fewer groups of meetings use is one of their topic.
@@ -77,15 +77,14 @@ def main() -> None:
     figures = figures_of(own, apart) | {"share_of_requests_below": shares_below(own, requests())}
     fit = fitted(silences)
     document = {
-        "what": "Weights of interaction/words/turn_words.py, fitted by "
-        "python -m training.turn_end.words",
+        "what": "Weights of interaction/turn_end.py, fitted by python -m training.turn_end.words",
         "data": f"{len(silences)} silences of {len(groups)} groups of meetings of the AMI Meeting "
         "Corpus, manual annotations 1.6.2, words and punctuation",
         "licences": "AMI Meeting Corpus CC BY 4.0",
         "figures_of_groups_kept_apart": figures,
         "weights": {"bias": round(fit.bias, 3), "features": rounded(fit.weights)},
     }
-    WEIGHTS.write_text(json.dumps(document, indent=0, ensure_ascii=False) + "\n", "utf-8")
+    WORD_WEIGHTS.write_text(json.dumps(document, indent=0, ensure_ascii=False) + "\n", "utf-8")
     print(json.dumps(figures, indent=1))
 
 

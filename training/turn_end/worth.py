@@ -21,7 +21,7 @@ from benchmark.turn_taking.scoring import auc
 from benchmark.turn_taking.timeline import SAMPLES_PER_MS, Recording
 from sglang_live.interaction.endpoint import EndpointModel, SmartTurnModel, installed_model_path
 from sglang_live.interaction.silero import SileroModel
-from sglang_live.interaction.turn_end import TurnEndWeights, evidence, trained_weights
+from sglang_live.interaction.turn_end import TurnEndWeights, score_evidence, trained_weights
 from sglang_live.models.moonshine import MoonshineRecogniser
 from sglang_live.models.packages import MOONSHINE, fetch
 from training.turn_end.__main__ import CALLS, DRAWS
@@ -98,7 +98,7 @@ def _aucs(pauses: Sequence[JudgedPause]) -> dict:
     }
     found["score and words"] = {
         "all": auc_between(heard, {id(p): _log_odds(p) for p in heard}),
-        "score alone": auc_between(heard, {id(p): evidence(p.score) for p in heard}),
+        "score alone": auc_between(heard, {id(p): score_evidence(p.score) for p in heard}),
     }
     long = [pause for pause in pauses if pause.late_score is not None]
     for name in ("score", "late_score"):

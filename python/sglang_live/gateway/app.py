@@ -51,8 +51,8 @@ from sglang_live.gateway.realtime.connection import RealtimeRoute
 from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.same_machine import SameMachine
 from sglang_live.interaction.endpoint import EndpointModel
+from sglang_live.interaction.filters.voiceprint import SpeakerModel
 from sglang_live.interaction.silero import SileroModel, SpeechModel
-from sglang_live.interaction.voiceprint import SpeakerModel
 from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.orchestrator.suspects import Suspects
 from sglang_live.telemetry.metrics import GatewayMetrics

@@ -54,6 +54,18 @@ def check_recognised(
     check_neutral(temperature, (0,), f"{at}temperature")
 
 
+async def text_of(session: VoiceSession, clips: tuple[AudioPart, ...], language: str | None) -> str:
+    """The words of clips that a recogniser has heard to be speech.
+
+    Args:
+        language: of the speech; None: any.
+    Raises:
+        LiveError: the turn failed.
+    """
+    deltas = transcribe(session, clips, None, language=language)
+    return "".join([delta async for delta in deltas if isinstance(delta, str)])
+
+
 async def transcribe(
     session: VoiceSession,
     clips: tuple[AudioPart, ...],

@@ -1,10 +1,15 @@
 """Smart Turn: the probability, from the voice alone, that the user has finished a turn.
 
 In: the last seconds of a turn, up to a pause. Out: a probability.
-Owner: one SmartTurnModel per process, stateless, shared by all sessions.
+Owner: one SmartTurnModel and one EndpointThreads per process, stateless, shared by all sessions.
 """
 
+import asyncio
 import importlib.util
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +23,9 @@ MODEL_SAMPLES = 8 * INPUT_RATE_HZ
 
 _FFT, _HOP, _N_MELS = 400, 160, 80
 _FLOOR, _RANGE = 1e-10, 8.0
+# A pause costs the network as much in a batch with others as alone, so that pauses are scored side
+# by side. More threads would take the cores of the stages.
+_MAX_THREADS = 4
 
 
 class EndpointModel(Protocol):
@@ -29,6 +37,33 @@ class EndpointModel(Protocol):
             0 to 1, after some tens of ms. May be called from any thread.
         """
         ...
+
+
+def _threads() -> Executor:
+    n = min(os.cpu_count() or 1, _MAX_THREADS)
+    return ThreadPoolExecutor(n, thread_name_prefix="endpoint")
+
+
+@dataclass(eq=False)
+class EndpointThreads:
+    """An endpoint model beside the event loop."""
+
+    model: EndpointModel
+    threads: Executor = field(default_factory=_threads)
+
+    async def score(self, pcm: np.ndarray, is_due: Callable[[], bool]) -> float | None:
+        """As EndpointModel.completeness.
+
+        is_due: asked in a thread when its turn comes. If not, the score is None.
+        """
+
+        def completeness() -> float | None:
+            return self.model.completeness(pcm) if is_due() else None
+
+        return await asyncio.get_running_loop().run_in_executor(self.threads, completeness)
+
+    def close(self) -> None:
+        self.threads.shutdown(wait=False, cancel_futures=True)
 
 
 class SmartTurnModel:

@@ -13,8 +13,7 @@ from typing import Any, Literal
 from sglang_live.aio import background
 from sglang_live.clock import Clock
 from sglang_live.core import FRAME_S
-from sglang_live.interaction.playback import PlaybackClock
-from sglang_live.interaction.response_playback import ResponsePlayback
+from sglang_live.interaction.playback import PlaybackClock, ResponsePlayback
 from sglang_live.interaction.timeline import Timeline
 from sglang_live.interaction.user_stats import UserPrior, UserStats
 from sglang_live.interaction.vad import EndReason
@@ -263,25 +262,25 @@ class SessionMonitor:
         self._refresh(now_s)
         return heard_s
 
-    def acked(self, playback: ResponsePlayback, position_s: float) -> float:
-        """The client reports that it has played up to position_s. Returns the seconds heard."""
+    def acked(self, playback: ResponsePlayback, acked_s: float) -> float:
+        """The client reports that it has played acked_s. Returns the seconds heard."""
         now_s = self._clock.now_s()
-        outcome = playback.clock.ack(position_s, now_s)
+        outcome = playback.clock.ack(acked_s, now_s)
         self._metrics.acks.labels(outcome).inc()
         heard_s = playback.clock.heard_s(now_s)
-        self._note("ack", playback, position_s=position_s, outcome=outcome, heard_s=heard_s)
+        self._note("ack", playback, acked_s=acked_s, outcome=outcome, heard_s=heard_s)
         self._refresh(now_s)
         return heard_s
 
-    def truncated(self, playback: ResponsePlayback, position_s: float) -> None:
-        """The client truncated its item at position_s."""
+    def truncated(self, playback: ResponsePlayback, heard_s: float) -> None:
+        """The client truncated its item to what was heard."""
         now_s = self._clock.now_s()
-        self._note("truncated", playback, position_s=position_s)
+        self._note("truncated", playback, heard_s=heard_s)
         # While more audio comes, a client may play on after a truncation. With the clock stopped
         # the stages would never continue that response.
         if playback.clock.finished or playback.clock.stopped:
             playback.was_over = True
-            playback.clock.correct(position_s, now_s)
+            playback.clock.correct(heard_s, now_s)
             self._correct_next_use(now_s, REPORT_TOLERANCE_S)
         self._refresh(now_s)
 

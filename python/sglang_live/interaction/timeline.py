@@ -21,12 +21,12 @@ Every event is {"t_s": seconds since the session began, "event": name} with more
                                        at most one in 200 ms, and one when everything was sent
     underrun                           response, silent_s: length of the gap that ends now
     playing, dry                       response, heard_s: playback goes on, or has no audio left
-    ack                                response, position_s, outcome, heard_s
+    ack                                response, acked_s, outcome, heard_s
     ack_timeout                        response: the client stopped sending acks
     held, released                     audio is kept in the gateway, and sent again
     barge_in                           response, heard_s, sent_s, generated_s
     stopped                            the same keys: the client cancelled the response
-    truncated                          response, position_s: the client truncated its item
+    truncated                          response, heard_s: the client truncated its item
     response_done                      response, status
     turn_result                        response, n_tokens, n_frames, spoken: output of its turn;
                                        marks: times within the turn (telemetry/trace.py)

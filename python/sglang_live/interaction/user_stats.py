@@ -6,7 +6,7 @@ of them.
 
 from dataclasses import dataclass, field
 
-from sglang_live.interaction.audio_alignment import PRIOR_FRAMES_PER_TOKEN
+from sglang_live.interaction.playback import PRIOR_FRAMES_PER_TOKEN
 from sglang_live.policy.view import FIRST_INTERRUPTS
 
 # The last three or four responses decide: a user's behaviour changes within a session.

@@ -61,6 +61,59 @@ class VadSettings:
                 raise ValueError(f"{name} must not be negative")
 
 
+DetectionKind = Literal["server_vad", "semantic_vad"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnDetection:
+    """How the turns of a session are detected: the protocol's `turn_detection`.
+
+    create_response: a response starts when speech stops.
+    interrupt_response: speech interrupts a response.
+    ignore_echo: the agent's own sound in the user's audio is no voice.
+    ignore_backchannels: a listener's short sound does not interrupt.
+    ignore_side_talk: over a response, a voice far softer and duller than the user's is no voice.
+    ignore_other_voices: over a response, a voice unlike the user's is no voice. The default says
+        whether the server has the speaker model that it takes.
+    ignore_other_turns: a turn in a voice unlike the user's has no response, and is not in the
+        model's history.
+    shown: extensions of the protocol that the client has set, and which its echo has therefore.
+    """
+
+    kind: DetectionKind = "server_vad"
+    vad: VadSettings
+    eagerness: str = "auto"
+    idle_timeout_ms: int | None = None
+    create_response: bool = True
+    interrupt_response: bool = True
+    ignore_echo: bool = True
+    ignore_backchannels: bool = True
+    ignore_side_talk: bool = True
+    ignore_other_voices: bool = False
+    ignore_other_turns: bool = False
+    shown: tuple[str, ...] = ()
+
+    @property
+    def takes_noise(self) -> bool:
+        """Whether noise may count as speech: the threshold is below the default."""
+        return self.vad.threshold < VadSettings().threshold
+
+    @property
+    def judges_turns(self) -> bool:
+        """Whether a turn may turn out to be none."""
+        return self.takes_noise or self.ignore_other_turns
+
+    @property
+    def knows_user(self) -> bool:
+        """Whether the user's voice is learnt."""
+        return self.ignore_other_voices or self.ignore_other_turns
+
+    @property
+    def tells_voices(self) -> bool:
+        """Whether the client is told of voices over a response: it knows the extension."""
+        return self.ignore_backchannels and "ignore_backchannels" in self.shown
+
+
 @dataclass(frozen=True, slots=True)
 class SpeechSuspected:
     """There is a voice, shorter than confirm_ms so far; only while a response is audible.
@@ -73,10 +126,15 @@ class SpeechSuspected:
 
 @dataclass(frozen=True, slots=True)
 class SpeechDismissed:
-    """The suspected voice ended at speech_end_ms, too early to be a turn."""
+    """The suspected voice is no turn.
+
+    speech_end_ms: its last sound so far.
+    voice: what it is, such as "other_voice"; "": it ended too early to be a turn.
+    """
 
     onset_ms: int
     speech_end_ms: int
+    voice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,20 +187,13 @@ class SpeechDetector:
     """
     settings: replaceable at any time.
     confirming: a response is audible, so that a turn needs confirm_ms of voice.
-    outlast_ms: while confirming, a turn needs this much voice if it is more than confirm_ms.
     """
 
     def __init__(self, model: SpeechModel, settings: VadSettings, *, start_sample: int = 0) -> None:
         self._model = model
         self.settings = settings
         self.confirming = False
-        self.outlast_ms = 0
-        self._speaking = self._suspected = False
-        self._in_silence = self._paused = False
-        self._wait_ms: int | None = None  # silence that ends the turn in this pause
-        self._onset: int | None = None
-        self._voiced_samples = 0
-        self._speech_end = start_sample
+        self._outlast_ms = 0  # voice that a turn needs while confirming
         self.reset(start_sample)
 
     def reset(self, start_sample: int) -> None:
@@ -154,6 +205,16 @@ class SpeechDetector:
         self._n_due = 0  # windows that are being scored
         self._floor = start_sample  # earlier audio belongs to an earlier turn
         self._leave_speech()
+
+    def _leave_speech(self) -> None:
+        self._speaking = False
+        self._suspected = False
+        self._in_silence = False
+        self._paused = False
+        self._wait_ms: int | None = None  # silence that ends the turn in this pause
+        self._onset: int | None = None
+        self._voiced_samples = 0
+        self._speech_end = self._position
 
     @property
     def speaking(self) -> bool:
@@ -205,11 +266,22 @@ class SpeechDetector:
         self._n_due = min(n_windows, _MAX_WINDOWS_PER_CALL)
         return self._cut(self._n_due), self._state
 
-    def scored(self, probabilities: np.ndarray, state: SpeechState) -> list[SpeechEvent]:
-        """Return the events of the scores of the windows that were due."""
-        self._state, self._n_due = state, 0
+    def scored(
+        self, probabilities: np.ndarray, state: SpeechState, outlast_ms: int = 0, voice: str = ""
+    ) -> list[SpeechEvent]:
+        """Return the events of the scores of the windows that were due.
+
+        Args:
+            outlast_ms: while confirming, a turn needs this much voice if it is more than
+                confirm_ms.
+            voice: what the voice so far is, which is no turn; "": it may be one.
+        """
+        self._state = state
+        self._n_due = 0
+        self._outlast_ms = outlast_ms
+        dismissed = self._dismiss(voice) if voice and not self._speaking else None
         steps = (self._step(probability) for probability in probabilities.tolist())
-        return [event for event in steps if event is not None]
+        return [event for event in (dismissed, *steps) if event is not None]
 
     def force_stop(self, reason: EndReason) -> SpeechStopped:
         """End the turn at the end of the audio so far."""
@@ -240,15 +312,6 @@ class SpeechDetector:
         """Whether the user has been silent since. Safe to call from another thread."""
         last_ms = self._speech_end // SAMPLES_PER_MS
         return self._speaking and self._paused and last_ms == pause.speech_end_ms
-
-    def dismiss(self) -> SpeechDismissed | None:
-        """The voice is no turn, however long it lasts. Returns it if it was suspected."""
-        if self._speaking:
-            return None
-        suspected = self._suspected
-        dismissed = self._dismiss() if suspected else None
-        self._leave_speech()
-        return dismissed
 
     def recall(self, dismissed: SpeechDismissed) -> tuple[SpeechStarted, SpeechStopped] | None:
         """The dismissed voice was a turn after all.
@@ -325,27 +388,29 @@ class SpeechDetector:
         voiced_ms = self._voiced_samples / SAMPLES_PER_MS
         if voiced_ms < self.settings.min_speech_ms:
             return None
-        if not self.confirming or voiced_ms >= max(self.settings.confirm_ms, self.outlast_ms):
+        if not self.confirming or voiced_ms >= max(self.settings.confirm_ms, self._outlast_ms):
             return self._start(self._onset)
         if self._suspected:
             return None
         self._suspected = True
         return SpeechSuspected(self._onset // SAMPLES_PER_MS)
 
-    def _dismiss(self) -> SpeechDismissed:
-        assert self._onset is not None
-        dismissed = SpeechDismissed(
-            self._onset // SAMPLES_PER_MS, self._speech_end // SAMPLES_PER_MS
-        )
+    def _dismiss(self, voice: str = "") -> SpeechDismissed | None:
+        """The voice is no turn, however long it lasts. Returns it if it was suspected."""
+        onset, end = self._onset, self._speech_end
+        suspected = self._suspected
         self._leave_speech()
-        return dismissed
+        if onset is None or not suspected:
+            return None
+        return SpeechDismissed(onset // SAMPLES_PER_MS, end // SAMPLES_PER_MS, voice)
 
     def _step_speaking(self, voiced: bool, silent: bool) -> SpeechEvent | None:
         if voiced:
             silence = self._position - WINDOW_SAMPLES - self._speech_end
             resumed = SpeechResumed(silence // SAMPLES_PER_MS) if self._paused else None
             self._speech_end = self._position
-            self._in_silence = self._paused = False
+            self._in_silence = False
+            self._paused = False
             self._wait_ms = None
             return resumed
         if silent and not self._in_silence:
@@ -372,7 +437,8 @@ class SpeechDetector:
     def _start(self, onset: int) -> SpeechStarted:
         self._speaking = True
         self._suspected = False
-        self._in_silence = self._paused = False
+        self._in_silence = False
+        self._paused = False
         return self._started(onset)
 
     def _started(self, onset: int) -> SpeechStarted:
@@ -388,12 +454,3 @@ class SpeechDetector:
         self._floor = end
         self._leave_speech()
         return stopped
-
-    def _leave_speech(self) -> None:
-        self._speaking = False
-        self._suspected = False
-        self._in_silence = self._paused = False
-        self._wait_ms = None
-        self._onset = None
-        self._voiced_samples = 0
-        self._speech_end = self._position

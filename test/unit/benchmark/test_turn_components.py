@@ -16,9 +16,8 @@ from benchmark.turn_taking.components import (
     semantic_rules,
 )
 from sglang_live.interaction.silero import CONTEXT_SAMPLES, SpeechState
-from sglang_live.interaction.turn_end import SCORED_AT_MS, cutoff_ms, judged
+from sglang_live.interaction.turn_end import SCORED_AT_MS, cutoff_ms, judged, word_evidence
 from sglang_live.interaction.vad import VadSettings
-from sglang_live.interaction.words.turn_words import evidence
 
 RATE = 16
 
@@ -130,7 +129,7 @@ def test_words_change_how_long_semantic_vad_waits(text):
     own = hearing(sound((1024, 4096)), FakeEndpoint(complete_from_ms=0, complete=0.5))
     own.recogniser = FakeRecogniser(text)
     [ended] = hear_ends(own, replace(semantic("medium"), hears_words=True))
-    wait_ms = judged(0.5, cutoff_ms("medium"), evidence(text)).wait_ms
+    wait_ms = judged(0.5, cutoff_ms("medium"), word_evidence(text)).wait_ms
     assert 0 <= ended.at_ms - 1024 - wait_ms < 60
 
 

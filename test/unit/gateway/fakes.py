@@ -52,7 +52,8 @@ from sglang_live.telemetry.metrics import GatewayMetrics
 from test.protocol import ServerEvents
 
 MODEL = "fake-omni"
-_PATIENCE_S = 5.0
+# A guard: nothing that a test waits for takes as long, also on a busy machine.
+_PATIENCE_S = 30.0
 _SMALLEST_CLIENT_FRAME_BYTES = 1024 * 1024
 
 # What a scripted turn does, in order: yield an event, wait for a gate, or fail.
@@ -316,6 +317,21 @@ class LoudnessModel:
         return np.where(loud, 0.95, 0.01).astype(np.float32)
 
 
+class InlineScorer:
+    """As SpeechScorer, in the event loop: without a thread no time passes."""
+
+    def __init__(self, model: SpeechModel):
+        self.model = model
+
+    async def score(self, windows: np.ndarray, state: SpeechState) -> SpeechScores:
+        await asyncio.sleep(0)
+        [scored] = self.model.score([(windows, state)])
+        return scored
+
+    def close(self) -> None:
+        """There is no thread."""
+
+
 class MemoryWire:
     """The socket of a client in the same process. It checks every event strictly.
 
@@ -440,13 +456,15 @@ def app_of(
 def services(
     orchestrator: FakeOrchestrator, clock: Clock | None = None, **config: Any
 ) -> RealtimeServices:
-    return RealtimeServices(
+    shared = RealtimeServices(
         orchestrator=orchestrator,
         config=GatewayConfig(**config),
         speech_model=LoudnessModel(),
         clock=clock or MonotonicClock(),
         metrics=GatewayMetrics(CollectorRegistry()),
     )
+    shared.scorer = InlineScorer(shared.speech_model)
+    return shared
 
 
 @asynccontextmanager

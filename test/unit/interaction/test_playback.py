@@ -105,7 +105,7 @@ def test_between_acks_it_never_runs_beyond_what_was_sent():
 
 
 @pytest.mark.parametrize(
-    ("position_s", "at_s", "outcome", "heard_s"),
+    ("acked_s", "at_s", "outcome", "heard_s"),
     [
         (50.0, 3.0, "beyond_sent", 3.0 + ACK_TOLERANCE_S),
         (5.0, 1.0, "too_fast", 1.0 + ACK_TOLERANCE_S),
@@ -113,10 +113,10 @@ def test_between_acks_it_never_runs_beyond_what_was_sent():
     ],
 )
 def test_an_ack_beyond_the_audio_sent_or_real_time_is_clamped_and_counted(
-    position_s, at_s, outcome, heard_s
+    acked_s, at_s, outcome, heard_s
 ):
     clock = playing(10.0)
-    assert clock.ack(position_s, at_s) == outcome
+    assert clock.ack(acked_s, at_s) == outcome
     assert clock.heard_s(at_s) == pytest.approx(heard_s)
     assert clock.acks == {outcome: 1}
 

@@ -14,8 +14,8 @@ from sglang_live.interaction.turn_end import (
     WEIGHTS,
     TurnEndWeights,
     cutoff_ms,
-    evidence,
     judged,
+    score_evidence,
     silence_ms,
     trained_weights,
 )
@@ -59,12 +59,12 @@ def test_the_wait_has_the_least_expected_cost_of_all(odds, cost):
 @given(st.floats(0, 1), st.floats(0, 1))
 def test_a_higher_score_is_no_less_evidence(one, other):
     low, high = sorted((one, other))
-    assert evidence(low) <= evidence(high)
+    assert score_evidence(low) <= score_evidence(high)
 
 
 def test_vague_scores_are_no_evidence():
-    assert evidence(0.1) == evidence(0.5) == evidence(0.9) == 0.0
-    assert evidence(0.001) < 0 < evidence(0.999)
+    assert score_evidence(0.1) == score_evidence(0.5) == score_evidence(0.9) == 0.0
+    assert score_evidence(0.001) < 0 < score_evidence(0.999)
 
 
 @pytest.mark.parametrize("eagerness", [*EAGER, "auto"])

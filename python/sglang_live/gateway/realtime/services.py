@@ -14,13 +14,12 @@ from sglang_live.gateway.draining import Drain
 from sglang_live.gateway.rate_limits import OutOfBandSlots, RateLimits
 from sglang_live.gateway.realtime.context_limit import ContextLimit
 from sglang_live.gateway.realtime.item_budget import ItemBudget
-from sglang_live.gateway.realtime.turns.endpointing import Endpointing
-from sglang_live.gateway.realtime.turns.other_voices import OtherVoices, SpeakerThread
-from sglang_live.interaction.endpoint import EndpointModel
+from sglang_live.interaction.endpoint import EndpointModel, EndpointThreads
+from sglang_live.interaction.filters.other_voices import OtherVoices, SpeakerThread
+from sglang_live.interaction.filters.voiceprint import SpeakerModel
 from sglang_live.interaction.scoring import SpeechScorer
 from sglang_live.interaction.silero import SpeechModel
 from sglang_live.interaction.user_stats import UserPrior
-from sglang_live.interaction.voiceprint import SpeakerModel
 from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.telemetry.metrics import GatewayMetrics
 
@@ -107,7 +106,7 @@ class RealtimeServices:
     context_limit: ContextLimit = field(init=False)
     loop_lag: LoopLag = field(init=False)
     scorer: SpeechScorer = field(init=False)
-    endpointing: Endpointing | None = field(init=False)
+    endpoint: EndpointThreads | None = field(init=False)
     speaker_thread: SpeakerThread | None = field(init=False)
     echo_thread: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="echo")
@@ -121,14 +120,14 @@ class RealtimeServices:
         self.loop_lag = LoopLag(self.clock, self.metrics, self.config.max_loop_lag_s)
         self.scorer = SpeechScorer(self.speech_model)
         model = self.endpoint_model
-        self.endpointing = Endpointing(model, self.clock, self.metrics) if model else None
+        self.endpoint = EndpointThreads(model) if model else None
         speaker = self.speaker_model
         self.speaker_thread = SpeakerThread(speaker) if speaker else None
 
-    def other_voices(self) -> OtherVoices | None:
-        """For one session; None without a speaker model."""
+    def other_voices(self) -> tuple[OtherVoices, ...]:
+        """For one session; () without a speaker model."""
         thread = self.speaker_thread
-        return OtherVoices(thread, self.clock, self.metrics) if thread else None
+        return (OtherVoices(thread, self.clock, self.metrics),) if thread else ()
 
     def start(self) -> None:
         """In the event loop that serves."""
@@ -138,7 +137,7 @@ class RealtimeServices:
         self.loop_lag.close()
         self.scorer.close()
         self.echo_thread.shutdown(wait=False, cancel_futures=True)
-        if self.endpointing:
-            self.endpointing.close()
+        if self.endpoint:
+            self.endpoint.close()
         if self.speaker_thread:
             self.speaker_thread.close()

@@ -2,8 +2,8 @@
 
 In: parsed client events, in order. Out: server events; turns of the orchestrator's session.
 Owner: one RealtimeSession per connection. Its parts own the facts: Conversation the items,
-Responses the responses, Playout their playback, TurnTaking the user's audio, SessionMonitor the
-record of events.
+Responses the responses, AudibleResponses their playback, TurnTaking the user's audio,
+SessionMonitor the record of events.
 """
 
 import asyncio
@@ -33,16 +33,18 @@ from sglang_live.gateway.realtime.events import (
     SessionUpdate,
 )
 from sglang_live.gateway.realtime.outbox import Outbox
+from sglang_live.gateway.realtime.responses.audible import AudibleResponses
 from sglang_live.gateway.realtime.responses.plan import plan_response
-from sglang_live.gateway.realtime.responses.playout import Playout
 from sglang_live.gateway.realtime.responses.responses import Responses
 from sglang_live.gateway.realtime.responses.turn_runner import TurnRunner
 from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.realtime.session_config import first_config, update_config
-from sglang_live.gateway.realtime.turns.echo_filter import EchoFilter
 from sglang_live.gateway.realtime.turns.frame_mode import FrameMode
 from sglang_live.gateway.realtime.turns.input_transcription import InputTranscription
 from sglang_live.gateway.realtime.turns.turn_taking import TurnTaking
+from sglang_live.interaction.filters.backchannels import Backchannels
+from sglang_live.interaction.filters.echo import EchoFilter
+from sglang_live.interaction.filters.side_talk import SideTalk
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.timeline import Timeline
 from sglang_live.orchestrator.session import VoiceSession
@@ -67,7 +69,8 @@ class RealtimeSession:
         orchestrator, config = services.orchestrator, services.config
         self._defaults = first_config(orchestrator, config, None)
         self._config = first_config(orchestrator, config, preset)
-        self._session_id, self._owner = session.session_id, owner
+        self._session_id = session.session_id
+        self._owner = owner
         self._emit = emit = outbox.emit
         self._services = services
         self._conversation = Conversation(config.max_conversation_bytes, services.item_budget)
@@ -80,13 +83,10 @@ class RealtimeSession:
         self._monitor = SessionMonitor(
             session, services.clock, services.metrics, self._timeline, services.user_prior
         )
-        echo = EchoFilter(
-            services.clock,
-            services.metrics,
-            services.echo_thread,
-            lambda: self._monitor.other_sound("echo"),
+        echo = EchoFilter(services.clock, services.metrics, services.echo_thread)
+        self._audible = AudibleResponses(
+            outbox, self._conversation, self._monitor, services.metrics, echo
         )
-        self._playout = Playout(outbox, self._conversation, self._monitor, services.metrics, echo)
         self._items = ConversationEvents(
             self._conversation,
             emit,
@@ -107,7 +107,7 @@ class RealtimeSession:
         self._responses = Responses(
             items=self._items,
             outbox=outbox,
-            playout=self._playout,
+            audible=self._audible,
             monitor=self._monitor,
             turn_runner=turn_runner,
             clock=services.clock,
@@ -125,37 +125,31 @@ class RealtimeSession:
             past_first_audio=self._responses.past_first_audio,
             admit=self._admit,
         )
-        self._turns = self._turn_taking(session, turn_runner)
-
-    def _turn_taking(self, session: VoiceSession, turn_runner: TurnRunner) -> TurnTaking:
-        services = self._services
         frames = FrameMode(
-            session=session,
-            emit=self._emit,
+            turn_runner=turn_runner,
+            emit=emit,
             clock=services.clock,
             metrics=services.metrics,
-            request=lambda: turn_runner.request(self._config),
-            until_idle=turn_runner.until_idle,
             admit=self._admit,
             budget=services.item_budget,
-            max_bytes=services.config.max_conversation_bytes,
+            max_bytes=config.max_conversation_bytes,
         )
-        return TurnTaking(
+        self._turns = TurnTaking(
             config=self._config,
-            gateway=services.config,
+            services=services,
             items=self._items,
             responses=self._responses,
-            turn_runner=turn_runner,
-            playout=self._playout,
             frames=frames,
             transcripts=self._transcripts,
+            # In the order in which they hear a voice.
+            filters=(
+                echo,
+                Backchannels(self._audible.is_ending),
+                *services.other_voices(),
+                SideTalk(),
+            ),
             monitor=self._monitor,
-            emit=self._emit,
-            scorer=services.scorer,
-            endpointing=services.endpointing,
-            others=services.other_voices(),
-            clock=services.clock,
-            metrics=services.metrics,
+            emit=emit,
         )
 
     def _admit(self) -> RateLimitStatus | None:
@@ -188,9 +182,9 @@ class RealtimeSession:
                 self._items.retrieve(event, self._config.input_format)
             case ItemTruncate():
                 self._items.truncate(event)
-                self._playout.truncated(event.item_id, event.audio_end_ms)
+                self._audible.truncated(event.item_id, event.audio_end_ms)
             case PlaybackAck():
-                self._playout.ack(event.item_id, event.audio_end_ms)
+                self._audible.ack(event.item_id, event.audio_end_ms)
             case ResponseCreate():
                 await self._create_response(event)
             case ResponseCancel():

@@ -29,13 +29,14 @@ from sglang_live.gateway.realtime.events import (
 )
 from sglang_live.gateway.realtime.turn_detection import (
     FrameSettings,
-    TurnDetection,
     check_keys,
+    detection_json,
     merge_frame_mode,
     merge_turn_detection,
 )
 from sglang_live.gateway.tools import check_choice, has_chosen, read_choice, read_tools
 from sglang_live.gateway.transcribe import check_recognised
+from sglang_live.interaction.vad import TurnDetection
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.session import Orchestrator
 
@@ -145,7 +146,8 @@ class SessionConfig:
     frames: FrameSettings | None = None
 
     def to_json(self, session_id: str) -> dict[str, Any]:
-        detection = self.turn_detection or self.frames
+        frames = self.frames.to_json() if self.frames else None
+        detection = detection_json(self.turn_detection) if self.turn_detection else frames
         return {
             "type": "realtime",
             "object": "realtime.session",
@@ -166,7 +168,7 @@ class SessionConfig:
                     "format": self.input_format.to_json(),
                     "transcription": self.transcription,
                     "noise_reduction": None,
-                    "turn_detection": detection.to_json() if detection else None,
+                    "turn_detection": detection,
                 },
                 "output": {
                     "format": self.output_format.to_json(),

@@ -4,13 +4,13 @@ In: TurnDetectionForm and the current settings. Out: TurnDetection, or ClientEve
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import UNSET
 
 from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.realtime.events import TurnDetectionForm
-from sglang_live.interaction.vad import VadSettings
+from sglang_live.interaction.vad import DetectionKind, TurnDetection, VadSettings
 
 # --- settings of frame mode: audio in frames of fixed length, without turns ---
 # It is the `turn_detection` type "frames". In: TurnDetectionForm. Out: FrameSettings.
@@ -59,11 +59,10 @@ def merge_frame_mode(
     return FrameSettings(**values)
 
 
-Kind = Literal["server_vad", "semantic_vad"]
-_KINDS: dict[str, Kind] = {"server_vad": "server_vad", "semantic_vad": "semantic_vad"}
+_KINDS: dict[str, DetectionKind] = {"server_vad": "server_vad", "semantic_vad": "semantic_vad"}
 
 # semantic_vad has an eagerness in place of a duration. Without a model that judges whether a turn
-# is complete (gateway/realtime/turns/endpointing.py), these silences end turns.
+# is complete (gateway/realtime/turns/pause_judge.py), these silences end turns.
 _SILENCE_MS_BY_EAGERNESS = {"low": 1200, "medium": 700, "auto": 700, "high": 400}
 _FLAGS = ("create_response", "interrupt_response")
 _SERVER_VAD_NUMBERS = ("threshold", "prefix_padding_ms", "silence_duration_ms")
@@ -80,63 +79,17 @@ _KEYS_OF = {
 _PATH = "session.audio.input.turn_detection"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnDetection:
-    """
-    create_response: a response starts when speech stops.
-    interrupt_response: speech interrupts a response.
-    ignore_echo: the agent's own sound in the user's audio is no voice.
-    ignore_backchannels: a listener's short sound does not interrupt.
-    ignore_side_talk: over a response, a voice far softer and duller than the user's is no voice.
-    ignore_other_voices: over a response, a voice unlike the user's is no voice. The default says
-        whether the server has the speaker model that it takes.
-    ignore_other_turns: a turn in a voice unlike the user's has no response, and is not in the
-        model's history.
-    shown: extensions of the protocol that the client has set, and which its echo has therefore.
-    """
-
-    kind: Kind = "server_vad"
-    vad: VadSettings
-    eagerness: str = "auto"
-    idle_timeout_ms: int | None = None
-    create_response: bool = True
-    interrupt_response: bool = True
-    ignore_echo: bool = True
-    ignore_backchannels: bool = True
-    ignore_side_talk: bool = True
-    ignore_other_voices: bool = False
-    ignore_other_turns: bool = False
-    shown: tuple[str, ...] = ()
-
-    @property
-    def takes_noise(self) -> bool:
-        """Whether noise may count as speech: the threshold is below the default."""
-        return self.vad.threshold < VadSettings().threshold
-
-    @property
-    def judges_turns(self) -> bool:
-        """Whether a turn may turn out to be none."""
-        return self.takes_noise or self.ignore_other_turns
-
-    @property
-    def knows_user(self) -> bool:
-        """Whether the user's voice is learnt."""
-        return self.ignore_other_voices or self.ignore_other_turns
-
-    @property
-    def tells_voices(self) -> bool:
-        """Whether the client is told of voices over a response: it knows the extension."""
-        return self.ignore_backchannels and "ignore_backchannels" in self.shown
-
-    def to_json(self) -> dict[str, Any]:
-        flags = {name: getattr(self, name) for name in _FLAGS}
-        extensions = {"confirm_ms": self.vad.confirm_ms}
-        extensions |= {name: getattr(self, name) for name in _IGNORED}
-        flags |= {name: extensions[name] for name in self.shown}
-        if self.kind == "semantic_vad":
-            return {"type": self.kind, "eagerness": self.eagerness, **flags}
-        numbers = {name: getattr(self.vad, name) for name in _SERVER_VAD_NUMBERS}
-        return {"type": self.kind, **numbers, "idle_timeout_ms": self.idle_timeout_ms, **flags}
+def detection_json(detection: TurnDetection) -> dict[str, Any]:
+    """As the protocol has it."""
+    flags = {name: getattr(detection, name) for name in _FLAGS}
+    extensions = {"confirm_ms": detection.vad.confirm_ms}
+    extensions |= {name: getattr(detection, name) for name in _IGNORED}
+    flags |= {name: extensions[name] for name in detection.shown}
+    kind = detection.kind
+    if kind == "semantic_vad":
+        return {"type": kind, "eagerness": detection.eagerness, **flags}
+    numbers = {name: getattr(detection.vad, name) for name in _SERVER_VAD_NUMBERS}
+    return {"type": kind, **numbers, "idle_timeout_ms": detection.idle_timeout_ms, **flags}
 
 
 def check_keys(form: TurnDetectionForm, current: TurnDetection | FrameSettings | None) -> None:
@@ -188,7 +141,7 @@ def merge_turn_detection(
     return replace(base, vad=_vad_settings(form, base, default, changes["eagerness"]), **changes)
 
 
-def _kind(form: TurnDetectionForm, current: TurnDetection | None) -> Kind:
+def _kind(form: TurnDetectionForm, current: TurnDetection | None) -> DetectionKind:
     if form.type is UNSET or form.type is None:
         return current.kind if current else "server_vad"
     kind = _KINDS.get(form.type)

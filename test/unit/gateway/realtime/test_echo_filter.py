@@ -12,7 +12,7 @@ from sglang_live.interaction.scoring import SpeechScorer
 from sglang_live.interaction.silero import SileroModel
 from test.unit.gateway.fakes import done, types
 
-from .playout_world import STARTED, World, start
+from .playback_world import STARTED, World, start
 
 DATA = Path(__file__).parents[3] / "data" / "audio"
 PIECE = OUTPUT_RATE_HZ // 10  # samples

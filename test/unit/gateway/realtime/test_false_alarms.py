@@ -7,7 +7,7 @@ import pytest
 from sglang_live.core import AudioDelta, TranscriptDelta
 from test.unit.gateway.fakes import paced, spoken, tone, types, voice
 
-from .playout_world import COUGH, DELTA, SILENCE_1S, SILENCE_300MS, STARTED, WORDS, World, start
+from .playback_world import COUGH, DELTA, SILENCE_1S, SILENCE_300MS, STARTED, WORDS, World, start
 
 
 async def test_a_cough_holds_the_audio_and_then_releases_it():

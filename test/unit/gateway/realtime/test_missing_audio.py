@@ -4,7 +4,7 @@ import pytest
 
 from test.unit.gateway.fakes import spoken, types, voice
 
-from .playout_world import SILENCE_1S, STARTED, VOICE, World
+from .playback_world import SILENCE_1S, STARTED, VOICE, World
 
 STOPPED = "input_audio_buffer.speech_stopped"
 

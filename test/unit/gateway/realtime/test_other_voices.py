@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from sglang_live.core import OUTPUT_RATE_HZ
-from sglang_live.gateway.realtime.turns.other_voices import SpeakerThread
+from sglang_live.interaction.filters.other_voices import SpeakerThread
 from sglang_live.interaction.scoring import SpeechScorer
 from sglang_live.interaction.silero import SileroModel
 from test.unit.gateway.fakes import FakeOrchestrator, connected, spoken, types
 
-from .playout_world import STARTED, World
-from .test_over_response import (
+from .playback_world import STARTED, World
+from .test_voice_over_response import (
     IGNORED,
     OTHER,
     SUSPECTED,

@@ -7,7 +7,7 @@ import pytest
 from sglang_live.core import TextPart
 from test.unit.gateway.fakes import paced, spoken, types
 
-from .playout_world import TRUNCATED, VOICE, WORDS, World, next_history, start
+from .playback_world import TRUNCATED, VOICE, WORDS, World, next_history, start
 
 
 def ack(client, item_id, audio_end_ms, **fields):

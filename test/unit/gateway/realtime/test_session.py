@@ -3,8 +3,8 @@
 import pytest
 
 from sglang_live.gateway.realtime.events import TurnDetectionForm
-from sglang_live.gateway.realtime.turn_detection import TurnDetection, merge_turn_detection
-from sglang_live.interaction.vad import VadSettings
+from sglang_live.gateway.realtime.turn_detection import detection_json, merge_turn_detection
+from sglang_live.interaction.vad import TurnDetection, VadSettings
 from test.unit.gateway.fakes import MODEL, FakeOrchestrator, connected, tone
 
 SERVER_VAD = {
@@ -259,7 +259,7 @@ def test_idle_timeout_ms_has_an_effect_with_server_vad_only():
         TurnDetection(vad=VadSettings()),
     )
     assert merged.idle_timeout_ms is None
-    assert "idle_timeout_ms" not in merged.to_json()
+    assert "idle_timeout_ms" not in detection_json(merged)
 
 
 async def test_a_recogniser_refuses_transcription_settings_that_it_does_not_heed():

@@ -1,13 +1,13 @@
 """A speculative turn: its events come at once if confirmed; withdrawn, it has no effect."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
 from sglang_live.core import TranscriptDelta
 from sglang_live.errors import StageFailedError
 from sglang_live.gateway.realtime.responses.speculation import SpeculativeTurn
+from sglang_live.interaction.endpoint import EndpointThreads
 from test.unit.gateway.fakes import (
     FakeOrchestrator,
     FakeSession,
@@ -17,15 +17,14 @@ from test.unit.gateway.fakes import (
     spoken,
     tone,
 )
-from test.unit.gateway.realtime.test_endpointing import FakeEndpoint
+from test.unit.gateway.realtime.test_pause_judge import FakeEndpoint, Threads, scored
 
 QUIET = bytes(9_600)  # 200 ms
 VAD = {"type": "server_vad", "silence_duration_ms": 500}
 
 
 def speculating(orchestrator: FakeOrchestrator, **config):
-    base = services(orchestrator)
-    return replace(base, config=replace(base.config, speculate_ms=150, **config))
+    return services(orchestrator, speculate_ms=150, **config)
 
 
 async def pause_after_speech(client, ms: int = 600) -> None:
@@ -231,20 +230,20 @@ async def test_a_change_of_mind_after_a_pause_leaves_the_whole_utterance():
 
 
 async def test_semantic_vad_withdraws_when_the_turn_does_not_sound_complete():
-    endpoint = FakeEndpoint(0.0, 0.9)
-    endpoint.may_judge.clear()
+    threads = Threads()
+    threads.hold()
     orchestrator = FakeOrchestrator([spoken("Too early."), spoken("Yes.")])
-    shared = replace(speculating(orchestrator), endpoint_model=endpoint)
+    shared = speculating(orchestrator)
+    shared.endpoint = EndpointThreads(FakeEndpoint(0.0, 0.9), threads)
     async with connected(orchestrator, shared) as client:
         client.turn_detection({"type": "semantic_vad"})
         await client.expect("session.updated")
         client.append(tone(600) + QUIET * 2)
         await settled(orchestrator, 1)
         assert not [e for e in await client.settle() if e["type"].startswith("response.")]
-        endpoint.may_judge.set()
-        async with asyncio.timeout(5):
-            while outcomes(shared) != {"withdrawn": 1}:
-                await asyncio.sleep(0.01)
+        threads.release()
+        await scored(client)
+        assert outcomes(shared) == {"withdrawn": 1}
         client.append(tone(600) + QUIET * 2)
         await client.until("response.done")
     assert outcomes(shared) == {"withdrawn": 1, "answered": 1}

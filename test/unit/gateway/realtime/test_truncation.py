@@ -8,7 +8,7 @@ import pytest
 from sglang_live.kv.retention import RetentionConfig
 from test.unit.gateway.fakes import FakeOrchestrator, connected, done, services, spoken, tone, types
 
-from .playout_world import (
+from .playback_world import (
     COUGH,
     SILENCE_300MS,
     TRUNCATED,

@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 
 from sglang_live.core import INPUT_RATE_HZ, AudioPart
+from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.realtime.session_config import first_config
 from sglang_live.gateway.realtime.turns.turn_prefill import TurnPrefill
 from sglang_live.interaction.input_buffer import InputBuffer
 from sglang_live.interaction.turn_end import PAUSE_MS
 from test.unit.gateway.fakes import FakeOrchestrator, connected, services, spoken, tone
 
 SECOND = INPUT_RATE_HZ
+CONFIG = first_config(FakeOrchestrator(), GatewayConfig(), None)
 
 
 class Turn:
@@ -23,10 +26,11 @@ class Turn:
         self.buffer.append(np.zeros(start, np.int16))
         self.prefilled: list[int] = []
         self.accepts = True
-        self.prefill = TurnPrefill(chunk_s, self._prefill_turn, preheats)
+        self.prefill = TurnPrefill(GatewayConfig(turn_prefill_s=chunk_s, preheat=preheats), self)
         self._rng = np.random.default_rng(1)
 
-    def _prefill_turn(self, chunks) -> bool:
+    def prefill_turn(self, config, chunks) -> bool:
+        """As of a TurnRunner."""
         if self.accepts:
             self.prefilled.append(len(chunks))
         return self.accepts
@@ -34,7 +38,7 @@ class Turn:
     def say(self, seconds: float) -> None:
         pcm = self._rng.integers(-9999, 9999, round(seconds * SECOND), np.int16)
         self.buffer.append(pcm)
-        self.prefill.grow(self.buffer, self.start)
+        self.prefill.grow(CONFIG, self.buffer, self.start)
 
     def end(self, left_out_s: float = 0.0) -> tuple[AudioPart, tuple]:
         end = self.buffer.end_sample - round(left_out_s * SECOND)
@@ -66,7 +70,7 @@ def test_chunks_join_to_the_utterance(start):
 def test_a_chunk_keeps_the_key_it_was_prefilled_with():
     turn = Turn()
     names = []
-    turn.prefill = TurnPrefill(1.0, lambda p: names.append([x.key for x in p]) or True)
+    turn.prefill_turn = lambda config, p: names.append([x.key for x in p]) or True
     turn.say(2.5)
     _, chunks = turn.end()
     assert [chunk.key for chunk in chunks][:2] == names[-1]
@@ -142,13 +146,13 @@ def test_there_is_no_preheat_without_its_policy_or_before_speech():
 class PausedTurn(Turn):
     def __init__(self):
         super().__init__(chunk_s=0.0)
-        self.prefill = TurnPrefill(0.0, self._prefill_turn, at_pauses=True)
+        self.prefill = TurnPrefill(GatewayConfig(prefills_at_pauses=True), self)
 
     def pause(self, silent_s: float = 0.2) -> None:
         """The user falls silent, which is detected after silent_s."""
         end = self.buffer.end_sample
         self.say(silent_s)
-        self.prefill.pause(self.buffer, self.start, end)
+        self.prefill.pause(CONFIG, self.buffer, self.start, end)
 
 
 def test_all_speech_is_prefilled_in_the_silence_that_ends_the_turn():
@@ -186,9 +190,9 @@ def test_a_chunk_is_given_up_after_a_short_pause_unless_it_is_long():
     turn = PausedTurn()
     turn.say(4.0)
     turn.pause()
-    turn.prefill.grow(turn.buffer, turn.start, PAUSE_MS - 1)
+    turn.prefill.grow(CONFIG, turn.buffer, turn.start, PAUSE_MS - 1)
     assert turn.prefill.final_clips == ()
-    turn.prefill.grow(turn.buffer, turn.start, PAUSE_MS)
+    turn.prefill.grow(CONFIG, turn.buffer, turn.start, PAUSE_MS)
     assert len(turn.prefill.final_clips) == 1
     turn.prefill.resume(PAUSE_MS - 1)
     turn.say(4.5)

@@ -20,7 +20,7 @@ def timeline() -> dict:
         {"t_s": 5.8, "event": "speech_started", "onset_t_s": 5.6},
         {"t_s": 5.8, "event": "barge_in", "sent_s": 4.0, "heard_s": 2.1, **first},
         {"t_s": 5.9, "event": "response_done", "status": "cancelled", **first},
-        {"t_s": 6.0, "event": "truncated", "position_s": 2.05, **first},
+        {"t_s": 6.0, "event": "truncated", "heard_s": 2.05, **first},
         {"t_s": 7.5, "event": "speech_stopped"},
         {"t_s": 7.6, "event": "response_created", **second},
         {"t_s": 8.0, "event": "first_audio", "sent_s": 0.5, "heard_s": 0.0, **second},

@@ -21,7 +21,7 @@ from sglang_live.gateway.realtime.conversation.items import (
     Status,
     item_to_wire,
 )
-from sglang_live.interaction.audio_alignment import PRIOR_FRAMES_PER_TOKEN, heard_tokens
+from sglang_live.interaction.playback import PRIOR_FRAMES_PER_TOKEN, heard_tokens
 from sglang_live.sound.packed import PackedSound, Samples
 
 _FRAME_MS = 1000 * FRAME_S

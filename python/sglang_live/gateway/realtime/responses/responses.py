@@ -17,13 +17,12 @@ from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.rate_limits import OutOfBandSlots, RateLimitError, RateLimitStatus
 from sglang_live.gateway.realtime.conversation.events import ConversationEvents
 from sglang_live.gateway.realtime.outbox import Outbox
+from sglang_live.gateway.realtime.responses.audible import AudibleResponses
 from sglang_live.gateway.realtime.responses.plan import ResponsePlan
-from sglang_live.gateway.realtime.responses.playout import Playout
 from sglang_live.gateway.realtime.responses.turn_runner import TurnRunner
 from sglang_live.gateway.realtime.responses.writer import ActiveResponse, ResponseWriter
 from sglang_live.interaction.monitor import SessionMonitor
-from sglang_live.interaction.playback import PlaybackClock
-from sglang_live.interaction.response_playback import ResponsePlayback
+from sglang_live.interaction.playback import PlaybackClock, ResponsePlayback
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 
@@ -40,7 +39,7 @@ class Responses:
 
     items: ConversationEvents
     outbox: Outbox
-    playout: Playout
+    audible: AudibleResponses
     monitor: SessionMonitor
     turn_runner: TurnRunner
     clock: Clock
@@ -66,7 +65,7 @@ class Responses:
     @property
     def at_work(self) -> bool:
         """Whether a response is being made, waits, or is still heard."""
-        return bool(self._active or self._out_of_band or self._queued) or self.playout.audible
+        return bool(self._active or self._out_of_band or self._queued) or self.audible.any
 
     def create(self, plan: ResponsePlan) -> None:
         """
@@ -125,7 +124,7 @@ class Responses:
         self._queued = None
         if self._active:
             self._end(self._active, "turn_detected")
-        self.playout.interrupt()
+        self.audible.interrupt()
 
     async def close(self) -> None:
         """Cancel everything and wait, within bounds, until all turns have ended."""
@@ -166,7 +165,7 @@ class Responses:
             playback = ResponsePlayback(response_id=plan.response_id, clock=PlaybackClock())
         response = ActiveResponse(plan, writer, playback, self._on_settled)
         if plan.in_conversation:
-            self.playout.add(response)
+            self.audible.add(response)
             self._active = response
             self.past_first_audio.clear()
         else:
@@ -179,10 +178,10 @@ class Responses:
             self.outbox.emit("rate_limits.updated", rate_limits=limits.to_json())
 
     def _end(self, response: ActiveResponse, reason: str) -> None:
-        self.playout.discard(response.id)
+        self.audible.discard(response.id)
         response.writer.cancel(reason)
         if response.in_conversation and reason == "client_cancelled":
-            self.playout.cancel(response)
+            self.audible.cancel(response)
         response.settle()
         self.turn_runner.end(response)
 
@@ -198,7 +197,7 @@ class Responses:
         self._active = None
         self.past_first_audio.set()
         self.monitor.response_done(response.playback, writer.status)
-        self.playout.check_all_sent(response)
+        self.audible.check_all_sent(response)
         self.items.drop_oldest_if_full()
         self.on_done(response.unheard_s(self.clock.now_s()))
         if self._queued:
@@ -211,7 +210,7 @@ class Responses:
             self._observe_ttfp(response.plan)
         if response.in_conversation:
             self.past_first_audio.set()
-            self.playout.audio_sent(response, frame, duration_s)
+            self.audible.audio_sent(response, frame, duration_s)
 
     def _observe_ttfp(self, plan: ResponsePlan) -> None:
         now_s = self.clock.now_s()

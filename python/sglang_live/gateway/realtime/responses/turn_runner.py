@@ -208,7 +208,8 @@ class TurnRunner:
                 response.writer.cancel("client_cancelled")
             finally:
                 response.settle()
-                response.task = None  # with it go the items: Playout keeps the response for longer
+                # With it go the items: AudibleResponses keeps the response for longer.
+                response.task = None
 
     async def _until_ended(self, turns: frozenset[asyncio.Task[None]]) -> None:
         _, stuck = await asyncio.wait(turns, timeout=_PREDECESSOR_S)

@@ -23,8 +23,7 @@ from sglang_live.gateway.realtime.conversation.items import Item, Status
 from sglang_live.gateway.realtime.outbox import Emit
 from sglang_live.gateway.realtime.responses.plan import ResponsePlan
 from sglang_live.gateway.tools import FunctionCall
-from sglang_live.interaction.audio_alignment import PRIOR_FRAMES_PER_TOKEN
-from sglang_live.interaction.response_playback import ResponsePlayback
+from sglang_live.interaction.playback import PRIOR_FRAMES_PER_TOKEN, ResponsePlayback
 
 
 class ResponseWriter:

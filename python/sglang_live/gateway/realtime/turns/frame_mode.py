@@ -9,7 +9,7 @@ here too, and so do the oldest frames when the conversation is full.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,7 +22,6 @@ from sglang_live.core import (
     HistoryItem,
     TranscriptDelta,
     TurnDone,
-    TurnRequest,
 )
 from sglang_live.errors import LiveError, StageFailedError
 from sglang_live.gateway.errors import ClientEventError, error_body, internal_error
@@ -30,9 +29,10 @@ from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.conversation.conversation import KEEP_WHEN_FULL
 from sglang_live.gateway.realtime.item_budget import ItemBudget
 from sglang_live.gateway.realtime.outbox import Emit
+from sglang_live.gateway.realtime.responses.turn_runner import TurnRunner
+from sglang_live.gateway.realtime.session_config import SessionConfig
 from sglang_live.gateway.realtime.turn_detection import FrameSettings
 from sglang_live.interaction.input_buffer import InputBuffer
-from sglang_live.orchestrator.session import VoiceSession
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
@@ -71,21 +71,18 @@ class _Frame:
 @dataclass(eq=False)
 class FrameMode:
     """
-    request: builds a request with the conversation and the settings as they are now.
-    until_idle: returns when no turn of the conversation runs.
     admit: counts one more response; raises RateLimitError or DrainingError.
     budget: of all conversations. max_bytes: of this one's frames.
     """
 
-    session: VoiceSession
+    turn_runner: TurnRunner
     emit: Emit
     clock: Clock
     metrics: GatewayMetrics
-    request: Callable[[], TurnRequest]
-    until_idle: Callable[[], Awaitable[None]]
     admit: Callable[[], object]
     budget: ItemBudget
     max_bytes: int
+    _config: SessionConfig = field(init=False)  # from the first configure() on
     _settings: FrameSettings | None = None
     _task: asyncio.Task[None] | None = None
     _waiting: deque[_Frame] = field(default_factory=deque)
@@ -99,26 +96,27 @@ class FrameMode:
     _end: int = 0
     _last_due_s: float | None = None
 
+    def __post_init__(self) -> None:
+        self._session = self.turn_runner.session
+
     @property
     def on(self) -> bool:
         return self._settings is not None
 
-    def configure(self, settings: FrameSettings | None, now_sample: int) -> None:
-        """Start, change or end the mode.
-
-        Args:
-            settings: None: the mode is off.
-            now_sample: end of the session's audio so far.
-        """
+    def configure(self, config: SessionConfig, now_sample: int) -> None:
+        """Start, change or end the mode. now_sample: end of the session's audio so far."""
+        self._config = config
+        settings = config.frames
         if settings == self._settings:
             return
-        was_on, self._settings = self.on, settings
+        was_on = self.on
+        self._settings = settings
         while self._waiting:
             self._report(self._waiting.popleft(), "dropped")
         if settings is None:
             self._stop()
             return
-        first_s = self.session.join_frames(settings.frame_s)
+        first_s = self._session.join_frames(settings.frame_s)
         self._start = now_sample
         self._end = now_sample + round(first_s * INPUT_RATE_HZ)
         self._last_due_s = None
@@ -135,7 +133,8 @@ class FrameMode:
             n_missing = self._count_missing(now_s, settings.frame_s)
             frame = _Frame(self._n_frames, audio, self._start, self._end, now_s, n_missing)
             self._n_frames += 1
-            self._start, self._last_due_s = self._end, now_s
+            self._start = self._end
+            self._last_due_s = now_s
             self._end += settings.frame_ms * _SAMPLES_PER_MS
             self._waiting.append(frame)
             if len(self._waiting) > _MAX_WAITING:
@@ -155,7 +154,7 @@ class FrameMode:
 
     def _stop(self) -> asyncio.Task[None] | None:
         task, self._task = self._task, None
-        self.session.leave_frames()
+        self._session.leave_frames()
         if task is not None:
             task.cancel()
         self._hold([])
@@ -171,8 +170,8 @@ class FrameMode:
     # --- turns ---
 
     async def _run(self) -> None:
-        await self.until_idle()
-        self._before = self.request().history
+        await self.turn_runner.until_idle()
+        self._before = self.turn_runner.request(self._config).history
         while True:
             while not self._waiting:
                 self._frame_came.clear()
@@ -188,11 +187,11 @@ class FrameMode:
             self._report(frame, "dropped")
             raise
         except LiveError as error:
-            log.warning("frame_failed session=%s code=%s", self.session.session_id, error.code)
+            log.warning("frame_failed session=%s code=%s", self._session.session_id, error.code)
             self._report(frame, "empty", error=error_body(error))
             return
         except Exception:
-            log.exception("frame_crashed session=%s", self.session.session_id)
+            log.exception("frame_crashed session=%s", self._session.session_id)
             self._report(frame, "empty", error=error_body(internal_error()))
             return
         gone = set(done.gone)
@@ -239,7 +238,7 @@ class FrameMode:
             self._drop_oldest_if_full()  # not at each frame: the model's session is built anew
         self._admitted_s -= settings.frame_s
         request = replace(
-            self.request(),
+            self.turn_runner.request(self._config),
             history=(*self._before, *self._history, heard),
             wants_audio=False,
             max_output_tokens=settings.max_tokens,
@@ -247,7 +246,7 @@ class FrameMode:
         )
         deltas: list[str] = []
         done: TurnDone | None = None
-        async with aclosing(self.session.respond(request)) as events:
+        async with aclosing(self._session.respond(request)) as events:
             async for event in events:
                 if isinstance(event, TranscriptDelta):
                     deltas.append(event.text)

@@ -12,14 +12,16 @@ context and whole words, so that a chunk is given up if the turn does not end in
 chunk or the pause is short.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem
+from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.responses.speculation import Utterance
+from sglang_live.gateway.realtime.responses.turn_runner import TurnRunner
+from sglang_live.gateway.realtime.session_config import SessionConfig
 from sglang_live.interaction.input_buffer import InputBuffer
 from sglang_live.interaction.turn_end import PAUSE_MS
 
@@ -33,25 +35,14 @@ _LONG_SAMPLES = 8 * INPUT_RATE_HZ
 
 
 class TurnPrefill:
-    """
-    Args:
-        chunk_s: length of a chunk; 0: no chunk has a fixed length.
-        prefill: starts the prefill of these chunks; returns False if it refuses for now. Without
-            chunks: the preheat.
-        preheats: whether there is a preheat.
-        at_pauses: whether chunks end at pauses.
-    """
-
-    def __init__(
-        self,
-        chunk_s: float,
-        prefill: Callable[[Utterance], bool],
-        preheats: bool = False,
-        at_pauses: bool = False,
-    ) -> None:
-        self._chunk_samples = round(chunk_s * INPUT_RATE_HZ)
-        self._prefill, self._preheats, self._at_pauses = prefill, preheats, at_pauses
-        self._min_rest = 0 if at_pauses else _MIN_REST_SAMPLES
+    def __init__(self, gateway: GatewayConfig, turn_runner: TurnRunner) -> None:
+        """gateway: says whether there is a preheat, and whether chunks have a fixed length or end
+        at pauses."""
+        self._chunk_samples = round(gateway.turn_prefill_s * INPUT_RATE_HZ)  # 0: no fixed length
+        self._preheats = gateway.preheat
+        self._at_pauses = gateway.prefills_at_pauses
+        self._turn_runner = turn_runner
+        self._min_rest = 0 if self._at_pauses else _MIN_REST_SAMPLES
         self.reset()
 
     def reset(self) -> None:
@@ -68,33 +59,38 @@ class TurnPrefill:
         self.reset()
         self._preheat_due = self._preheats
 
-    def grow(self, buffer: InputBuffer, start_sample: int, silence_ms: int = 0) -> None:
+    def grow(
+        self, config: SessionConfig, buffer: InputBuffer, start_sample: int, silence_ms: int = 0
+    ) -> None:
         """The utterance, which began at start_sample, goes on up to the end of the buffer.
 
         silence_ms: for how long the user has been silent.
         """
         self._silence_ms = silence_ms
-        if self._preheat_due and self._prefill(()):
+        if self._preheat_due and self._turn_runner.prefill_turn(config, ()):
             self._preheat_due = False
         while self._chunk_samples:
             end = self._end + self._chunk_samples
             if buffer.end_sample - start_sample < end + _MIN_REST_SAMPLES:
                 break
             self._cut(buffer, start_sample, end)
-        self._prefill_new()
+        self._prefill_new(config)
 
-    def pause(self, buffer: InputBuffer, start_sample: int, pause_sample: int) -> None:
+    def pause(
+        self, config: SessionConfig, buffer: InputBuffer, start_sample: int, pause_sample: int
+    ) -> None:
         """The user is silent from pause_sample on; the turn may be over."""
         if self._at_pauses and pause_sample - start_sample > self._end:
             self._cut(buffer, start_sample, pause_sample - start_sample)
             self._in_pause = True
-            self._prefill_new()
+            self._prefill_new(config)
 
     def resume(self, silence_ms: int) -> None:
         """The user speaks again, after this silence."""
         if not self._in_pause:
             return
-        n_kept, self._in_pause = self._n_kept(silence_ms), False
+        n_kept = self._n_kept(silence_ms)
+        self._in_pause = False
         del self._chunks[n_kept:], self._ends[n_kept:]
         self._n_prefilled = min(self._n_prefilled, n_kept)
 
@@ -133,9 +129,10 @@ class TurnPrefill:
         self._chunks.append(_message(audio, opens=not self._chunks, closes=False))
         self._ends.append(end)
 
-    def _prefill_new(self) -> None:
-        if len(self._chunks) > self._n_prefilled and self._prefill(tuple(self._chunks)):
-            self._n_prefilled = len(self._chunks)
+    def _prefill_new(self, config: SessionConfig) -> None:
+        n, chunks = len(self._chunks), tuple(self._chunks)
+        if n > self._n_prefilled and self._turn_runner.prefill_turn(config, chunks):
+            self._n_prefilled = n
 
     def _split(self, audio: AudioPart) -> Utterance:
         ends = [

@@ -2,21 +2,25 @@
 
 In: input_audio_buffer.* events. Out: committed items, responses created and interrupted.
 Owner: one TurnTaking per connection. Time is audio received (see interaction/vad.py).
+
+A microphone frame goes this way: append() decodes it into the buffer, _listen() has it scored, asks
+BargeIn (barge_in.py) what of it may be the user, and gives that to the SpeechDetector
+(interaction/vad.py), whose events become turns here.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from sglang_live.aio import close_all
+from sglang_live.aio import background, close_all
 from sglang_live.clock import Clock
 from sglang_live.core import INPUT_RATE_HZ, AudioPart
 from sglang_live.gateway.audio.codec import WireDecoder, decode_base64
-from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.idle_timer import IdleTimer
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.conversation.events import ConversationEvents
@@ -24,25 +28,20 @@ from sglang_live.gateway.realtime.conversation.items import AudioContent, Messag
 from sglang_live.gateway.realtime.events import AudioAppend
 from sglang_live.gateway.realtime.outbox import Emit
 from sglang_live.gateway.realtime.responses.plan import ResponsePlan
-from sglang_live.gateway.realtime.responses.playout import Playout
 from sglang_live.gateway.realtime.responses.responses import Responses
 from sglang_live.gateway.realtime.responses.speculation import Utterance
-from sglang_live.gateway.realtime.responses.turn_runner import TurnRunner
+from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.realtime.session_config import SessionConfig
-from sglang_live.gateway.realtime.turns.endpointing import Endpointing
+from sglang_live.gateway.realtime.turns.barge_in import BargeIn
 from sglang_live.gateway.realtime.turns.frame_mode import FrameMode, NoTurnsError
 from sglang_live.gateway.realtime.turns.input_transcription import InputTranscription
-from sglang_live.gateway.realtime.turns.missing_audio import MissingAudio
-from sglang_live.gateway.realtime.turns.other_voices import OtherVoices
-from sglang_live.gateway.realtime.turns.over_response import OverResponse
-from sglang_live.gateway.realtime.turns.pause_judge import PauseJudge, TurnSoFar
-from sglang_live.gateway.realtime.turns.pauses import speculates, vad_settings
+from sglang_live.gateway.realtime.turns.pause_judge import PauseJudge, speculates
 from sglang_live.gateway.realtime.turns.turn_prefill import TurnPrefill
 from sglang_live.gateway.realtime.turns.voice_words import VoiceWords
+from sglang_live.interaction.filters.voice_filter import Frame, VoiceFilter
 from sglang_live.interaction.input_buffer import InputBuffer
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.presence import has_speech
-from sglang_live.interaction.scoring import SpeechScorer
 from sglang_live.interaction.vad import (
     SAMPLES_PER_MS,
     SpeechDetector,
@@ -54,7 +53,6 @@ from sglang_live.interaction.vad import (
     SpeechStopped,
     SpeechSuspected,
 )
-from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
@@ -62,61 +60,61 @@ log = logging.getLogger(__name__)
 _SLICE_MS = 1000
 # Silence that voice detection keeps: a client may commit an utterance that is too soft to be found.
 _KEPT_MS = 10_000
+# Without audio for as long, the user of a turn is silent. Longer than a network's pauses.
+LEAST_MISSING_S = 2.0
+# After a time in which the event loop was busy, audio that has arrived is read first.
+_GRACE_S = 0.2
 
 
 @dataclass(eq=False)
 class TurnTaking:
     """
     config: the session's settings; replaced by configure().
-    endpointing: for semantic_vad; None: only silence ends turns.
+    filters: what tells the user's voice from other sounds.
     """
 
     config: SessionConfig
-    gateway: GatewayConfig
+    services: RealtimeServices
     items: ConversationEvents
     responses: Responses
-    turn_runner: TurnRunner
-    playout: Playout
     frames: FrameMode
     transcripts: InputTranscription
+    filters: Sequence[VoiceFilter]
     monitor: SessionMonitor
     emit: Emit
-    scorer: SpeechScorer
-    endpointing: Endpointing | None
-    others: OtherVoices | None
-    clock: Clock
-    metrics: GatewayMetrics
 
     def __post_init__(self) -> None:
-        self._buffer = InputBuffer(self.gateway.max_input_audio_s)
+        self._gateway = self.services.config
+        self._clock = self.services.clock
+        self._metrics = self.services.metrics
+        self._turn_runner = self.responses.turn_runner
+        self._buffer = InputBuffer(self._gateway.max_input_audio_s)
         self._decoder = WireDecoder(self.config.input_format)
         self._detector: SpeechDetector | None = None
         self._next_item()
         self._turn_start_ms = 0
         self._pause_ms: int | None = None  # where the model stops to hear, if the turn ends here
-        self._turn_prefill = TurnPrefill(
-            self.gateway.turn_prefill_s,
-            lambda utterance: self.turn_runner.prefill_turn(self.config, utterance),
-            self.gateway.preheat,
-            self.gateway.prefills_at_pauses,
+        self._turn_prefill = TurnPrefill(self._gateway, self._turn_runner)
+        session = self._turn_runner.session
+        self._judge = PauseJudge(
+            self.services,
+            session,
+            self._buffer,
+            on_end=self._on_stopped,
+            on_resume=self._turn_runner.withdraw_speculative,
         )
-        session, go_on = self.transcripts.session, self.turn_runner.withdraw_speculative
-        self._judge = PauseJudge(self.endpointing, session, self._buffer, self._on_stopped, go_on)
-        self._idle = IdleTimer(self.clock, self._on_idle)
-        self._missing_audio = MissingAudio(self.clock, self._on_missing_audio)
-        self._over_response = OverResponse(
-            playout=self.playout,
-            interrupt=self.responses.interrupt,
-            buffer=self._buffer,
-            emit=self.emit,
-            monitor=self.monitor,
-            clock=self.clock,
-            metrics=self.metrics,
-            words=VoiceWords(self.transcripts.session, self.clock, self.metrics),
-            recognises=self.gateway.recognises,
-            others=self.others,
-            on_words=self._on_words,
+        self._barge_in = BargeIn(
+            self.services,
+            self.responses,
+            self.filters,
+            VoiceWords(session, self._clock, self._metrics),
+            self._buffer,
+            self.monitor,
+            self.emit,
+            self._on_words,
         )
+        self._idle = IdleTimer(self._clock, self._on_idle)
+        self._missing_audio = MissingAudio(self._clock, self._on_missing_audio)
         self.responses.on_done = self._on_response_done
         self.configure(self.config)
 
@@ -126,11 +124,11 @@ class TurnTaking:
             self._take(self._decoder.finish())
             self._decoder = WireDecoder(config.input_format)
         if config != self.config:
-            self.turn_runner.withdraw_speculative()
+            self._turn_runner.withdraw_speculative()
         self.config = config
         if config.frames is not None and not self.frames.on:
             self._buffer.clear()
-        self.frames.configure(config.frames, self._buffer.end_sample)
+        self.frames.configure(config, self._buffer.end_sample)
         if (detection := config.turn_detection) is None:
             self._turn_prefill.reset()
             self.transcripts.discard()
@@ -138,13 +136,16 @@ class TurnTaking:
             self._detector = None
             self._next_item()
             self._idle.disarm()
-            self._over_response.withdraw()
+            self._barge_in.withdraw()
             return
-        settings = vad_settings(detection, self.gateway, judges=self.endpointing is not None)
+        self._barge_in.configure(detection)
+        settings = self._judge.settings(detection)
         if self._detector is None:
             # Buffered audio may hold the start of a turn; it is scored with the next append.
             start, end = self._buffer.start_sample, self._buffer.end_sample
-            self._detector = SpeechDetector(self.scorer.model, settings, start_sample=start)
+            self._detector = SpeechDetector(
+                self.services.scorer.model, settings, start_sample=start
+            )
             self._detector.take(self._buffer.peek(start, end))
         self._detector.settings = settings
 
@@ -154,7 +155,7 @@ class TurnTaking:
             ClientEventError: the audio is malformed or too long.
             BufferFullError: the buffer is full, and only the client can empty it.
         """
-        form, limit = self.config.input_format, self.gateway.max_append_bytes
+        form, limit = self.config.input_format, self._gateway.max_append_bytes
         raw = decode_base64(event.audio, form, max_bytes=limit, param="audio")
         if self._detector is None and not self.frames.on:
             self._buffer.check_room(int(form.duration_ms(len(raw)) * SAMPLES_PER_MS))
@@ -181,19 +182,19 @@ class TurnTaking:
         self._buffer.check_commit(self._decoder.owed_samples)
         self._buffer.append(self._decoder.finish())
         self._turn_prefill.reset()  # its chunks begin with the speech, this turn with all the audio
-        self.turn_runner.withdraw_speculative()
+        self._turn_runner.withdraw_speculative()
         if self._detector:
             self._stop_speech()
             self._reset(self._detector)
         begin = self._turn_start_ms * SAMPLES_PER_MS - self._buffer.start_sample
         audio = self._buffer.take(self._buffer.start_sample, self._buffer.end_sample)
-        self._commit(audio, partial(has_speech, model=self.scorer.model), begin=begin)
+        self._commit(audio, partial(has_speech, model=self.services.scorer.model), begin=begin)
 
     def clear(self) -> None:
         self._buffer.append(self._decoder.finish())  # cleared audio still counts as time
         self._buffer.clear()
         self.frames.clear(self._buffer.end_sample)
-        self.turn_runner.withdraw_speculative()
+        self._turn_runner.withdraw_speculative()
         self._turn_prefill.reset()
         self.transcripts.discard()
         if self._detector:
@@ -208,7 +209,7 @@ class TurnTaking:
         self.responses.on_done = lambda unheard_s: None
         self._idle.disarm()
         self._missing_audio.stop()
-        await close_all(self._judge.close, self._over_response.close, self.frames.close)
+        await close_all(self._judge.close, self._barge_in.close, self.frames.close)
 
     def _next_item(self) -> None:
         """Choose the item id of the next turn; speech_started names it before the item exists."""
@@ -221,7 +222,7 @@ class TurnTaking:
 
     def _reset(self, detector: SpeechDetector) -> None:
         detector.reset(self._buffer.end_sample)
-        self._over_response.withdraw()
+        self._barge_in.withdraw()
 
     def _take(self, pcm: np.ndarray) -> None:
         self._buffer.append(pcm)
@@ -236,21 +237,29 @@ class TurnTaking:
         while (detector := self._detector) is not None:
             detection = self.config.turn_detection
             assert detection is not None
-            self._over_response.prepare(detector, detection)
+            detector.confirming = detection.interrupt_response and self.responses.audible.any
             if (due := detector.due()) is None:
                 break
-            scores, state = await self.scorer.score(*due)
-            scores = await self._over_response.voices(scores, detector, detection)
+            scores, state = await self.services.scorer.score(*due)
+            frame = Frame(
+                buffer=self._buffer,
+                end=detector.due_end,
+                n_windows=len(scores),
+                onset=detector.onset_sample,
+                detection=detection,
+                over_response=detector.confirming and not detector.speaking,
+            )
+            heard = await self._barge_in.hear(frame, scores)
             if detector is not self._detector:
                 return  # the session has ended
-            for event in detector.scored(scores, state):
+            for event in detector.scored(heard.scores, state, heard.outlast_ms, heard.voice):
                 self._on_speech(event)
         if detector is None:
             return
         if detector.speaking:
             start = self._turn_start_ms * SAMPLES_PER_MS
             self._judge.grow(detector.silence_ms)
-            self._turn_prefill.grow(self._buffer, start, detector.silence_ms)
+            self._turn_prefill.grow(self.config, self._buffer, start, detector.silence_ms)
             clips = () if detection and detection.judges_turns else self._turn_prefill.final_clips
             self.transcripts.grow(self._item_id, clips, self.config.transcription)
         self._bound(detector, detection.idle_timeout_ms if detection else None)
@@ -259,19 +268,21 @@ class TurnTaking:
         """End a turn that is too long, and drop the silence before a turn."""
         begin = self._turn_start_ms * SAMPLES_PER_MS
         if detector.speaking and self._buffer.end_sample - begin > self._buffer.max_samples:
-            log.warning("turn_too_long max_s=%g", self.gateway.max_input_audio_s)
+            log.warning("turn_too_long max_s=%g", self._gateway.max_input_audio_s)
             self._on_stopped(detector.force_stop("too_long"))
         if not detector.speaking:
-            begin = min(detector.earliest_turn, self._over_response.needed_from)
+            begin = min(detector.earliest_turn, self._barge_in.needed_from)
         kept_ms = max(_KEPT_MS, idle_ms or 0) if self._idle.armed else _KEPT_MS
         n_dropped = self._buffer.keep(begin, kept_ms * SAMPLES_PER_MS)
-        self.metrics.input_audio_dropped_s.inc(n_dropped / INPUT_RATE_HZ)
+        self._metrics.input_audio_dropped_s.inc(n_dropped / INPUT_RATE_HZ)
 
     def _on_speech(self, event: SpeechEvent) -> None:
         assert self.config.turn_detection is not None
         match event:
-            case SpeechSuspected() | SpeechDismissed():
-                self._over_response.heard(event, self.config)
+            case SpeechSuspected():
+                self._barge_in.suspected(event, self.config.turn_detection)
+            case SpeechDismissed():
+                self._barge_in.dismissed(event, self.config)
             case SpeechStarted():
                 self._on_started(event)
             case SpeechPaused():
@@ -279,7 +290,7 @@ class TurnTaking:
             case SpeechResumed():
                 self._pause_ms = None
                 self._turn_prefill.resume(event.silence_ms)
-                self.turn_runner.withdraw_speculative()
+                self._turn_runner.withdraw_speculative()
             case SpeechStopped():
                 self._on_stopped(event)
 
@@ -299,23 +310,22 @@ class TurnTaking:
         held_from_ms = -(-self._buffer.start_sample // SAMPLES_PER_MS)
         at_ms = self._turn_start_ms = max(event.at_ms, held_from_ms)
         self._pause_ms = None
-        onset_s = self._buffer.arrived_s(event.onset_ms, self.clock.now_s())
+        onset_s = self._buffer.arrived_s(event.onset_ms, self._clock.now_s())
         self.monitor.speech_started(onset_s)
-        self.metrics.vad_events.labels("started").inc()
+        self._metrics.vad_events.labels("started").inc()
         self.emit("input_audio_buffer.speech_started", audio_start_ms=at_ms, item_id=self._item_id)
-        self._over_response.started(onset_s, detector, detection)
+        self._barge_in.started(onset_s, detection)
 
     def _on_paused(self, pause: SpeechPaused) -> None:
         detector, detection = self._detector, self.config.turn_detection
         assert detector is not None and detection is not None
         start, end = self._turn_start_ms * SAMPLES_PER_MS, pause.at_ms * SAMPLES_PER_MS
-        self._turn_prefill.pause(self._buffer, start, end)
+        self._turn_prefill.pause(self.config, self._buffer, start, end)
         utterance = self._turn_prefill.so_far(AudioPart(self._buffer.peek(start, end)))
-        if speculates(detection, self.gateway):
+        if speculates(detection, self._gateway):
             self._pause_ms = pause.at_ms
-            self.turn_runner.speculate(self.config, utterance)
-        turn = TurnSoFar(self._turn_start_ms, utterance, detector, lambda: self._detector)
-        self._judge.begin(pause, turn, self.config, self.gateway.prefills_at_pauses)
+            self._turn_runner.speculate(self.config, utterance)
+        self._judge.begin(pause, detector, start, utterance, self.config)
 
     def _on_stopped(self, event: SpeechStopped) -> None:
         detection = self.config.turn_detection
@@ -323,23 +333,22 @@ class TurnTaking:
         self._emit_stopped(event)
         start, end = self._turn_start_ms * SAMPLES_PER_MS, event.at_ms * SAMPLES_PER_MS
         audio = self._buffer.take(start, end)
-        is_speech: Callable[[np.ndarray], bool] | None = None
+        checks = self._barge_in.turn_checks()
         if detection.takes_noise:
-            is_speech = partial(has_speech, model=self.scorer.model)
-        if detection.ignore_other_turns and self.others:
-            is_speech = partial(self.others.is_turn, known=self.others.known, has_speech=is_speech)
-        self._over_response.learn(audio.pcm, event.at_ms - event.speech_end_ms, detection)
+            checks.insert(0, partial(has_speech, model=self.services.scorer.model))
+        is_speech = partial(_fulfils, checks=checks) if checks else None
+        self._barge_in.learn(audio.pcm, event.at_ms - event.speech_end_ms)
         utterance = None
         if self._pause_ms is not None:
             # As a speculative turn hears it, whether or not there is one.
             heard = AudioPart(audio.pcm[: self._pause_ms * SAMPLES_PER_MS - start])
-            utterance = self.turn_runner.speculated or self._turn_prefill.so_far(heard)
+            utterance = self._turn_runner.speculated or self._turn_prefill.so_far(heard)
         self._commit(audio, is_speech, utterance)
         if detection.create_response:
             self._respond(event.speech_end_ms)
 
     def _emit_stopped(self, event: SpeechStopped) -> None:
-        self.metrics.vad_events.labels("stopped").inc()
+        self._metrics.vad_events.labels("stopped").inc()
         self.monitor.speech_stopped(event.reason)
         self.emit(
             "input_audio_buffer.speech_stopped", audio_end_ms=event.at_ms, item_id=self._item_id
@@ -366,11 +375,11 @@ class TurnTaking:
         previous = self.items.conversation.last_id
         self.emit("input_audio_buffer.committed", previous_item_id=previous, item_id=item.id)
         self.items.add(item)
-        heard = utterance if self.gateway.prefills_at_pauses and is_speech is None else ()
+        heard = utterance if self._gateway.prefills_at_pauses and is_speech is None else ()
         self.transcripts.add(item, audio, self.config.transcription, heard, begin)
 
     def _respond(self, speech_end_ms: int | None = None) -> None:
-        now_s = self.clock.now_s()
+        now_s = self._clock.now_s()
         end_s = None if speech_end_ms is None else self._buffer.arrived_s(speech_end_ms, now_s)
         plan = ResponsePlan(config=self.config, decided_at_s=now_s, speech_end_at_s=end_s)
         self.responses.create_when_idle(plan)
@@ -398,3 +407,54 @@ class TurnTaking:
         )
         self._commit(self._buffer.take(start, end))
         self._respond()
+
+
+def _fulfils(pcm: np.ndarray, checks: Sequence[Callable[[np.ndarray], bool]]) -> bool:
+    return all(check(pcm) for check in checks)
+
+
+class MissingAudio:
+    """A client that stops sending in the middle of a turn: missing audio is silence.
+
+    Clients with voice detection of their own send nothing in silence, a muted one may stop in
+    mid-word.
+    """
+
+    def __init__(self, clock: Clock, on_missing: Callable[[], None]) -> None:
+        """on_missing: called once when no audio has come for the time that is waited for."""
+        self._clock = clock
+        self._on_missing = on_missing
+        self._last_s = 0.0
+        self._limit_s = LEAST_MISSING_S
+        self._is_reading = False
+        self._task: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Audio is there, and being read."""
+        self._is_reading = True
+        try:
+            yield
+        finally:
+            self._is_reading = False
+
+    def heard(self, silence_s: float) -> None:
+        """Audio came, and its turn goes on. silence_s: what ends the turn."""
+        self._last_s = self._clock.now_s()
+        self._limit_s = max(LEAST_MISSING_S, silence_s)
+        if self._task is None:
+            self._task = background(self._watch(), "missing audio")
+
+    def stop(self) -> None:
+        """The session ends."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _watch(self) -> None:
+        while (left_s := self._last_s + self._limit_s - self._clock.now_s()) > 0:
+            await self._clock.sleep(left_s)
+            await self._clock.sleep(_GRACE_S)
+        self._task = None
+        if not self._is_reading:
+            self._on_missing()

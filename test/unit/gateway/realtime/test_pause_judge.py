@@ -1,8 +1,9 @@
 """semantic_vad: a model judges whether a pause is the end of the turn."""
 
 import asyncio
-import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 
 import numpy as np
@@ -18,9 +19,14 @@ from benchmark.turn_taking.components import (
 from sglang_live.core import AudioPart
 from sglang_live.errors import StageFailedError
 from sglang_live.gateway.realtime.services import RealtimeServices
-from sglang_live.gateway.realtime.turns.endpointing import Endpointing
-from sglang_live.interaction.turn_end import SCORED_AT_MS, cutoff_ms, judged, silence_ms
-from sglang_live.interaction.words.turn_words import evidence
+from sglang_live.interaction.endpoint import EndpointThreads
+from sglang_live.interaction.turn_end import (
+    SCORED_AT_MS,
+    cutoff_ms,
+    judged,
+    silence_ms,
+    word_evidence,
+)
 from test.unit.gateway.fakes import (
     FakeOrchestrator,
     LoudnessModel,
@@ -38,30 +44,65 @@ SURE, VAGUE, UNLIKELY = 0.9999, 0.5, 0.0
 
 
 class FakeEndpoint:
-    """Returns or raises scripted scores, the last one again and again.
-
-    It records the audio, and waits while `may_judge` is cleared.
-    """
+    """Returns or raises scripted scores, the last one again and again. It records the audio."""
 
     def __init__(self, *scores: float | Exception):
         self.scores = list(scores)
         self.heard: list[np.ndarray] = []
-        self.may_judge = threading.Event()
-        self.may_judge.set()
-        self.called = threading.Event()
 
     def completeness(self, pcm: np.ndarray) -> float:
         self.heard.append(pcm)
-        self.called.set()
-        assert self.may_judge.wait(5)
         score = self.scores.pop(0) if len(self.scores) > 1 else self.scores[0]
         if isinstance(score, Exception):
             raise score
         return score
 
 
+class Threads(Executor):
+    """n threads whose work takes no time, or lasts from hold() to release(). There are none: all
+    of it is done in the test's own."""
+
+    def __init__(self, n: int = 1):
+        self._n = n
+        self._held = False
+        self._waiting: deque[tuple[Callable[[], object], Future]] = deque()
+        self._running: list[tuple[Future, object]] = []
+
+    def hold(self) -> None:
+        self._held = True
+
+    def release(self) -> None:
+        self._held = False
+        self._go_on()
+
+    def submit(self, work, /, *args):
+        future: Future = Future()
+        self._waiting.append((work, future))
+        self._go_on()
+        return future
+
+    def _go_on(self) -> None:
+        while True:
+            while self._running and not self._held:
+                future, outcome = self._running.pop(0)
+                if isinstance(outcome, Exception):
+                    future.set_exception(outcome)
+                else:
+                    future.set_result(outcome)
+            if not self._waiting or len(self._running) == self._n:
+                return
+            work, future = self._waiting.popleft()
+            try:
+                self._running.append((future, work()))
+            except ValueError as error:
+                self._running.append((future, error))
+
+
 def listening(
-    endpoint: FakeEndpoint | None, threads: int = 1, scripts: Sequence[list] = (), **config: object
+    endpoint: FakeEndpoint | None,
+    threads: Threads | None = None,
+    scripts: Sequence[list] = (),
+    **config: object,
 ) -> RealtimeServices:
     base = services(FakeOrchestrator(list(scripts)))
     shared = RealtimeServices(
@@ -73,7 +114,8 @@ def listening(
         metrics=base.metrics,
     )
     if endpoint is not None:
-        shared.endpointing = Endpointing(endpoint, base.clock, base.metrics, threads)
+        shared.endpoint = EndpointThreads(endpoint, threads or Threads())
+    shared.scorer = base.scorer
     return shared
 
 
@@ -92,11 +134,16 @@ def ends(shared: RealtimeServices, reason: str) -> float:
     return shared.metrics.registry.get_sample_value(name, {"reason": reason}) or 0
 
 
-async def decided(shared: RealtimeServices, *kinds: str, n: int = 1) -> None:
-    """Wait for n verdicts of these kinds."""
-    async with asyncio.timeout(5):
-        while sum(verdicts(shared, kind) for kind in kinds) < n:
-            await asyncio.sleep(0)
+async def scored(client) -> list[dict]:
+    """All events, when each score that was asked for is there."""
+    events = await client.settle()
+    while any(task.get_name() == "endpoint" for task in asyncio.all_tasks()):
+        await asyncio.sleep(0)
+    return events + await client.settle()
+
+
+def n_decided(shared: RealtimeServices) -> float:
+    return verdicts(shared, "pause") + verdicts(shared, "complete")
 
 
 def waited_ms(eagerness: str, score: float) -> int:
@@ -111,10 +158,11 @@ async def test_a_turn_ends_after_the_silence_that_its_score_calls_for(eagerness,
     async with connected(shared.orchestrator, shared) as client:
         await semantic(client, eagerness)
         client.append(tone(600) + PAUSE)
-        await decided(shared, "pause", "complete")
+        events = await scored(client)
+        assert n_decided(shared) == 1
         client.append(SILENCE_1S * 3)
-        stopped = await client.find("input_audio_buffer.speech_stopped")
-        silent_ms = stopped["audio_end_ms"] - 600
+        events += await client.settle()
+        silent_ms = ended_after_ms(events)
         assert silent_ms == pytest.approx(max(300, waited_ms(eagerness, score)), abs=64)
         heard = endpoint.heard[0]
         assert len(heard) / 16 == pytest.approx(832, abs=40), "all of the turn, with its pause"
@@ -122,14 +170,14 @@ async def test_a_turn_ends_after_the_silence_that_its_score_calls_for(eagerness,
 
 
 async def test_a_turn_ends_at_once_if_its_silence_has_lasted():
-    endpoint = FakeEndpoint(SURE)
-    endpoint.may_judge.clear()
-    shared = listening(endpoint)
+    endpoint, threads = FakeEndpoint(SURE), Threads()
+    threads.hold()
+    shared = listening(endpoint, threads)
     async with connected(shared.orchestrator, shared) as client:
         await semantic(client, "low")
         client.append(tone(600) + bytes(48 * (waited_ms("low", SURE) + 40)))
         await client.settle()
-        endpoint.may_judge.set()
+        threads.release()
         await client.until("response.done")
         assert verdicts(shared, "complete") == ends(shared, "verdict") == 1
 
@@ -139,57 +187,61 @@ async def test_an_incomplete_turn_does_not_end_in_its_pause():
     shared = listening(endpoint)
     async with connected(shared.orchestrator, shared) as client:
         await semantic(client)
-        client.append(tone(600) + PAUSE * 3)
-        await decided(shared, "pause", "complete")
-        assert "input_audio_buffer.speech_stopped" not in types(await client.settle())
+        client.append(tone(600))
+        assert "input_audio_buffer.speech_stopped" not in types(await silent_for(client, 900))
+        n_before = n_decided(shared)
         client.append(tone(400) + PAUSE)
-        await decided(shared, "pause", "complete", n=2)
+        events = await scored(client)
+        assert n_decided(shared) > n_before >= 1
         client.append(SILENCE_1S * 2)
-        events = await client.until("response.done")
+        events += await client.settle()
         assert types(events).count("input_audio_buffer.committed") == 1
         assert [len(pcm) for pcm in endpoint.heard] == sorted(len(pcm) for pcm in endpoint.heard)
 
 
 async def test_a_verdict_that_comes_too_late_ends_nothing():
-    endpoint = FakeEndpoint(SURE, SURE)
-    endpoint.may_judge.clear()
-    shared = listening(endpoint)
+    endpoint, threads = FakeEndpoint(SURE, SURE), Threads()
+    threads.hold()
+    shared = listening(endpoint, threads)
     async with connected(shared.orchestrator, shared) as client:
         await semantic(client)
         client.append(tone(600) + PAUSE)
-        await asyncio.to_thread(endpoint.called.wait, 5)
+        await client.settle()
+        assert len(endpoint.heard) == 1
         client.append(tone(400))
         await client.settle()
-        endpoint.may_judge.set()
-        await decided(shared, "overtaken")
-        assert "input_audio_buffer.speech_stopped" not in types(await client.settle())
+        threads.release()
+        assert "input_audio_buffer.speech_stopped" not in types(await scored(client))
+        assert verdicts(shared, "overtaken") == 1
         client.append(PAUSE)
-        await decided(shared, "pause", "complete")
+        events = await scored(client)
+        assert n_decided(shared) == 1
         client.append(SILENCE_1S)
-        events = await client.until("response.done")
+        events += await client.settle()
         assert types(events).count("input_audio_buffer.speech_stopped") == 1
 
 
 async def test_a_pause_in_which_the_user_speaks_on_is_not_judged():
-    endpoint = FakeEndpoint(0.9, 0.9)
-    endpoint.may_judge.clear()
-    shared = listening(endpoint)
+    endpoint, threads = FakeEndpoint(0.9, 0.9), Threads()
+    threads.hold()
+    shared = listening(endpoint, threads)
     async with connected(shared.orchestrator, shared) as client:
         await semantic(client)
         client.append(tone(600) + PAUSE)
-        await asyncio.to_thread(endpoint.called.wait, 5)
+        await client.settle()
         # The model is busy with this pause, so the next one waits, and is over before its turn.
         client.append(tone(300) + PAUSE + tone(300))
         await client.settle()
-        endpoint.may_judge.set()
-        await decided(shared, "overtaken", n=2)
+        threads.release()
+        await scored(client)
+        assert verdicts(shared, "overtaken") == 2
         assert len(endpoint.heard) == 1
 
 
 async def test_pauses_of_two_users_are_judged_at_once():
-    endpoint = FakeEndpoint(0.9, 0.9)
-    endpoint.may_judge.clear()
-    shared = listening(endpoint, threads=2)
+    endpoint, threads = FakeEndpoint(0.9, 0.9), Threads(2)
+    threads.hold()
+    shared = listening(endpoint, threads)
     async with (
         connected(shared.orchestrator, shared) as first,
         connected(shared.orchestrator, shared) as second,
@@ -197,11 +249,11 @@ async def test_pauses_of_two_users_are_judged_at_once():
         for client in (first, second):
             await semantic(client)
             client.append(tone(600) + PAUSE)
-        async with asyncio.timeout(5):
-            while len(endpoint.heard) < 2:  # neither verdict is known yet
-                await asyncio.sleep(0.01)
-        endpoint.may_judge.set()
-        await decided(shared, "pause", "complete", n=2)
+            await client.settle()
+        assert len(endpoint.heard) == 2 and n_decided(shared) == 0
+        threads.release()
+        await scored(first)
+        assert n_decided(shared) == 2
 
 
 async def test_if_the_model_fails_silence_ends_the_turn():
@@ -209,7 +261,8 @@ async def test_if_the_model_fails_silence_ends_the_turn():
     async with connected(shared.orchestrator, shared) as client:
         await semantic(client, "high")
         client.append(tone(600) + PAUSE)
-        await decided(shared, "failed")
+        await scored(client)
+        assert verdicts(shared, "failed") == 1
         client.append(SILENCE_1S)
         stopped = await client.find("input_audio_buffer.speech_stopped")
         silent_ms = stopped["audio_end_ms"] - 600
@@ -237,17 +290,19 @@ async def test_server_vad_uses_no_model():
 
 async def test_a_verdict_after_the_end_of_the_session_starts_nothing():
     """The client disconnects right after the user's last words."""
-    endpoint = FakeEndpoint(SURE)
-    endpoint.may_judge.clear()
-    shared = listening(endpoint)
+    endpoint, threads = FakeEndpoint(SURE), Threads()
+    threads.hold()
+    shared = listening(endpoint, threads)
     async with connected(shared.orchestrator, shared) as client:
         await semantic(client)
         client.append(tone(600) + PAUSE)
-        await asyncio.to_thread(endpoint.called.wait, 5)
+        await client.settle()
+        assert len(endpoint.heard) == 1
         client.send_raw(None)
-        await asyncio.wait_for(shared.orchestrator.session.closed.wait(), 5)
-        endpoint.may_judge.set()
-        await decided(shared, "overtaken")
+        await shared.orchestrator.session.closed.wait()
+        threads.release()
+        while not verdicts(shared, "overtaken"):
+            await asyncio.sleep(0)
     assert shared.orchestrator.turns == []
 
 
@@ -257,9 +312,9 @@ async def test_of_a_long_turn_the_model_gets_the_last_eight_seconds():
     async with connected(shared.orchestrator, shared) as client:
         await semantic(client)
         client.append(tone(12_000) + PAUSE)
-        await decided(shared, "pause", "complete")
+        await scored(client)
         client.append(SILENCE_1S * 2)
-        await client.until("response.done")
+        await client.settle()
         assert {len(heard) for heard in endpoint.heard} == {8 * 16_000}
         [turn] = shared.orchestrator.turns
         assert turn.history[0].parts[0].duration_s > 12
@@ -268,16 +323,12 @@ async def test_of_a_long_turn_the_model_gets_the_last_eight_seconds():
 # --- later scores ---
 
 
-async def silent_for(client, shared: RealtimeServices, ms: int) -> list[dict]:
+async def silent_for(client, ms: int) -> list[dict]:
     """Silence in packets; each score is known with the packet that it was asked for with."""
     events = []
     for _ in range(ms // PACKET_MS):
         client.append(bytes(48 * PACKET_MS))
-        events += await client.settle()
-        async with asyncio.timeout(5):
-            while shared.endpointing.judging:
-                await asyncio.sleep(0)
-        events += await client.settle()
+        events += await scored(client)
     return events
 
 
@@ -292,7 +343,7 @@ async def test_a_pause_is_scored_again_while_it_lasts():
     async with connected(shared.orchestrator, shared) as client:
         await semantic(client, "low")
         client.append(tone(600))
-        await silent_for(client, shared, 1000)
+        await silent_for(client, 1000)
         lengths_ms = [len(pcm) / 16 for pcm in endpoint.heard]
         assert np.diff(lengths_ms) == pytest.approx(np.diff(SCORED_AT_MS[:3]), abs=40)
         client.append(tone(300))
@@ -307,24 +358,26 @@ async def test_the_least_score_of_a_pause_counts(first, then):
     async with connected(shared.orchestrator, shared) as client:
         await semantic(client, "low")
         client.append(tone(600))
-        silent_ms = ended_after_ms(await silent_for(client, shared, 3000))
+        silent_ms = ended_after_ms(await silent_for(client, 3000))
     assert silent_ms == pytest.approx(waited_ms("low", UNLIKELY), abs=64)
 
 
 async def test_a_busy_model_is_not_asked_for_overdue_scores():
-    endpoint = FakeEndpoint(VAGUE)
-    endpoint.may_judge.clear()
-    shared = listening(endpoint)
+    endpoint, threads = FakeEndpoint(VAGUE), Threads()
+    threads.hold()
+    shared = listening(endpoint, threads)
     async with connected(shared.orchestrator, shared) as client:
         await semantic(client, "low")
         client.append(tone(600) + PAUSE)
-        await asyncio.to_thread(endpoint.called.wait, 5)
+        await client.settle()
+        assert len(endpoint.heard) == 1
         for _ in range(40):
             client.append(bytes(48 * PACKET_MS))
             await client.settle()
-        endpoint.may_judge.set()
-        await decided(shared, "pause")
-        await silent_for(client, shared, PACKET_MS)
+        threads.release()
+        await scored(client)
+        assert verdicts(shared, "pause") == 1
+        await silent_for(client, PACKET_MS)
         assert [round(len(pcm) / 1600) for pcm in endpoint.heard] == [8, 17]
 
 
@@ -345,7 +398,7 @@ async def with_words(text: str | Exception, score: float) -> tuple[RealtimeServi
     async with connected(shared.orchestrator, shared) as client:
         await semantic(client)
         client.append(tone(600))
-        events = await silent_for(client, shared, 3200)
+        events = await silent_for(client, 3200)
     return shared, events
 
 
@@ -356,7 +409,7 @@ def words_said(shared: RealtimeServices, says: str) -> float:
 
 async def test_words_that_break_off_are_waited_for_longer():
     shared, events = await with_words(LINGERS, VAGUE)
-    expected = judged(VAGUE, cutoff_ms("auto"), evidence(LINGERS)).wait_ms
+    expected = judged(VAGUE, cutoff_ms("auto"), word_evidence(LINGERS)).wait_ms
     assert expected > waited_ms("auto", VAGUE) + 200
     assert ended_after_ms(events) == pytest.approx(expected, abs=64)
     assert words_said(shared, "goes_on") == 1
@@ -392,7 +445,7 @@ async def test_words_that_no_prefill_has_recognised_are_not_asked_for():
         shared.orchestrator.session.prefill_turn = lambda turn: False
         await semantic(client)
         client.append(tone(600))
-        events = await silent_for(client, shared, 2000)
+        events = await silent_for(client, 2000)
     assert ended_after_ms(events) == pytest.approx(waited_ms("auto", VAGUE), abs=64)
     assert not [turn for turn in shared.orchestrator.turns if turn.transcribes]
 
@@ -408,11 +461,11 @@ async def test_words_of_an_earlier_pause_do_not_count():
     async with connected(shared.orchestrator, shared) as client:
         await semantic(client)
         client.append(tone(600))
-        await silent_for(client, shared, 300)
+        await silent_for(client, 300)
         client.append(tone(400))
-        await silent_for(client, shared, 300)
+        await silent_for(client, 300)
         gate.set()
-        events = await silent_for(client, shared, 2000)
+        events = await silent_for(client, 2000)
     silent_ms = ended_after_ms(events, 600 + 300 + 400)
     assert silent_ms == pytest.approx(waited_ms("auto", VAGUE), abs=64)
 
@@ -447,11 +500,7 @@ async def test_the_gateway_decides_as_the_offline_component(eagerness):
         size = 48 * PACKET_MS
         for at in range(0, len(sound) - size + 1, size):
             client.append(sound[at : at + size])
-            events = await client.settle()
-            async with asyncio.timeout(5):
-                while shared.endpointing.judging:
-                    await asyncio.sleep(0)
-            events += await client.settle()
+            events = await scored(client)
             if "input_audio_buffer.speech_stopped" in types(events):
                 ended_ms.append((at + size) / 48)
     assert len(offline_ms) >= 2

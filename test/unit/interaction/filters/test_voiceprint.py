@@ -4,8 +4,14 @@ import numpy as np
 import pytest
 
 from sglang_live.core import INPUT_RATE_HZ
+from sglang_live.interaction.filters.voiceprint import (
+    AGAIN,
+    LENGTHS,
+    HeardVoice,
+    Voiceprint,
+    parts_of,
+)
 from sglang_live.interaction.silero import WINDOW_SAMPLES
-from sglang_live.interaction.voiceprint import AGAIN, LENGTHS, HeardVoice, Voiceprint, parts_of
 
 WINDOW = np.full(WINDOW_SAMPLES, 100, np.int16)
 LONGEST = LENGTHS[-1]

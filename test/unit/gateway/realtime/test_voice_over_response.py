@@ -16,7 +16,7 @@ from sglang_live.interaction.scoring import SpeechScorer
 from sglang_live.interaction.silero import SileroModel
 from test.unit.gateway.fakes import connected, done, paced, spoken, tone, types, voice
 
-from .playout_world import DELTA, SILENCE_300MS, STARTED, World, interrupted_end, start
+from .playback_world import DELTA, SILENCE_300MS, STARTED, World, interrupted_end, start
 
 SUSPECTED, IGNORED = (f"input_audio_buffer.voice_{what}" for what in ("suspected", "ignored"))
 STOPPED = "input_audio_buffer.speech_stopped"

@@ -6,18 +6,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sglang_live.clock import SimClock
-from sglang_live.interaction.barge_in import BargeIn
+from sglang_live.gateway.realtime.turns.barge_in import AudioHold
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.timeline import Timeline
 from sglang_live.interaction.user_stats import UserPrior
 from sglang_live.telemetry.metrics import GatewayMetrics
-
-from .test_monitor import Stages
+from test.unit.interaction.test_monitor import Stages
 
 
 class FakeAudio:
     def __init__(self):
-        self.audible = True
+        self.any = True
         self.calls = []
 
     def hold(self):
@@ -28,7 +27,7 @@ class FakeAudio:
 
     def interrupt(self):
         self.calls.append("interrupt")
-        self.audible = False
+        self.any = False
 
 
 class World:
@@ -37,7 +36,7 @@ class World:
         self.metrics = GatewayMetrics(CollectorRegistry())
         self.timeline = Timeline("s", began_s=10.0, began_unix_s=0.0)
         monitor = SessionMonitor(Stages(), self.clock, self.metrics, self.timeline, UserPrior())
-        self.barge_in = BargeIn(self.audio, self.audio.interrupt, monitor, self.clock, self.metrics)
+        self.hold = AudioHold(self.audio, self.audio.interrupt, monitor, self.clock, self.metrics)
 
     def value(self, name):
         return self.metrics.registry.get_sample_value(f"sglang_live_gateway_{name}")
@@ -55,9 +54,9 @@ async def world():
 
 
 async def test_a_suspicion_holds_and_a_dismissal_releases_and_counts_a_false_alarm(world):
-    world.barge_in.suspect(9.9, 1.25)
+    world.hold.begin(9.9, 1.25)
     await world.advance(0.3)
-    world.barge_in.dismiss("backchannel", "short")
+    world.hold.dismiss("backchannel", "short")
     assert world.audio.calls == ["hold", "release"]
     assert world.value("false_alarms_total") == 1
     assert world.value("barge_ins_total") == 0
@@ -67,9 +66,9 @@ async def test_a_suspicion_holds_and_a_dismissal_releases_and_counts_a_false_ala
 
 
 async def test_a_confirmed_suspicion_interrupts_and_the_stop_counts_from_the_hold(world):
-    world.barge_in.suspect(9.9, 1.25)
+    world.hold.begin(9.9, 1.25)
     await world.advance(0.15)
-    world.barge_in.interrupt(9.9)
+    world.hold.interrupt(9.9)
     assert world.audio.calls == ["hold", "interrupt", "release"]
     assert world.value("barge_ins_total") == 1
     assert world.value("stop_latency_seconds_sum") == pytest.approx(0.1)
@@ -77,32 +76,32 @@ async def test_a_confirmed_suspicion_interrupts_and_the_stop_counts_from_the_hol
 
 
 async def test_without_a_suspicion_the_response_is_interrupted_at_once(world):
-    world.barge_in.interrupt(9.9)
+    world.hold.interrupt(9.9)
     assert world.audio.calls == ["interrupt"]
     assert world.value("stop_latency_seconds_sum") == pytest.approx(0.1)
 
 
 async def test_speech_while_nothing_is_audible_is_no_barge_in_but_ends_the_response(world):
-    world.audio.audible = False
-    world.barge_in.interrupt(9.9)
+    world.audio.any = False
+    world.hold.interrupt(9.9)
     assert world.audio.calls == ["interrupt"]
     assert world.value("barge_ins_total") == 0
 
 
 async def test_a_client_that_stops_sending_audio_cannot_hold_a_response_for_long(world):
-    world.barge_in.suspect(10.0, 1.25)
+    world.hold.begin(10.0, 1.25)
     await world.advance(1.2)
     assert world.audio.calls == ["hold"]
     await world.advance(0.1)
     assert world.audio.calls == ["hold", "release"]
     # Events of that voice still count.
-    world.barge_in.interrupt(10.0)
+    world.hold.interrupt(10.0)
     assert world.audio.calls[2:] == ["interrupt"]
 
 
 async def test_a_withdrawn_suspicion_is_no_false_alarm(world):
-    world.barge_in.suspect(10.0, 1.25)
-    world.barge_in.withdraw()
-    world.barge_in.withdraw()
+    world.hold.begin(10.0, 1.25)
+    world.hold.withdraw()
+    world.hold.withdraw()
     assert world.audio.calls == ["hold", "release"]
     assert world.value("false_alarms_total") == 0

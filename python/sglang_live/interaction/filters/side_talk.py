@@ -1,8 +1,7 @@
-"""The voice of the session's user, as their turns have sounded: how loud, and how bright.
+"""Side talk: a voice far softer and duller than the user's turns, as another person in the room.
 
-In: the audio of turns; windows in which there may be a voice. Out: which of them are far softer and
-duller than the user, as another person in the room is.
-Owner: one UserVoice per session. Pure. It knows no speaker: another person who is as near sounds as
+In: the audio of turns; windows in which there may be a voice. Out: their scores, 0 for side talk.
+Owner: one SideTalk per session. Pure. It knows no speaker: another person who is as near sounds as
 the user does.
 """
 
@@ -13,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_live.core import INPUT_RATE_HZ
+from sglang_live.interaction.filters.voice_filter import Found, Frame, Pcm, Scores, VoiceFilter
 from sglang_live.interaction.silero import WINDOW_SAMPLES
+from sglang_live.interaction.vad import TurnDetection
 
 Floats = npt.NDArray[np.float32]
 
@@ -62,7 +63,7 @@ def sound_of(pcm: npt.NDArray[np.int16]) -> Sound:
     return Sound(power.astype(np.float32), tilts.astype(np.float32))
 
 
-class UserVoice:
+class SideTalk(VoiceFilter):
     def __init__(self) -> None:
         self._turns: deque[tuple[float, float]] = deque(maxlen=_TURNS)  # level, tilt
         self._heard: deque[tuple[float, float]] = deque(maxlen=_COMPARED)  # power, tilt
@@ -70,17 +71,30 @@ class UserVoice:
         self._n_far = 0  # windows of the voice that were far
 
     @property
-    def is_known(self) -> bool:
-        return bool(self._turns)
-
-    @property
     def n_far(self) -> int:
         """Windows of the present voice that were another person's."""
         return self._n_far
 
-    def learn(self, pcm: npt.NDArray[np.int16]) -> None:
-        """From a turn of the user: [n] int16, 16 kHz."""
-        sound = sound_of(pcm[-_LEARNT_SAMPLES:])
+    @property
+    def is_known(self) -> bool:
+        return bool(self._turns)
+
+    def configure(self, detection: TurnDetection) -> bool:
+        return detection.ignore_side_talk
+
+    async def filtered(self, frame: Frame, scores: Scores) -> Scores:
+        # A user who has moved away is as soft and dull as another person.
+        is_compared = frame.over_response and self.is_known and not frame.is_known
+        if not is_compared or not len(frame.pcm):
+            return scores
+        n_before = self._n_far
+        scores = self.without_others(scores, frame.threshold, frame.pcm)
+        if self._n_far and not n_before:
+            frame.found.append(Found("side_talk", "far"))
+        return scores
+
+    def learn(self, turn: Pcm) -> None:
+        sound = sound_of(turn[-_LEARNT_SAMPLES:])
         if len(sound.power) < _LEAST_LEARNT:
             return
         loud = sound.power >= sound.power.max() * 10 ** (-_RANGE_DB / 10)
@@ -121,7 +135,8 @@ class UserVoice:
     def forget(self) -> None:
         """The next voice is a new one."""
         self._heard.clear()
-        self._silent = self._n_far = 0
+        self._silent = 0
+        self._n_far = 0
 
     def _is_far(self) -> bool:
         if not self._turns or len(self._heard) < _LEAST:

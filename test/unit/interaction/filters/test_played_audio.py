@@ -3,8 +3,14 @@
 import numpy as np
 import pytest
 
-from sglang_live.interaction.echo import MAX_DELAY_S, RATE_HZ, SPAN_S
-from sglang_live.interaction.played_audio import KEPT_S, MOST_BUFFERED_S, PlayedAudio
+from sglang_live.interaction.filters.echo import (
+    KEPT_S,
+    MAX_DELAY_S,
+    MOST_BUFFERED_S,
+    RATE_HZ,
+    SPAN_S,
+    PlayedAudio,
+)
 
 
 def ones(seconds: float, value: float = 1.0) -> np.ndarray:

@@ -2,19 +2,27 @@
 
 In: audio that the network took, acks, truncations, interruptions. Out: assistant items truncated
 to what was heard, audio held, released and discarded, conversation.item.truncated.
-Owner: one Playout per connection. For the protocol a response is over when it is done, for the
-user when its audio has been played.
+Owner: one AudibleResponses per connection. For the protocol a response is over when it is done, for
+the user when its audio has been played.
 """
 
+import numpy as np
+
+from sglang_live.core import INPUT_RATE_HZ
+from sglang_live.gateway.audio.codec import PCM, WireDecoder, WireFormat
+from sglang_live.gateway.audio.resampler import StreamResampler
 from sglang_live.gateway.realtime.conversation.conversation import Conversation
 from sglang_live.gateway.realtime.outbox import Outbox
 from sglang_live.gateway.realtime.responses.writer import ActiveResponse
-from sglang_live.gateway.realtime.turns.echo_filter import EchoFilter
+from sglang_live.interaction.filters.echo import RATE_HZ, EchoFilter
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.telemetry.metrics import GatewayMetrics
 
+# In the last moments of a complete response a short "yes" is an answer.
+_ENDING_S = 1.0
 
-class Playout:
+
+class AudibleResponses:
     def __init__(
         self,
         outbox: Outbox,
@@ -23,16 +31,18 @@ class Playout:
         metrics: GatewayMetrics,
         echo: EchoFilter,
     ):
+        """echo: is told what is played."""
         self._outbox = outbox
         self._conversation = conversation
         self._monitor = monitor
         self._metrics = metrics
-        self.echo = echo
+        self._echo = echo
+        self._decoder = _Decoder(PCM)
         self._responses: list[ActiveResponse] = []  # of the conversation, oldest first
         self._held: list[str] = []
 
     @property
-    def audible(self) -> bool:
+    def any(self) -> bool:
         """Whether some response was sent in part and not heard to its end."""
         return any(self._monitor.audible(response.playback) for response in self._responses)
 
@@ -41,14 +51,14 @@ class Playout:
         """Seconds of audio that the client has, and the user has still to hear."""
         return sum(self._monitor.unheard_s(response.playback) for response in self._responses)
 
-    @property
-    def whole(self) -> bool:
-        """Whether all audio of all responses was sent."""
-        return all(
+    def is_ending(self) -> bool:
+        """Whether these are the last moments of all responses."""
+        is_sent = all(
             response.playback.clock.finished
             for response in self._responses
             if self._monitor.audible(response.playback)
         )
+        return is_sent and self.buffered_s <= _ENDING_S
 
     def add(self, response: ActiveResponse) -> None:
         self._responses = [older for older in self._responses if not older.playback.retired]
@@ -56,7 +66,9 @@ class Playout:
 
     def audio_sent(self, response: ActiveResponse, frame: bytes, duration_s: float) -> None:
         """The network took this frame of its audio."""
-        self.echo.audio_sent(frame, response.plan.config.output_format)
+        if self._decoder.form != (form := response.plan.config.output_format):
+            self._decoder = _Decoder(form)
+        self._echo.playback_began(self._decoder.push(frame))
         self._monitor.audio_sent(response.playback, duration_s)
         self.check_all_sent(response)
 
@@ -85,7 +97,7 @@ class Playout:
 
     def interrupt(self) -> None:
         """The user speaks: playback of every response ends here."""
-        self.echo.playback_stopped()
+        self._echo.playback_stopped()
         for response in self._responses:
             if not self._monitor.over(response.playback):
                 self.discard(response.id)
@@ -95,7 +107,7 @@ class Playout:
     def cancel(self, response: ActiveResponse) -> None:
         """The client ended it. Without acks, the audio that was sent counts as heard until the
         client truncates the item."""
-        self.echo.playback_stopped()
+        self._echo.playback_stopped()
         by_acks = response.playback.clock.by_acks
         heard_s = self._monitor.stopped(response.playback, barge_in=False)
         if by_acks:
@@ -137,3 +149,17 @@ class Playout:
 
     def _find(self, item_id: str) -> ActiveResponse | None:
         return next((r for r in self._responses if r.item and r.item.id == item_id), None)
+
+
+class _Decoder:
+    """Wire frames as the echo filter compares them."""
+
+    def __init__(self, form: WireFormat):
+        self.form = form
+        self._decoder = WireDecoder(form)
+        self._halver = StreamResampler(INPUT_RATE_HZ, RATE_HZ)
+
+    def push(self, frame: bytes) -> np.ndarray:
+        """Returns [n] float32 at RATE_HZ."""
+        pcm = self._halver.push(self._decoder.push(frame))
+        return (pcm / 32_768).astype(np.float32)

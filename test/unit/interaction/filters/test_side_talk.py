@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from sglang_live.core import INPUT_RATE_HZ
-from sglang_live.interaction.backchannel import has_hiss
+from sglang_live.interaction.filters.backchannels import has_hiss
+from sglang_live.interaction.filters.side_talk import SideTalk, sound_of
 from sglang_live.interaction.silero import WINDOW_SAMPLES
-from sglang_live.interaction.user_voice import UserVoice, sound_of
 
 N = 40  # windows
 VOICED = np.full(N, 0.9, np.float32)
@@ -20,14 +20,14 @@ def voice(db: float = 0.0, hiss: float = 0.1) -> np.ndarray:
     return (8000 * 10 ** (db / 20) * sound).astype(np.int16)
 
 
-def heard_of(user: UserVoice, pcm: np.ndarray, scores: np.ndarray = VOICED) -> float:
+def heard_of(user: SideTalk, pcm: np.ndarray, scores: np.ndarray = VOICED) -> float:
     """Share of the windows that may be the user's."""
     return float((user.without_others(scores, 0.5, pcm) >= 0.5).mean())
 
 
 @pytest.fixture
 def user():
-    known = UserVoice()
+    known = SideTalk()
     known.learn(voice())
     return known
 
@@ -43,7 +43,7 @@ def test_level_and_tilt_are_those_of_the_sound():
 
 
 def test_before_the_first_turn_every_voice_may_be_the_users():
-    assert heard_of(UserVoice(), voice(-30, hiss=0)) == 1.0
+    assert heard_of(SideTalk(), voice(-30, hiss=0)) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_user_who_moves_away_is_followed_after_two_turns(user):
 
 @pytest.mark.parametrize("pcm", [np.zeros(0), np.zeros(16_000), np.ones(800)], ids=len)
 def test_silence_and_short_audio_teach_nothing(pcm):
-    fresh = UserVoice()
+    fresh = SideTalk()
     fresh.learn(pcm.astype(np.int16))
     assert not fresh.is_known
 

@@ -1,6 +1,6 @@
-"""Whose voice is heard over a response: the session's user's, or another person's.
+"""Other voices: whose voice is heard over a response, the session's user's or another person's.
 
-In: windows of the microphone, turns of the user. Out: `unsure`, `near` to the user or `far`.
+In: windows of the microphone, turns of the user. Out: their scores, 0 for another person's voice.
 Owner: one SpeakerThread per process, one OtherVoices per connection.
 
 A comparison that is not done in time is no evidence: the voice is then taken as without it.
@@ -8,25 +8,34 @@ A comparison that is not done in time is no evidence: the voice is then taken as
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from sglang_live.aio import background
 from sglang_live.clock import Clock
-from sglang_live.interaction.silero import WINDOW_SAMPLES
-from sglang_live.interaction.voiceprint import (
+from sglang_live.interaction.filters.voice_filter import (
+    Found,
+    Frame,
+    Pcm,
+    Scores,
+    TurnCheck,
+    VoiceFilter,
+)
+from sglang_live.interaction.filters.voiceprint import (
     Floats,
     HeardVoice,
-    Pcm,
     SpeakerModel,
     State,
     Voiceprint,
     parts_of,
 )
+from sglang_live.interaction.silero import WINDOW_SAMPLES
+from sglang_live.interaction.vad import TurnDetection
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
@@ -69,34 +78,35 @@ class SpeakerThread:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-class OtherVoices:
+class OtherVoices(VoiceFilter):
     def __init__(self, thread: SpeakerThread, clock: Clock, metrics: GatewayMetrics) -> None:
-        self._thread, self._clock, self._metrics = thread, clock, metrics
-        self._voiceprint, self._heard = Voiceprint(), HeardVoice()
+        self._thread = thread
+        self._clock = clock
+        self._metrics = metrics
+        self._voiceprint = Voiceprint()
+        self._heard = HeardVoice()
+        self._learns = False
+        self._judges_turns = False
         self._learning: set[asyncio.Task[None]] = set()
 
-    @property
-    def state(self) -> State:
-        return self._heard.state
+    def configure(self, detection: TurnDetection) -> bool:
+        self._learns = detection.knows_user
+        self._judges_turns = detection.ignore_other_turns
+        return detection.ignore_other_voices and detection.vad.confirm_ms > 0
 
-    @property
-    def is_certain(self) -> bool:
-        """Whether the present voice is the user's by more than its first sounds."""
-        return self._heard.is_certain
-
-    @property
-    def outlast_ms(self) -> int:
-        """Voice that must be heard before it is a turn; 0: what there is is enough."""
-        return self._heard.outlast_ms if self._voiceprint.is_known else 0
-
-    @property
-    def voiced_ms(self) -> int:
-        """Length of the present voice."""
-        return self._heard.voiced_ms
-
-    def forget(self) -> None:
-        """The next voice is a new one."""
-        self._heard.forget()
+    async def filtered(self, frame: Frame, scores: Scores) -> Scores:
+        if not frame.over_response or not len(frame.pcm):
+            return scores
+        before = self._heard.state
+        is_voice = scores >= frame.threshold
+        state = await self.hear(frame.pcm, is_voice)
+        frame.is_known = state == "far" or self._heard.is_certain
+        if state != "far":
+            return scores
+        if before != "far":
+            self.is_undecided = False
+            frame.found.append(Found("other_voice", "far", is_whole=True))
+        return np.where(is_voice, np.float32(0), scores)
 
     async def hear(self, pcm: Pcm, is_voice: npt.NDArray[np.bool_]) -> State:
         """The next windows: [n * WINDOW_SAMPLES] int16; [n]. Returns whose voice it is."""
@@ -112,18 +122,33 @@ class OtherVoices:
         """The user's voice as it is known now."""
         return self._voiceprint.copy()
 
-    def is_turn(
-        self, pcm: Pcm, known: Voiceprint, has_speech: Callable[[Pcm], bool] | None
-    ) -> bool:
-        """Whether a turn is one of the user; takes tens of ms, in any thread.
+    def outlast_ms(self, frame: Frame, scores: Scores, so_far_ms: int) -> int:
+        """A voice whose speaker is not known yet must last until they are."""
+        needed_ms = max(frame.detection.vad.confirm_ms, so_far_ms)
+        waits_ms = self._heard.outlast_ms if self._voiceprint.is_known else 0
+        self.is_undecided = waits_ms > needed_ms and self._heard.voiced_ms >= needed_ms
+        return max(so_far_ms, waits_ms)
 
-        Args:
-            pcm: [n] int16.
-            known: as it was at the end of the turn.
-            has_speech: what else the turn must fulfil; None: nothing.
-        """
-        if has_speech is not None and not has_speech(pcm):
-            return False
+    def forget(self) -> None:
+        self._heard.forget()
+        self.is_undecided = False
+
+    def learn(self, turn: Pcm) -> None:
+        if not self._learns:
+            return
+        task = background(self._learn(turn, self._judges_turns), "voice of the user")
+        self._learning.add(task)
+        task.add_done_callback(self._learning.discard)
+
+    def turn_checks(self) -> tuple[TurnCheck, ...]:
+        # By the voice as it is known now: what the turn teaches is not known yet.
+        return (partial(self._is_turn, known=self.known),) if self._judges_turns else ()
+
+    def close(self) -> None:
+        for task in self._learning:
+            task.cancel()
+
+    def _is_turn(self, pcm: Pcm, known: Voiceprint) -> bool:
         parts, lengths = parts_of(pcm)
         if not parts or not known.is_known:
             return True
@@ -136,18 +161,10 @@ class OtherVoices:
             self._metrics.other_turns.inc()
         return own
 
-    def learn(self, pcm: Pcm, of_user_only: bool) -> None:
-        """A turn: [n] int16. of_user_only: one of another person teaches nothing."""
-        task = background(self._learn(pcm, of_user_only), "voice of the user")
-        self._learning.add(task)
-        task.add_done_callback(self._learning.discard)
-
-    def close(self) -> None:
-        for task in self._learning:
-            task.cancel()
-
     async def _compare(self, due: Pcm) -> None:
-        began_s, similarity, outcome = self._clock.now_s(), None, None
+        began_s = self._clock.now_s()
+        similarity: float | None = None
+        outcome: str | None = None
         try:
             [[embedding]] = await self._thread.embed([due], (), self._thread.patience_s)
             similarity = self._voiceprint.similarity(len(due) // WINDOW_SAMPLES, embedding)

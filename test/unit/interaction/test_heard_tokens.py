@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_live.core import FRAME_S
-from sglang_live.interaction.audio_alignment import PRIOR_FRAMES_PER_TOKEN, heard_tokens
+from sglang_live.interaction.playback import PRIOR_FRAMES_PER_TOKEN, heard_tokens
 
 
 def heard(heard_s, n_tokens=10, n_frames=40, spoken=True, frames_per_token=4.0):

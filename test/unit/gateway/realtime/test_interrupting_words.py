@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_live.interaction.words.interrupting_words import takes_turn
+from sglang_live.gateway.realtime.turns.voice_words import takes_turn
 
 
 @pytest.mark.parametrize(

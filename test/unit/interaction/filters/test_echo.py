@@ -6,9 +6,16 @@ import numpy as np
 import pytest
 import soundfile as sf
 
-from sglang_live.interaction.echo import MAX_DELAY_S, RATE_HZ, SPAN_S, delay_of, halved, unexplained
+from sglang_live.interaction.filters.echo import (
+    MAX_DELAY_S,
+    RATE_HZ,
+    SPAN_S,
+    delay_of,
+    halved,
+    unexplained,
+)
 
-DATA = Path(__file__).parents[2] / "data" / "audio"
+DATA = Path(__file__).parents[3] / "data" / "audio"
 WINDOW = 256
 # At most a quarter of the energy is left: the window is echo.
 ECHO_SHARE = 0.25

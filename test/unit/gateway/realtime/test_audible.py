@@ -8,10 +8,10 @@ import pytest
 
 from sglang_live.core import TextPart
 from sglang_live.gateway.realtime.outbox import Outbox
-from sglang_live.gateway.realtime.responses.playout import Playout
+from sglang_live.gateway.realtime.responses.audible import AudibleResponses
 from test.unit.gateway.fakes import paced, spoken, types
 
-from .playout_world import (
+from .playback_world import (
     DELTA,
     SILENCE_1S,
     STARTED,
@@ -294,15 +294,15 @@ async def test_what_is_held_twice_is_released_whole():
         sent.append(json.loads(frame)["type"])
 
     outbox = Outbox(send, limit_bytes=10_000)
-    playout = Playout(outbox, None, None, None, None)
+    audible = AudibleResponses(outbox, None, None, None, None)
     sending = asyncio.create_task(outbox.drain())
     for response_id in ("one", "other"):
-        playout._responses = [SimpleNamespace(id=response_id)]  # an older one has been played
-        playout.hold()
+        audible._responses = [SimpleNamespace(id=response_id)]  # an older one has been played
+        audible.hold()
         outbox.emit(response_id, lane=response_id)
     await asyncio.sleep(0)
     assert sent == []
-    playout.release()
+    audible.release()
     outbox.close()
     await sending
     assert sent == ["one", "other"]
