@@ -50,11 +50,11 @@ from benchmark.load.provenance import ROOT, config_of, facts
 from benchmark.native_client import native_client
 from benchmark.thinker import load_of, thinker
 from sglang_live.clock import MonotonicClock
-from sglang_live.engine_channel.messages import NextUseHint, SpeechDismissed, SpeechStart
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.timeline import Timeline
 from sglang_live.interaction.user_stats import UserPrior
-from sglang_live.stages.engine_host import FeedSocket
+from sglang_live.messages import NextUseHint, UserSpeaking
+from sglang_live.stages.engine_link import FeedSocket
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 # The engine closes a connection after five idle seconds; the client must close it before.
@@ -161,7 +161,7 @@ class FeedOfSession:
 
     def report_speech(self, speaks: bool = True) -> None:
         if self._speaks:
-            self._feed.send((SpeechStart if speaks else SpeechDismissed)(self.session_id))
+            self._feed.send(UserSpeaking(self.session_id, speaks))
 
     def report_next_use(
         self, to_play_s: float, response_gap_s: float | None, observed_gap_s: float | None

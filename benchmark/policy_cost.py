@@ -23,12 +23,12 @@ from benchmark.load.options import read_options
 from benchmark.load.provenance import facts
 from sglang_live.bridge.stream_table import StreamTable
 from sglang_live.engine_channel.inbox import Inbox
-from sglang_live.engine_channel.messages import Progress
+from sglang_live.messages import HeardOfMany
 from sglang_live.policy.decide import RoundPolicy
 from sglang_live.policy.policies import Policies
 from sglang_live.policy.round_cost import RoundCost
 from sglang_live.policy.view import FRAME_S, BestEffort, StageRates, StageView
-from sglang_live.stages.engine_host import FeedSocket
+from sglang_live.stages.engine_link import FeedSocket
 
 N_STREAMS = (16, 64, 256, 1024, 4096)
 POLICIES = (
@@ -164,7 +164,7 @@ def measure_channel(n: int, options: Options) -> Row:
         inbox, feed = Inbox(address), FeedSocket(address)
         times_ms = []
         for i in range(-WARM_UP_ROUNDS, options.rounds):
-            feed.send(Progress.of(rids, [0.01 * i] * n, [True] * n, [0.2] * n))
+            feed.send(HeardOfMany.of(rids, [0.01 * i] * n, [True] * n, [0.2] * n))
             while not inbox.socket.poll(1):
                 pass
             start_s = time.perf_counter()

@@ -20,8 +20,9 @@ import httpx
 from benchmark.load.provenance import facts
 from benchmark.native_client import native_client
 from benchmark.thinker import load_of, spent, thinker
-from sglang_live.engine_channel.messages import THINK_PREFIX, Progress
-from sglang_live.stages.engine_host import FeedSocket
+from sglang_live.ids import THINK_PREFIX
+from sglang_live.messages import HeardOfMany
+from sglang_live.stages.engine_link import FeedSocket
 
 POLICIES = ("urgency", "pacing", "truncate")
 PROGRESS_EVERY_S = 0.05
@@ -48,7 +49,7 @@ async def listen(feed: FeedSocket, rids: list[str]) -> None:
     while True:
         heard_s = time.monotonic() - began_s
         taken = [max(0.0, heard_s - offset_s) for offset_s in offsets_s]
-        feed.send(Progress.of(rids, taken, [True] * n, [0.2] * n))
+        feed.send(HeardOfMany.of(rids, taken, [True] * n, [0.2] * n))
         await asyncio.sleep(PROGRESS_EVERY_S)
 
 

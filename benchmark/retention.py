@@ -25,10 +25,10 @@ from benchmark.load.options import read_options
 from benchmark.load.provenance import config_of, facts
 from benchmark.native_client import native_client
 from benchmark.thinker import load_of, spent, thinker
-from sglang_live.engine_channel.messages import RetainSession
 from sglang_live.environment import cache_directory
+from sglang_live.messages import RetainSession
 from sglang_live.model_source import ModelSource
-from sglang_live.stages.engine_host import FeedSocket
+from sglang_live.stages.engine_link import FeedSocket
 
 POLICIES = ("urgency", "pacing", "truncate", "retention")
 ARMS = ("everything", "bounded", "again")

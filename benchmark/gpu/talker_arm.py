@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmark.gpu.stage import running_stage
-from sglang_live.message_parts import WireSegment
-from sglang_live.messages import CodecFrames, TalkerDone, TalkerInput, TalkerRequest
+from sglang_live.messages import CodecFrames, TalkerDone, TalkerInput, TalkerRequest, WireSegment
 from sglang_live.stages.transport.client import StageClient
 
 JOB_TIMEOUT_S = 60.0

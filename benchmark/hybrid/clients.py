@@ -18,9 +18,10 @@ import numpy as np
 from benchmark.hybrid.conversations import TOKENS, Conversations
 from benchmark.hybrid.listeners import LEAD_S, Job, Record
 from benchmark.hybrid.workload import Work
-from sglang_live.engine_channel.messages import BATCH_PREFIX, THINK_PREFIX, Progress
+from sglang_live.ids import BATCH_PREFIX, THINK_PREFIX
+from sglang_live.messages import HeardOfMany
 from sglang_live.policy.config import THINKER
-from sglang_live.stages.engine_host import FeedSocket
+from sglang_live.stages.engine_link import FeedSocket
 from sglang_live.stages.spec import StageSpec
 
 # Read by SGLang's priority scheduling alone; preemption needs a difference of more than ten.
@@ -120,7 +121,7 @@ class Clients:
             if self.record.took(job, n_tokens) and job.heard and self.feed is not None:
                 # What the thinker makes is heard after the stages behind it.
                 told_s = LEAD_S + THINKER.stage.pipeline_s
-                news = Progress.of([rid], [0.0], [True], [0.0])
+                news = HeardOfMany.of([rid], [0.0], [True], [0.0])
                 asyncio.get_running_loop().call_later(told_s, self.feed.send, news)
         self.record.ended(job)
 

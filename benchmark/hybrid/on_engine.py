@@ -34,7 +34,7 @@ from benchmark.native_client import native_client
 from benchmark.thinker import load_of, spent, thinker
 from sglang_live.device_model.model import load_device_model
 from sglang_live.policy.policies import POLICIES
-from sglang_live.stages.engine_host import FeedSocket
+from sglang_live.stages.engine_link import FeedSocket
 from sglang_live.stages.supervisor import Replica
 
 H100 = ROOT / "python" / "sglang_live" / "device_model" / "h100_qwen3_omni.toml"

@@ -8,9 +8,9 @@ from benchmark.hybrid.engine import EngineSize, HybridEngine
 from benchmark.hybrid.listeners import LEAD_S, Job, Outcome, Record
 from benchmark.hybrid.workload import Workload
 from sglang_live.device_model.costs import EngineCosts
-from sglang_live.engine_channel.messages import Progress
 from sglang_live.extensions.planner.simulation.engine.requests import Request
 from sglang_live.extensions.planner.simulation.events import Events
+from sglang_live.messages import HeardOfMany
 from sglang_live.policy.config import THINKER
 
 # Before it the engine fills; the latest turns have not been served at the end.
@@ -61,7 +61,7 @@ def run(config: RunConfig, workload: Workload) -> Run:
         rounds = engine.rounds
         if rounds is None or req.is_finished:
             return
-        news = Progress.of([req.rid], [0.0], [True], [0.0])
+        news = HeardOfMany.of([req.rid], [0.0], [True], [0.0])
         engine.post(lambda: rounds.progress(news))
 
     record.more = give_more

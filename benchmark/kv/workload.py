@@ -25,7 +25,7 @@ START_SPREAD_S = 15.0
 # 3.4 tokens a second, hence 3.7 frames per token.
 CODEC_FRAME_S = 0.08
 FRAMES_PER_TOKEN = 3.7
-# Four to six frames per token are usual with one voice (stages/talker/speech_bound.py), so their
+# Four to six frames per token are usual with one voice (stages/talker/response.py), so their
 # standard deviation is about a seventh. Half of that variance is given to conversations here.
 PACE_SIGMA = 0.1
 _PACE_STREAM = 1

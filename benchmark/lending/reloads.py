@@ -28,8 +28,8 @@ from benchmark.load.provenance import ROOT, config_of, facts
 from benchmark.native_client import native_client
 from benchmark.slow_load import percentiles, tokens_of
 from benchmark.thinker import load_of, spent
-from sglang_live.engine_channel.messages import SpeechStart
-from sglang_live.stages.engine_host import FeedSocket
+from sglang_live.messages import UserSpeaking
+from sglang_live.stages.engine_link import FeedSocket
 
 ARMS = ("host", "peer")
 _POLICIES = ("truncate", "next-use", "preload", "pacing")
@@ -113,7 +113,7 @@ class Sessions:
             numbers = [(time_no * at_once + n) % n_sessions for n in range(at_once)]
             if kind == "spoken":
                 for number in numbers:
-                    self._feed.send(SpeechStart(_name(number)))
+                    self._feed.send(UserSpeaking(_name(number)))
                 await asyncio.sleep(_SPEECH_S)
             self.first_ms[kind] += await asyncio.gather(
                 *(self._ask(number, _INPUT_TOKENS) for number in numbers)

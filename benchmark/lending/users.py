@@ -10,8 +10,8 @@ from itertools import pairwise
 import httpx
 
 from benchmark.kv.workload import Access
-from sglang_live.engine_channel.messages import NextUseHint, SpeechStart
-from sglang_live.stages.engine_host import FeedSocket
+from sglang_live.messages import NextUseHint, UserSpeaking
+from sglang_live.stages.engine_link import FeedSocket
 from sglang_live.stages.supervisor import Replica
 
 # The gateway repeats that a user speaks.
@@ -72,7 +72,7 @@ class Users:
         end_s = time.monotonic() + duration_s
         while (left_s := end_s - time.monotonic()) > 0:
             if self._announces and not typed:
-                self._feed.send(SpeechStart(name))
+                self._feed.send(UserSpeaking(name))
             await asyncio.sleep(min(left_s, _REPEAT_S))
 
     async def _turn(self, name: str, access: Access, rng: random.Random, typed: bool) -> TurnTimes:

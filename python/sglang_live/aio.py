@@ -169,11 +169,15 @@ class Channel(Generic[T]):
         raise StopAsyncIteration
 
 
-async def merge(*sources: AsyncGenerator[T, None], ahead: int = _AHEAD) -> AsyncGenerator[T, None]:
+Source = AsyncGenerator[T, None] | Coroutine[Any, Any, None]
+
+
+async def merge(*sources: Source[T], ahead: int = _AHEAD) -> AsyncGenerator[T, None]:
     """Yield the items of all sources as they come, until all sources have ended.
 
-    The first error of a source is raised here; CancelledSourceError where it is a cancellation.
-    When the iterator closes, every source is closed.
+    A coroutine is a source without items. The first error of a source is raised here;
+    CancelledSourceError where it is a cancellation. When the iterator closes, every source is
+    closed.
 
     Args:
         ahead: items that were not yielded; with as many, the sources wait.
@@ -181,12 +185,15 @@ async def merge(*sources: AsyncGenerator[T, None], ahead: int = _AHEAD) -> Async
     channel: Channel[T] = Channel(ahead)
     n_running = len(sources)
 
-    async def pump(source: AsyncGenerator[T, None]) -> None:
+    async def pump(source: Source[T]) -> None:
         nonlocal n_running
         try:
-            async with aclosing(source):
-                async for item in source:
-                    await channel.put(item)
+            if isinstance(source, Coroutine):
+                await source
+            else:
+                async with aclosing(source):
+                    async for item in source:
+                        await channel.put(item)
         except asyncio.CancelledError:
             channel.end(CancelledSourceError("a source was cancelled"))
             raise
@@ -206,3 +213,6 @@ async def merge(*sources: AsyncGenerator[T, None], ahead: int = _AHEAD) -> Async
         for task in pumps:
             task.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
+        for source in sources:
+            if isinstance(source, Coroutine):
+                source.close()  # of a pump that never ran

@@ -84,3 +84,9 @@ class DeadlineError(LiveError):
 
 class SeamError(RuntimeError):
     """A hook into SGLang could not be installed; the process must not serve."""
+
+
+class ItemsMissingError(BadInputError):
+    """The stage lacks items of the history, because it was restarted: send all of them again."""
+
+    code = "items_missing"

@@ -50,10 +50,9 @@ from sglang_live.preflight import (
 )
 from sglang_live.shutdown import Server, start_or_interrupt, stop_on_signals
 from sglang_live.stage_specs import stage_specs
-from sglang_live.stages.metrics import StageCollector
 from sglang_live.stages.run_dir import RunDir, clear_dead
 from sglang_live.stages.spec import STAGES, StageSpec
-from sglang_live.stages.supervisor import Replica, Supervisor
+from sglang_live.stages.supervisor import Replica, StageCollector, Supervisor
 from sglang_live.stages.transport.wire import fallbacks
 from sglang_live.stages.zygote import Zygote, is_useful
 from sglang_live.telemetry.capacity_metrics import CapacityCollector

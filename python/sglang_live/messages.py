@@ -1,21 +1,95 @@
-"""Messages between the orchestrator and its stages.
+"""Messages between the orchestrator and its stages, and between a stage and its engine's scheduler.
 
 A job is one turn's work in one stage. The orchestrator opens it with a ThinkerRequest,
-ScriptRequest, TalkerRequest or VocoderRequest, may send TalkerInput, VocoderFrames, Progress,
+ScriptRequest, TalkerRequest or VocoderRequest, may send TalkerInput, VocoderFrames, Heard,
 Interrupt and Promote, and receives messages until ThinkerDone, TalkerDone, VocoderDone or Failed.
-RetainNative and MeasurePrompt open jobs that end with NativeRetained and PromptMeasured.
+RetainNative and MeasurePrompt open jobs that end with NativeRetained and PromptMeasured. Tensors
+travel beside a message: a TensorRef says where (stages/transport/wire.py).
+
+A stage sends its scheduler Feed and receives Report. Feed is sent with SGLang's request broadcast,
+so that every rank applies it in the same round. What both channels carry is defined once.
 """
 
-from typing import get_args
+from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
-from sglang_live.message_parts import TensorRef, WireItem, WireSegment
 from sglang_live.policy.view import FRAME_S
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    job_id: str  # "" in messages about a session or the whole stage
+    """About a job. job_id: "": about the whole stage."""
+
+    job_id: str
+
+
+class Order(msgspec.Struct, frozen=True, tag=True):
+    """To a job, and from its stage to the job's request in the engine. to: its id."""
+
+    to: str
+
+    @property
+    def job_id(self) -> str:
+        return self.to
+
+
+class SessionMessage(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """About a session. session_id: between a stage and its engine, of the engine's session."""
+
+    session_id: str
+
+    @property
+    def job_id(self) -> str:
+        return ""
+
+
+# --- to a stage, and on to its engine ---
+
+
+class Interrupt(Order, frozen=True):
+    """Finish the response where it is, and keep its KV."""
+
+
+class Promote(Order, frozen=True):
+    """A turn waits for the end of this turn prefill: it goes before other requests from now on."""
+
+
+class UserSpeaking(SessionMessage, frozen=True):
+    """The user has begun to speak, so that a request will follow. Not speaks: a false alarm."""
+
+    speaks: bool = True
+
+
+class NextUseHint(SessionMessage, frozen=True):
+    """When the user will speak again, as far as known, in seconds from now.
+
+    to_play_s: until the user will have heard the response: all of it once its text is complete,
+        before that what was sent so far. 0: nothing plays.
+    response_gap_s: from the end of playback to this user's next word, on average. None: not known.
+    observed_gap_s: such a gap that has just been observed. None: no new one.
+    """
+
+    to_play_s: float
+    response_gap_s: float | None = None
+    observed_gap_s: float | None = None
+
+
+# About a session and outside of jobs: a stage may plan with it.
+SessionHint = UserSpeaking | NextUseHint
+
+
+class Heard(Message, frozen=True):
+    """How much of a job's response was heard; without playback, how much the talker has spoken.
+
+    heard_s: seconds of the response's speech.
+    advancing: whether that grows by itself, by one second per second.
+    interrupts: the share of responses that this user interrupts, 0 to 1.
+    """
+
+    heard_s: float
+    advancing: bool
+    interrupts: float
 
 
 # --- any stage ---
@@ -24,11 +98,11 @@ class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 PROMPT_TOKENS_MOST = "prompt_tokens_most"
 
 
-class Ping(Message, frozen=True, tag=True):
+class Ping(Message, frozen=True):
     """The stage answers with Ready."""
 
 
-class Ready(Message, frozen=True, tag=True):
+class Ready(Message, frozen=True):
     """
     startup_s: from the start of the process until it was ready.
     load: gauges for /metrics, by name.
@@ -40,48 +114,27 @@ class Ready(Message, frozen=True, tag=True):
     load: dict[str, float] = {}
 
 
-class Cancel(Message, frozen=True, tag=True):
+class Cancel(Message, frozen=True):
     """Stop the job and free what it holds. Unknown or finished jobs are ignored."""
 
 
-class Failed(Message, frozen=True, tag=True):
+class Failed(Message, frozen=True):
     """The job ended without a result. code: of the error (errors.py)."""
 
     code: str
     message: str
 
 
-class Credit(Message, frozen=True, tag=True):
+class Credit(Message, frozen=True):
     """The receiver has processed n messages of this job; the sender may send n more."""
 
     n: int
 
 
-class Progress(Message, frozen=True, tag=True):
-    """How far the job's consumer is: the client for speech, the talker for text.
-
-    consumed_s: seconds of the response's speech that it has consumed.
-    advancing: whether it goes on by itself, by one second per second.
-    interrupts: the share of responses that this user interrupts, 0 to 1.
-    """
-
-    consumed_s: float
-    advancing: bool
-    interrupts: float
-
-
-class Interrupt(Message, frozen=True, tag=True):
-    """Finish the job's response where it is, and keep its KV."""
-
-
-class Promote(Message, frozen=True, tag=True):
-    """A turn waits for the end of this turn prefill: its requests go before others from now on."""
-
-
-class StreamEvent(Message, frozen=True, tag=True):
+class StreamEvent(Message, frozen=True):
     """What the stage's policies did with this job's request.
 
-    what: see StreamEvents in engine_channel/messages.py.
+    what: see StreamEvents.
     buffered_s: seconds of speech that the stage was ahead of its consumer.
     """
 
@@ -89,36 +142,64 @@ class StreamEvent(Message, frozen=True, tag=True):
     buffered_s: float
 
 
-class UserSpeaking(Message, frozen=True, tag=True):
-    """The user of the session has begun to speak; not speaks: it was a false alarm."""
-
-    session_id: str
-    speaks: bool = True
+class CloseSession(SessionMessage, frozen=True):
+    """Free all that the stage holds of the session."""
 
 
-class NextUseHint(Message, frozen=True, tag=True):
-    """When the user of the session will speak again, as far as known.
+# --- parts of messages ---
 
-    to_play_s: seconds until the user will have heard the response: all of it once its text is
-        complete, before that what was sent so far. 0: nothing plays.
-    response_gap_s: from the end of playback to this user's next word, on average. None: not known.
-    observed_gap_s: such a gap that has just been observed. None: no new one.
+
+class TensorRef(msgspec.Struct, frozen=True):
+    """
+    dtype: as numpy writes it, little-endian.
+    frame: index among the raw frames behind the message. -1: the tensor is in shared memory.
+    shm: name of a file in shared memory. "": the tensor is in a frame.
     """
 
-    session_id: str
-    to_play_s: float
-    response_gap_s: float | None = None
-    observed_gap_s: float | None = None
+    dtype: str
+    shape: list[int]
+    frame: int = -1
+    shm: str = ""
 
 
-# About a session and outside of jobs: a stage may plan with it.
-SessionHint = UserSpeaking | NextUseHint
+class WireText(msgspec.Struct, frozen=True, tag="text"):
+    text: str
+
+
+class WireAudio(msgspec.Struct, frozen=True, tag="audio"):
+    """pcm: int16 mono at 16 kHz."""
+
+    pcm: TensorRef
+
+
+class WireItem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A HistoryItem of core.py."""
+
+    key: str
+    role: str
+    parts: list[WireText | WireAudio]
+    token_ids: list[int] | None = None
+    opens: bool = True
+    closes: bool = True
+
+
+class WireSegment(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One user message as the talker needs it.
+
+    token_ids: with one placeholder per audio token.
+    states: the thinker's hidden states at the placeholders, [n_placeholders, thinker_hidden], as
+        engine_channel/states.py stores their dtype. None: the message has no audio.
+    """
+
+    key: str
+    token_ids: list[int]
+    states: TensorRef | None = None
 
 
 # --- thinker ---
 
 
-class ThinkerRequest(Message, frozen=True, tag=True):
+class ThinkerRequest(Message, frozen=True):
     """Generate a response to a history.
 
     session_id: "" for a stateless job.
@@ -164,7 +245,7 @@ class ThinkerRequest(Message, frozen=True, tag=True):
     cache_salt: str = ""
 
 
-class ScriptRequest(Message, frozen=True, tag=True):
+class ScriptRequest(Message, frozen=True):
     """Respond with this text, word for word.
 
     As to a ThinkerRequest, the stage sends UserSegment, TextTokens and ThinkerDone, but its engine
@@ -178,35 +259,28 @@ class ScriptRequest(Message, frozen=True, tag=True):
     timeout_s: float
 
 
-class UserSegment(Message, frozen=True, tag=True):
-    """One user message as the talker needs it.
+class UserSegment(Message, frozen=True):
+    """One user message of the history, for the talker."""
 
-    token_ids: with one placeholder per audio token.
-    states: the thinker's hidden states at the placeholders, [n_placeholders, thinker_hidden], as
-        engine_channel/states.py stores their dtype. None: the message has no audio.
-    """
-
-    key: str
-    token_ids: list[int]
-    states: TensorRef | None = None
+    segment: WireSegment
 
 
-class TextTokens(Message, frozen=True, tag=True):
+class TextTokens(Message, frozen=True):
     """ids: new tokens of the response, to be spoken. text: what they add to the transcript."""
 
     ids: list[int]
     text: str
 
 
-class PrefillStarted(Message, frozen=True, tag=True):
+class PrefillStarted(Message, frozen=True):
     """There is no response yet, but the engine prefills this turn's prompt, or others before it."""
 
 
-class FunctionCallProgress(Message, frozen=True, tag=True):
+class FunctionCallProgress(Message, frozen=True):
     """The response grows by tokens of a function call, which are not spoken."""
 
 
-class ThinkerDone(Message, frozen=True, tag=True):
+class ThinkerDone(Message, frozen=True):
     """
     finish: "stop", "length" or "interrupted".
     ids: tokens of the whole response, function calls included.
@@ -230,9 +304,8 @@ class ThinkerDone(Message, frozen=True, tag=True):
     function_calls: list[str] = []
 
 
-class RetainNative(Message, frozen=True, tag=True):
-    """Bound the KV of a session of SGLang's own API (RetainSession in
-    engine_channel/messages.py)."""
+class RetainNative(Message, frozen=True):
+    """Bound the KV of a session of SGLang's own API, as RetainSession does."""
 
     session_id: str
     sink_tokens: int
@@ -241,11 +314,11 @@ class RetainNative(Message, frozen=True, tag=True):
     timeout_s: float
 
 
-class NativeRetained(Message, frozen=True, tag=True):
+class NativeRetained(Message, frozen=True):
     """The bound holds from now on."""
 
 
-class MeasurePrompt(Message, frozen=True, tag=True):
+class MeasurePrompt(Message, frozen=True):
     """Count how many tokens a prompt needs at least. The engine computes nothing.
 
     instructions, functions: see ThinkerRequest.
@@ -260,7 +333,7 @@ class MeasurePrompt(Message, frozen=True, tag=True):
     timeout_s: float
 
 
-class PromptMeasured(Message, frozen=True, tag=True):
+class PromptMeasured(Message, frozen=True):
     """
     header_tokens: of instructions and functions.
     item_tokens: of the messages.
@@ -274,16 +347,10 @@ class PromptMeasured(Message, frozen=True, tag=True):
     most_tokens: int
 
 
-class CloseSession(Message, frozen=True, tag=True):
-    """Free all that the stage holds of the session."""
-
-    session_id: str
-
-
 # --- talker ---
 
 
-class TalkerRequest(Message, frozen=True, tag=True):
+class TalkerRequest(Message, frozen=True):
     """Speak a response.
 
     segment_keys: of all user messages of the history, in order.
@@ -307,17 +374,17 @@ class TalkerRequest(Message, frozen=True, tag=True):
     flex: bool = False
 
 
-class SegmentsNeeded(Message, frozen=True, tag=True):
+class SegmentsNeeded(Message, frozen=True):
     """The stage lacks these of the job's user messages; the answer is TalkerSegments."""
 
     keys: list[str]
 
 
-class TalkerSegments(Message, frozen=True, tag=True):
+class TalkerSegments(Message, frozen=True):
     segments: list[WireSegment]
 
 
-class TalkerInput(Message, frozen=True, tag=True):
+class TalkerInput(Message, frozen=True):
     """The next part of the response.
 
     ids: its tokens. text: instead of them, for a talker that reads text; n_tokens: of the response,
@@ -330,7 +397,7 @@ class TalkerInput(Message, frozen=True, tag=True):
     n_tokens: int = 0
 
 
-class CodecFrames(Message, frozen=True, tag=True):
+class CodecFrames(Message, frozen=True):
     """codes: int16 little-endian [n, num_code_groups], in order, no gaps; a row of END_CODE ends an
     utterance. n_frames: without such rows, of frame_s seconds each. spoken: see AudioDelta."""
 
@@ -340,7 +407,7 @@ class CodecFrames(Message, frozen=True, tag=True):
     frame_s: float = FRAME_S
 
 
-class TalkerDone(Message, frozen=True, tag=True):
+class TalkerDone(Message, frozen=True):
     """finish: "stop", or "length" if it missed its end. n_read: see orchestrator's TalkerJob."""
 
     finish: str
@@ -351,7 +418,7 @@ class TalkerDone(Message, frozen=True, tag=True):
 # --- vocoder ---
 
 
-class VocoderRequest(Message, frozen=True, tag=True):
+class VocoderRequest(Message, frozen=True):
     """voice: of a vocoder that reads text; codes have theirs. flex: see TurnRequest."""
 
     timeout_s: float
@@ -359,40 +426,38 @@ class VocoderRequest(Message, frozen=True, tag=True):
     flex: bool = False
 
 
-class VocoderFrames(Message, frozen=True, tag=True):
+class VocoderFrames(Message, frozen=True):
     """codes: see CodecFrames."""
 
     codes: bytes
 
 
-class VocoderText(Message, frozen=True, tag=True):
+class VocoderText(Message, frozen=True):
     """The next text of a response, for a vocoder that reads it. n_tokens: see TalkerInput."""
 
     text: str
     n_tokens: int
 
 
-class VocoderEnd(Message, frozen=True, tag=True):
+class VocoderEnd(Message, frozen=True):
     """No more frames, or text, will come."""
 
 
-class Pcm(Message, frozen=True, tag=True):
+class Pcm(Message, frozen=True):
     """pcm: int16 little-endian mono at 24 kHz. spoken: see AudioDelta in core.py."""
 
     pcm: bytes
     spoken: list[tuple[int, float]] = []
 
 
-class VocoderDone(Message, frozen=True, tag=True): ...
+class VocoderDone(Message, frozen=True): ...
 
 
 # Messages that open a job, with a time limit for it.
 Opener = (
     ThinkerRequest | ScriptRequest | RetainNative | MeasurePrompt | TalkerRequest | VocoderRequest
 )
-OPENERS = get_args(Opener)
-
-_Control = Ping | Ready | Cancel | Failed | Credit | Progress | Interrupt | Promote | StreamEvent
+_Control = Ping | Ready | Cancel | Failed | Credit | Heard | Interrupt | Promote | StreamEvent
 _OfThinker = UserSegment | TextTokens | PrefillStarted | FunctionCallProgress | ThinkerDone
 _OfSession = NativeRetained | PromptMeasured | CloseSession
 _OfTalker = SegmentsNeeded | TalkerSegments | TalkerInput | CodecFrames | TalkerDone
@@ -401,3 +466,240 @@ AnyMessage = Opener | SessionHint | _Control | _OfThinker | _OfSession | _OfTalk
 
 # Messages that count against a job's window. Others are never delayed by a full window.
 STREAMED = (TextTokens, CodecFrames, Pcm, TalkerInput, VocoderFrames, VocoderText)
+
+
+# --- from a stage to its scheduler ---
+
+
+class EngineMessage(msgspec.Struct, frozen=True, tag=True): ...
+
+
+class HeardOfMany(EngineMessage, frozen=True):
+    """Heard of the engine's requests, as packed arrays in the order of rids: all of them may have
+    news in one round, and reading these must cost less than a round. The last message wins.
+
+    heard_s, interrupts: float64. advancing: bool.
+    """
+
+    rids: list[str]
+    heard_s: bytes
+    advancing: bytes
+    interrupts: bytes
+
+    @staticmethod
+    def of(
+        rids: list[str],
+        heard_s: Sequence[float],
+        advancing: Sequence[bool],
+        interrupts: Sequence[float],
+    ) -> "HeardOfMany":
+        return HeardOfMany(
+            rids,
+            np.asarray(heard_s, np.float64).tobytes(),
+            np.asarray(advancing, bool).tobytes(),
+            np.asarray(interrupts, np.float64).tobytes(),
+        )
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """By name of the field; [len(rids)] each, read-only."""
+        return {
+            "heard_s": np.frombuffer(self.heard_s, np.float64),
+            "advancing": np.frombuffer(self.advancing, bool),
+            "interrupts": np.frombuffer(self.interrupts, np.float64),
+        }
+
+
+class TruncateSession(SessionMessage, frozen=True):
+    """Keep the first n_tokens of a session that has no running request. Acknowledged by Truncated.
+
+    Attributes:
+        n_tokens: counted from the session's beginning, dropped tokens included.
+        ask_id: the answer has the same one; so have those of MeasureKv and RetainSession.
+    """
+
+    n_tokens: int
+    ask_id: int = 0
+
+
+class MeasureKv(SessionMessage, frozen=True):
+    """Report how much of a session's KV is held on any tier. Answered by SessionKv."""
+
+    ask_id: int = 0
+
+
+class RetainSession(SessionMessage, frozen=True):
+    """From now on a session keeps its first sink_tokens and a window of its last tokens.
+
+    The tokens between are dropped at once if no request is running (kv/retention.py).
+
+    Attributes:
+        window_tokens: 0 lifts the bound.
+        acknowledge: whether the scheduler sends Retained.
+        running: id of a request that may be compacted while it decodes; its prompt's tokens must
+            have been counted before. Empty: none.
+        every_request: compact after and during every request of the session.
+    """
+
+    sink_tokens: int
+    window_tokens: int
+    slack_tokens: int
+    acknowledge: bool = True
+    running: str = ""
+    every_request: bool = False
+    ask_id: int = 0
+
+
+class TalkerPrompt(EngineMessage, frozen=True):
+    """Announces a request before it is sent to the engine.
+
+    Attributes:
+        temperature: of code 0, unless greedy; the model samples it from seed and frame alone.
+        audio_at: prompt positions of thinker states.
+        states: of TalkerStates, the ids, in the order of the prompt.
+        window_frames: newest frames that a long request keeps beside its prompt; 0: all frames
+            (TalkerWindow in bridge/scheduler/talker.py).
+        slack_frames: frames by which a request may exceed the window before it is compacted.
+    """
+
+    rid: str
+    prompt_len: int
+    seed: int
+    greedy: bool
+    temperature: float = 0.9
+    penalty: float = 1.0
+    audio_at: list[int] = []
+    states: list[int] = []
+    window_frames: int = 0
+    slack_frames: int = 1
+
+
+class TalkerStates(EngineMessage, frozen=True):
+    """Thinker states of one user message, which prompts refer to until ForgetStates.
+
+    Attributes:
+        id: chosen by the stage, never used again.
+        dtype: as numpy writes it (engine_channel/states.py).
+        rows: [n_rows, thinker_hidden], row-major.
+    """
+
+    id: int
+    dtype: str
+    n_rows: int
+    rows: bytes
+
+
+class ForgetStates(EngineMessage, frozen=True):
+    """Free these TalkerStates; requests that were announced keep theirs."""
+
+    ids: list[int]
+
+
+class TalkerText(EngineMessage, frozen=True):
+    """More text for a request.
+
+    Attributes:
+        done: whether this is the last text.
+    """
+
+    rid: str
+    ids: list[int]
+    done: bool = False
+
+
+class TalkerForget(EngineMessage, frozen=True):
+    """The request has ended for the stage; the engine frees what it keeps for it."""
+
+    rid: str
+
+
+TalkerFeed = TalkerPrompt | TalkerStates | ForgetStates | TalkerText | TalkerForget
+_OfSessions = TruncateSession | MeasureKv | RetainSession | UserSpeaking | NextUseHint
+Feed = TalkerFeed | HeardOfMany | Interrupt | Promote | _OfSessions
+
+
+# --- from a scheduler to its stage ---
+
+
+class Frames(EngineMessage, frozen=True):
+    """Codec frames of one scheduler round: parallel lists, codes are num_code_groups each."""
+
+    rids: list[str]
+    index: list[int]
+    codes: list[list[int]]
+
+
+class HiddenRows(EngineMessage, frozen=True):
+    """Thinker states at audio positions of one prefill chunk.
+
+    Attributes:
+        at: absolute positions in the session.
+        dtype: as numpy writes it (engine_channel/states.py).
+        rows: [len(at), thinker_hidden], row-major.
+    """
+
+    rid: str
+    at: list[int]
+    dtype: str
+    rows: bytes
+
+
+class Truncated(SessionMessage, frozen=True):
+    """Result of TruncateSession.
+
+    Attributes:
+        n_tokens: position at which the session ends now; -1 if it could not be truncated and is
+            unchanged.
+    """
+
+    n_tokens: int
+    ask_id: int = 0
+
+
+class SessionKv(SessionMessage, frozen=True):
+    """Answer to MeasureKv.
+
+    Attributes:
+        n_tokens: from the session's beginning, those that its next request need not compute; 0 for
+            an unknown session.
+    """
+
+    n_tokens: int
+    ask_id: int = 0
+
+
+class Retained(SessionMessage, frozen=True):
+    """Result of RetainSession.
+
+    Attributes:
+        n_tokens: tokens that the session holds now; -1 if a request of it is running or it does
+            not exist.
+        sink_tokens: tokens before the dropped ones.
+        n_dropped: tokens that compaction has dropped behind the sink so far.
+    """
+
+    n_tokens: int
+    sink_tokens: int = 0
+    n_dropped: int = 0
+    ask_id: int = 0
+
+
+class PolicyReport(EngineMessage, frozen=True):
+    """Totals of an engine's policies since its start; counters and seconds by name."""
+
+    totals: dict[str, float]
+
+
+class StreamEvents(EngineMessage, frozen=True):
+    """Events of requests in one round; parallel lists.
+
+    Attributes:
+        what: "u0", "u1", "u2" or "unknown", the request's new class; "paused" or "resumed".
+        buffered_s: the request's buffer at that moment.
+    """
+
+    rids: list[str]
+    what: list[str]
+    buffered_s: list[float]
+
+
+Report = Frames | HiddenRows | Truncated | SessionKv | Retained | PolicyReport | StreamEvents

@@ -21,7 +21,7 @@ import websockets
 from jsonschema import Draft202012Validator
 
 from sglang_live.models.grammars.call_grammar import MAX_CALL_TOKENS
-from sglang_live.stages.thinker.sampling import MAX_RESPONSE_TOKENS
+from sglang_live.stages.thinker.request import MAX_RESPONSE_TOKENS
 from test.drawn_schemas import SchemaMaker
 
 CHOICES = ("required", "named", "none", "auto")

@@ -8,9 +8,9 @@ import httpx
 import torch
 
 from benchmark.native_client import native_client
-from sglang_live.engine_channel.messages import RetainSession
 from sglang_live.kv.retention import compaction_of
-from sglang_live.stages.engine_host import FeedSocket
+from sglang_live.messages import RetainSession
+from sglang_live.stages.engine_link import FeedSocket
 from test.engine.conftest import Stages
 from test.engine.reference import Reference
 

@@ -85,7 +85,7 @@ async def a_talker_that_lost_a_session_receives_its_messages_again(stages: Stage
     first = await speak(links, turn, done.ids, 10)
     client = stages.replica("talker").client
     before = (await client.ping(10.0)).load
-    client.send_later(CloseSession("", "lost"))
+    client.send_later(CloseSession("lost"))
     again = await speak(links, turn, done.ids, 10)
     np.testing.assert_array_equal(again, first)
     load = (await client.ping(10.0)).load

@@ -23,13 +23,8 @@ from benchmark.native_client import native_client
 from lab import round_log
 from lab.attachment import joined
 from lab.poison import POISON
-from sglang_live.engine_channel.messages import (
-    BATCH_PREFIX,
-    NextUseHint,
-    RetainSession,
-    SpeechStart,
-    TruncateSession,
-)
+from sglang_live.ids import BATCH_PREFIX
+from sglang_live.messages import NextUseHint, RetainSession, TruncateSession, UserSpeaking
 from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
 from sglang_live.policy.policies import POLICIES, Policies
@@ -119,7 +114,7 @@ class RandomLoad:
             feed.send(hint)
         await asyncio.sleep(rng.choice((0.0, 0.05, 0.3)))
         if rng.random() < 0.5:
-            feed.send(SpeechStart(name))
+            feed.send(UserSpeaking(name))
             await asyncio.sleep(rng.choice((0.0, 0.02, 0.2)))
         if rng.random() < 0.2:
             feed.send(TruncateSession(name, rng.randrange(1, 120)))

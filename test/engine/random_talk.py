@@ -3,7 +3,7 @@
 import asyncio
 import random
 
-from sglang_live.engine_channel.messages import SpeechStart, TruncateSession
+from sglang_live.messages import TruncateSession, UserSpeaking
 from test.engine.gauges import load_of, until
 from test.engine.small_pool import Pool, check
 
@@ -51,7 +51,7 @@ class Talk:
             await self.close(name, reference)
             await self._pool.open(name)
         if rng.random() < 0.5:
-            self._pool.feed.send(SpeechStart(name))
+            self._pool.feed.send(UserSpeaking(name))
             await asyncio.sleep(rng.choice((0.0, 0.01, 0.05, 0.2)))
         await self.turn(name)
 

@@ -8,7 +8,7 @@ import httpx
 import torch
 
 from benchmark.native_client import native_client
-from sglang_live.stages.engine_host import FeedSocket
+from sglang_live.stages.engine_link import FeedSocket
 from test.engine.conftest import Stages
 from test.engine.reference import Reference
 

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from lab.poison import POISON
-from sglang_live.engine_channel.messages import NextUseHint, SpeechStart, TruncateSession
+from sglang_live.messages import NextUseHint, TruncateSession, UserSpeaking
 from test.engine.bounded_sessions import SINK, BoundedSession, Engine
 from test.engine.conftest import IS_NIGHTLY, running_stages
 from test.engine.small_pool import Pool, check
@@ -82,7 +82,7 @@ async def test_sessions_loaded_from_the_host_continue_with_equal_tokens(pool, re
             heard[name], said[name] = [], []
             await pool.open(name)
         if rng.random() < 0.5:
-            pool.feed.send(SpeechStart(name))
+            pool.feed.send(UserSpeaking(name))
             await asyncio.sleep(rng.choice((0.0, 0.01, 0.05, 0.2)))
         new = [rng.randrange(10, 200) for _ in range(rng.randrange(5, 50))]
         response = await pool.say(name, new, rng.randrange(2, 20))
@@ -112,7 +112,7 @@ async def test_bounded_sessions_move_between_tiers_and_are_compacted(stages, poo
         session = sessions[n] if n < len(sessions) else rng.choice(sessions)
         n_new = rng.randrange(1, 60) if session.ids else SINK
         if rng.random() < 0.5:
-            engine.feed.send(SpeechStart(session.name))
+            engine.feed.send(UserSpeaking(session.name))
             await asyncio.sleep(rng.choice((0.0, 0.02, 0.1)))
         await session.turn([rng.randrange(10, 200) for _ in range(n_new)], rng.randrange(1, 30))
     assert sum(session.n_dropped for session in sessions) > POOL_TOKENS
@@ -132,7 +132,7 @@ async def test_many_sessions_share_the_pool_and_the_host(pool, reference):
         await pool.open(name)
         for _ in range(4):
             if rng.random() < 0.5:
-                pool.feed.send(SpeechStart(name))
+                pool.feed.send(UserSpeaking(name))
                 await asyncio.sleep(rng.random() / 10)
             new = [rng.randrange(10, 200) for _ in range(rng.randrange(5, 30))]
             response = await pool.say(name, new, rng.randrange(2, 12), timeout_s=180)

@@ -17,7 +17,8 @@ from benchmark.native_client import native_client
 from lab.attachment import joined
 from lab.cpu_graphs.attach import environment as decode_graphs
 from lab.poison import POISON
-from sglang_live.engine_channel.messages import BATCH_PREFIX, THINK_PREFIX, Progress
+from sglang_live.ids import BATCH_PREFIX, THINK_PREFIX
+from sglang_live.messages import HeardOfMany
 from sglang_live.policy.policies import POLICIES
 from test.engine.conftest import IS_NIGHTLY, running_stages
 from test.engine.gauges import load_of, total, until, until_idle
@@ -118,7 +119,7 @@ class Load:
         heard_s = 0.0
         while True:
             await asyncio.sleep(0.05)
-            self.pool.feed.send(Progress.of([rid], [heard_s], [True], [0.4]))
+            self.pool.feed.send(HeardOfMany.of([rid], [heard_s], [True], [0.4]))
             heard_s += 0.05
 
     async def gone(self, series: str) -> None:

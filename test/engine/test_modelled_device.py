@@ -13,7 +13,7 @@ from lab.recorders.batch_recorder import read_record
 from sglang_live.bridge.batch_work import BatchWork, Launch
 from sglang_live.bridge.rate_meter import RateMeter
 from sglang_live.device_model.model import load_device_model
-from sglang_live.engine_channel.messages import THINK_PREFIX
+from sglang_live.ids import THINK_PREFIX
 from sglang_live.policy.view import StageRates
 from test.engine import parity_claims
 from test.engine.conftest import DEVICE_MODELS, Stages, running_stages

@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmark.native_client import native_client
-from sglang_live.engine_channel.messages import THINK_PREFIX, Interrupt, Progress
-from sglang_live.stages.engine_host import FeedSocket
+from sglang_live.ids import THINK_PREFIX
+from sglang_live.messages import HeardOfMany, Interrupt
+from sglang_live.stages.engine_link import FeedSocket
 from test.engine.conftest import IS_NIGHTLY, Stages, running_stages
 from test.engine.gauges import total, until
 from test.engine.turns import greedy_turn, think, user
@@ -58,7 +59,7 @@ class Consumers:
                     self._taken_s[rid] += self._random.choice((0.08, 0.3, 0.8, 2.0))
             taken = [self._taken_s[rid] for rid in rids]
             n = len(rids)
-            self._feed.send(Progress.of(rids, taken, [False] * n, [0.5] * n))
+            self._feed.send(HeardOfMany.of(rids, taken, [False] * n, [0.5] * n))
             await asyncio.sleep(pause_s(self._random))
 
 
@@ -237,7 +238,7 @@ async def until_paused(stages: Stages, thinker: Thinker, rids: list[str]) -> Non
 
     async def stand_still() -> None:
         while True:
-            thinker.feed.send(Progress.of(rids, [0.0] * n, [False] * n, [0.5] * n))
+            thinker.feed.send(HeardOfMany.of(rids, [0.0] * n, [False] * n, [0.5] * n))
             await asyncio.sleep(0.01)
 
     standing = asyncio.create_task(stand_still())
@@ -281,5 +282,5 @@ async def test_a_cache_is_not_flushed_under_a_paused_request(live_stages, thinke
     async with native_client(thinker.spec, 30) as client:
         response = await client.post("/flush_cache")
     assert response.status_code != 200
-    thinker.feed.send(Progress.of([rid], [1000.0], [False], [0.0]))
+    thinker.feed.send(HeardOfMany.of([rid], [1000.0], [False], [0.0]))
     assert (await running)["output_ids"] == expected["output_ids"]

@@ -25,7 +25,7 @@ from sglang_live.orchestrator.stage_links import StageLinks
 from sglang_live.orchestrator.turn import run_turn
 from sglang_live.orchestrator.turn_control import TurnControl
 from sglang_live.policy.policies import OFF
-from sglang_live.stages.talker.spoken_ids import SpokenIds
+from sglang_live.stages.talker.response import SpokenIds
 from sglang_live.telemetry.trace import TurnTrace
 from test.engine import tiny_cascade
 from test.engine.conftest import Stages, running_stages

@@ -13,7 +13,7 @@ import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sglang_live.engine_channel.messages import SpeechStart, TruncateSession
+from sglang_live.messages import TruncateSession, UserSpeaking
 from test.engine.conftest import IS_NIGHTLY, running_stages
 from test.engine.small_pool import Pool, check
 
@@ -117,7 +117,7 @@ async def test_sessions_loaded_from_storage_continue_with_equal_tokens(pool, ref
     assert await pool.load("policy_tokens_in_storage") > POOL_TOKENS
     for n, name in enumerate(talks.names):
         if n % 2:
-            pool.feed.send(SpeechStart(name))
+            pool.feed.send(UserSpeaking(name))
             await asyncio.sleep(0.05 * (n % 3))
         await talks.turn(name, [20 + n, 30, 40])
     assert await pool.load("policy_tokens_fetched") > POOL_TOKENS
@@ -144,7 +144,7 @@ async def test_a_session_may_close_while_its_tail_is_loading(pool, reference):
     talks = Talks(pool, "gone")
     await talks.begin()
     for name in talks.names[::2]:
-        pool.feed.send(SpeechStart(name))
+        pool.feed.send(UserSpeaking(name))
         await pool.close(name)
     talks.names = talks.names[1::2]
     for name in talks.names:
@@ -197,7 +197,7 @@ class Client:
         await self.ask(n, 2 + n % 9)
 
     async def speak(self, n: int, reference) -> None:
-        self._pool.feed.send(SpeechStart(self.name))
+        self._pool.feed.send(UserSpeaking(self.name))
         await asyncio.sleep(0.02 * (n % 4))
 
     async def truncate(self, n: int, reference) -> None:

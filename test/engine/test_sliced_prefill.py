@@ -10,8 +10,9 @@ import pytest
 import pytest_asyncio
 
 from benchmark.native_client import native_client
-from sglang_live.engine_channel.messages import THINK_PREFIX, Interrupt
-from sglang_live.stages.engine_host import FeedSocket
+from sglang_live.ids import THINK_PREFIX
+from sglang_live.messages import Interrupt
+from sglang_live.stages.engine_link import FeedSocket
 from test.engine.conftest import Stages, running_stages
 from test.engine.turns import greedy_turn, think, user
 

@@ -208,6 +208,40 @@ async def test_a_source_that_is_cancelled_from_within_is_an_error_and_no_endless
     assert items == ["item"] and waiting.is_closed
 
 
+async def test_a_coroutine_is_a_source_without_items():
+    source, done = Source("one", None), []
+
+    async def work() -> None:
+        done.append(await helper(20, "worked"))
+
+    assert [item async for item in merge(source(), work())] == ["one"]
+    assert done == ["worked"]
+
+
+async def test_an_error_of_a_coroutine_is_raised_and_closes_the_others():
+    async def failing() -> None:
+        raise KeyError("failed")
+
+    waiting = Source()
+    with pytest.raises(KeyError, match="failed"):
+        async for _ in merge(waiting(), failing()):
+            pass
+    assert waiting.is_closed
+
+
+async def test_closing_early_ends_a_coroutine_that_has_not_run():
+    async def work() -> None:
+        raise AssertionError("it has begun")
+
+    merged = merge(Source("item")(), work())
+    working = asyncio.ensure_future(anext(merged))
+    await asyncio.sleep(0)
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    await merged.aclose()
+
+
 async def test_merging_no_sources_yields_nothing():
     assert [item async for item in merge()] == []
 

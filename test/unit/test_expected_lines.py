@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from sglang_live.engine_channel.messages import is_logged
+from sglang_live.ids import is_logged
 from sglang_live.telemetry.expected_lines import forgo_expected_lines
 
 EXPECTED = [

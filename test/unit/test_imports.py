@@ -26,7 +26,7 @@ ORDER = (
     "policy",
     "capacity",
     "core",
-    "message_parts",
+    "ids",
     "messages",
     "telemetry",
     "engine_channel",
@@ -59,7 +59,7 @@ SGLANG = (
     "models.qwen3_tts.engine.",
     "models.speech_lm.engine.",
     "stages.engine_host",
-    "stages.streaming_session",
+    "stages.thinker.session",
     "lang",
 )
 # Lines that each room may have; the files at the top count as one room. A change that needs more

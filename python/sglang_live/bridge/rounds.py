@@ -1,6 +1,6 @@
 """One policy decision per scheduling round, from facts about the engine's requests.
 
-In: the round's time and Progress (broadcast, so equal on all ranks), what the scheduler ran.
+In: the round's time and HeardOfMany (broadcast, so equal on all ranks), what the scheduler ran.
 Out: a policy.view.Round; totals for the stage. Owner: one Rounds per scheduler process.
 Imports nothing of SGLang. The only clock it reads is its thread's CPU time, to measure its cost.
 """
@@ -17,7 +17,7 @@ from sglang_live.bridge.batch_work import BatchWork
 from sglang_live.bridge.best_effort_totals import BestEffortTotals
 from sglang_live.bridge.round_facts import UNMEASURED, Pool, RoundStamp
 from sglang_live.bridge.stream_table import StreamTable
-from sglang_live.engine_channel.messages import Progress, StreamEvents
+from sglang_live.messages import HeardOfMany, StreamEvents
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.decide import RoundPolicy
 from sglang_live.policy.hybrid import retracted_first
@@ -101,7 +101,7 @@ class Rounds:
             self._peer_urgent, self.table.changed = stamp.peer_urgent, True
         self._peer_slack_s = stamp.peer_slack_s
 
-    def progress(self, news: Progress) -> None:
+    def progress(self, news: HeardOfMany) -> None:
         began_s = self._cpu_s()
         self.table.progress(news, self.now_s)
         self.totals["decide_s"] += self._cpu_s() - began_s

@@ -1,6 +1,6 @@
 """The facts about an engine's requests, as arrays: the source of a policy's view.
 
-In: arrivals, admissions, steps, pauses from the scheduler; Progress from the control channel.
+In: arrivals, admissions, steps, pauses from the scheduler; HeardOfMany from the control channel.
 Out: StageView. Owner: one StreamTable per scheduler process; equal on all ranks, because every
 fact and the time come with the scheduler's broadcast.
 A request keeps its slot to its end. A free slot has the values of a request that needs nothing.
@@ -14,7 +14,7 @@ import numpy as np
 
 from sglang_live.bridge.best_effort_facts import BestEffortClass, BestEffortCounts
 from sglang_live.bridge.prompt_groups import PromptGroups, n_counted_again
-from sglang_live.engine_channel.messages import Progress
+from sglang_live.messages import HeardOfMany
 from sglang_live.policy.view import FIRST_INTERRUPTS, BestEffort, StageRates, StageView
 
 # A request's progress counts as lost after as many seconds of produced speech without any report,
@@ -35,7 +35,7 @@ _COLUMNS = {
     "reported": (bool, False),
     "since_s": (np.float64, 0.0),
     "arrived_s": (np.float64, 0.0),
-    "consumed_s": (np.float64, 0.0),
+    "heard_s": (np.float64, 0.0),
     "stamp_s": (np.float64, 0.0),
     "produced": (np.float64, np.inf),
     "prompt_tokens": (np.int64, 0),
@@ -127,7 +127,7 @@ class StreamTable:
             slot = self._take_slot(rid)
             for name in ("started", "advancing", "reported", "paused"):
                 self._columns[name][slot] = False
-            for name in ("consumed_s", "produced"):
+            for name in ("heard_s", "produced"):
                 self._columns[name][slot] = 0.0
             self._columns["interrupts"][slot] = FIRST_INTERRUPTS
             self._columns["urgency"][slot] = NO_CLASS
@@ -224,7 +224,7 @@ class StreamTable:
 
     # --- from the control channel ---
 
-    def progress(self, news: Progress, now_s: float) -> None:
+    def progress(self, news: HeardOfMany, now_s: float) -> None:
         self.changed = True
         slots = [self._slot.get(rid, -1) for rid in news.rids]
         at, columns = np.array(slots, np.int64), news.columns()
@@ -340,11 +340,11 @@ class StreamTable:
     def _buffered_s(self, now_s: float) -> np.ndarray:
         n, columns = len(self._rids), self._columns
         produced_s = columns["produced"][:n] * self._unit_s
-        taken_s = columns["consumed_s"][:n] + columns["advancing"][:n] * (
+        heard_s = columns["heard_s"][:n] + columns["advancing"][:n] * (
             now_s - columns["stamp_s"][:n]
         )
         # A consumer cannot take more than was produced: its buffer is empty then.
-        return np.maximum(produced_s - taken_s, 0.0)
+        return np.maximum(produced_s - heard_s, 0.0)
 
     def _silent(self, now_s: float, produced: np.ndarray) -> np.ndarray:
         """Which requests have lost their progress."""

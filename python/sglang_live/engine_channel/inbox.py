@@ -8,8 +8,8 @@ import msgspec
 import torch
 import zmq
 
-from sglang_live.engine_channel.messages import Feed, HiddenRows, Report
 from sglang_live.engine_channel.states import to_array
+from sglang_live.messages import Feed, HiddenRows, Report
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.policies import Policies
 

@@ -100,15 +100,7 @@ class VoiceSession(Protocol):
     def report_next_use(
         self, to_play_s: float, response_gap_s: float | None, observed_gap_s: float | None
     ) -> None:
-        """Report when the user will speak again, as far as known.
-
-        Args:
-            to_play_s: seconds until the user will have heard the response: all of it once its text
-                is complete, before that what was sent so far. 0: nothing plays.
-            response_gap_s: from the end of playback to this user's next word, on average. None:
-                before the first.
-            observed_gap_s: such a gap that has just been observed. None: no new one.
-        """
+        """Report when the user will speak again, as far as known: see messages.NextUseHint."""
         ...
 
     async def close(self) -> None:

@@ -21,7 +21,7 @@ from sglang_live.core import (
 )
 from sglang_live.errors import BadInputError, LiveError, StageUnavailableError
 from sglang_live.kv.retention import RetentionConfig
-from sglang_live.messages import PROMPT_TOKENS_MOST
+from sglang_live.messages import PROMPT_TOKENS_MOST, NextUseHint, UserSpeaking
 from sglang_live.orchestrator.metronome import Metronome
 from sglang_live.orchestrator.replica_choice import least_loaded
 from sglang_live.orchestrator.speculation import SessionSpeculation, Speculations, TurnWork
@@ -54,99 +54,44 @@ class LiveSession:
         replicas: dict[str, Replica],
         admitted: bool = True,
     ):
-        self.session_id, self.admitted = session_id, admitted
-        self._owner, self._replicas = owner, replicas
-        self._links = owner.links(replicas, session_id)
-        self._busy = self._closed = False
-        self._control: TurnControl | None = None  # of the running turn, until its last event
-        self._deadline = TurnDeadline(owner.capacity, session_id, None)  # of the latest turn
-        self._interrupts = FIRST_INTERRUPTS
-        self._on_stream_event: OnStreamEvent | None = None
-        self._turn_prefill = TurnPrefill(self._links.thinker, owner.suspects)
+        self.session_id = session_id
+        self.admitted = admitted
+        self.owner = owner
+        self.links = owner.links(replicas, session_id)
+        self.turn_prefill = TurnPrefill(self.links.thinker, owner.suspects)
         self.speculation = SessionSpeculation(owner.speculations)
-        self._content = TurnContent()
-        self._n_turns, self._turn_id = 0, ""  # of the running turn
+        self.interrupts = FIRST_INTERRUPTS
+        self.on_stream_event: OnStreamEvent | None = None
+        self.content = TurnContent()
+        self._replicas = replicas
+        self._closed = False
+        self._latest: _ConversationTurn | None = None
+        self._n_turns = 0
 
     async def respond(self, turn: TurnRequest) -> AsyncGenerator[TurnEvent, None]:
         if self._closed:
             raise BadInputError(f"session {self.session_id} is closed")
         if self._busy and not turn.stateless:
             raise BadInputError(f"session {self.session_id} runs a turn already")
-        self._busy = self._busy or not turn.stateless
         turn = self._numbered(turn)
         set_log_ids(session=self.session_id, turn=turn.turn_id)
         self._place()
-        links = self._owner.links(self._replicas, "") if turn.stateless else self._links
-        trace = TurnTrace(self._owner.clock)
-        on_stream_event = None if turn.stateless else self._on_stream_event
-        deadline = TurnDeadline(self._owner.capacity, self.session_id, turn)
-        control = TurnControl(
-            self._owner.policies,
-            self._owner.clock,
-            self._interrupts,
-            on_stream_event,
-            deadline.call_came,
-        )
-        if not turn.stateless:
-            self._control = control
-        work = TurnWork(turn) if turn.stateless else self.speculation.begin(turn)
-        if not turn.stateless:
-            self._deadline = deadline
+        run: _StatelessTurn
+        if turn.stateless:
+            run = _StatelessTurn(self, turn, self.owner.links(self._replicas, ""), TurnWork(turn))
+        else:
+            run = self._latest = _ConversationTurn(self, turn)
         try:
-            if turn.frame_s is None:
-                log.info("turn_started turn=%s stateless=%s", turn.turn_id, turn.stateless)
-            if not turn.stateless:
-                self._turn_id = turn.turn_id
-                await self._turn_prefill.finish()
-            if turn.frame_s is not None:
-                await self._owner.metronome.tick(self._owner.clock.now_s() + turn.frame_s)
-            content = self._content.of(turn)
-            with self._owner.suspects.turn(turn.turn_id, content):
-                events = self._run(turn, links, trace, control, deadline)
-                async with aclosing(events):
-                    async for event in events:
-                        work.made(event)
-                        yield event
+            async with aclosing(run.events()) as events:
+                async for event in events:
+                    yield event
         except BadInputError:
             raise
         except LiveError:
-            deadline.failed()
+            run.deadline.failed()
             raise
         finally:
-            deadline.over()
-            self._end_control(control)
-            if not turn.stateless:
-                self._busy = False
-                self.speculation.over(work)
-                self._links.forget_deleted(turn)
-
-    async def _run(
-        self,
-        turn: TurnRequest,
-        links: StageLinks,
-        trace: TurnTrace,
-        control: TurnControl,
-        deadline: TurnDeadline,
-    ) -> AsyncGenerator[TurnEvent, None]:
-        async with aclosing(run_turn(turn, links, trace, control)) as events:
-            async for event in events:
-                if isinstance(event, AudioDelta):
-                    deadline.audio_came()
-                elif isinstance(event, TranscriptDelta) and event.text.strip():
-                    deadline.text_came()
-                if isinstance(event, TurnDone):
-                    if turn.frame_s is not None:
-                        deadline.frame_done()
-                    else:
-                        deadline.done()
-                    if not turn.stateless:
-                        event = self._turn_prefill.with_usage(event, turn)
-                        if not self.speculation.is_open:
-                            self._turn_prefill.answered()
-                    if turn.frame_s is None:
-                        self._log_done(turn.turn_id, event, trace)
-                    self._end_control(control)
-                yield event
+            run.over()
 
     def _place(self) -> None:
         """Find another replica in the place of each that is down, if there is one.
@@ -154,7 +99,7 @@ class LiveSession:
         It builds the session anew from the history; a turn that runs stays where it is.
         """
         for stage, replica in self._replicas.items():
-            if not replica.is_up and (other := self._owner.other_than(replica)) is not None:
+            if not replica.is_up and (other := self.owner.other_than(replica)) is not None:
                 self._replicas[stage] = other
                 replica.sessions.discard(self.session_id)
                 replica.n_left += 1
@@ -165,7 +110,7 @@ class LiveSession:
                     replica.name,
                     other.name,
                 )
-        self._links.to_replicas(self._replicas)
+        self.links.to_replicas(self._replicas)
 
     def _numbered(self, turn: TurnRequest) -> TurnRequest:
         if turn.turn_id:
@@ -174,39 +119,51 @@ class LiveSession:
         # Of one length: SGLang aborts requests by the beginning of their ids.
         return replace(turn, turn_id=f"{self.session_id}.{self._n_turns:08}")
 
+    @property
+    def _busy(self) -> bool:
+        return self._latest is not None and not self._latest.is_over
+
+    @property
+    def _running(self) -> "_ConversationTurn | None":
+        """The conversation's turn, until its last event."""
+        return self._latest if self._latest is not None and not self._latest.is_done else None
+
     def watch(self, on_stream_event: OnStreamEvent) -> None:
-        self._on_stream_event = on_stream_event
+        self.on_stream_event = on_stream_event
 
     def interrupt(self) -> bool:
-        if self._control is None or not self._control.can_interrupt:
+        running = self._running
+        if running is None or not running.control.can_interrupt:
             return False
-        if not self._control.interrupted:
-            log.info("turn_interrupted turn=%s", self._turn_id)
-            self._control.interrupt()
-        self._deadline.withdrawn()
+        if not running.control.interrupted:
+            log.info("turn_interrupted turn=%s", running.turn.turn_id)
+            running.control.interrupt()
+        running.deadline.withdrawn()
         return True
 
     def speculation_refused(self) -> Refusal:
-        works = (session.speculation.work for session in self._owner.sessions)
+        works = (session.speculation.work for session in self.owner.sessions)
         running = [work for work in works if work is not None]
-        return self._owner.speculations.refusal(self.speculation, running)
+        return self.owner.speculations.refusal(self.speculation, running)
 
     def end_speculation(self, *, confirmed: bool) -> None:
         work = self.speculation.end(confirmed=confirmed)
         if work is not None and confirmed:
-            self._deadline.confirm()
+            assert self._latest is not None, "it is speculative"
+            self._latest.deadline.confirm()
             if work.complete:
-                self._turn_prefill.answered()
+                self.turn_prefill.answered()
 
     def report_playback(self, heard_s: float, playing: bool, interrupts: float) -> None:
-        self._interrupts = interrupts
-        if self.speculation.work is not None:
-            self.speculation.work.heard(heard_s, playing, self._owner.clock.now_s())
-        if self._control is not None:
-            self._control.heard(heard_s, playing, interrupts)
+        self.interrupts = interrupts
+        if self._latest is not None:
+            self._latest.work.heard(heard_s, playing, self.owner.clock.now_s())
+        if self._running is not None:
+            self._running.control.heard(heard_s, playing, interrupts)
 
     def report_underrun(self, silent_s: float) -> None:
-        self._deadline.gap(silent_s)
+        if self._latest is not None:
+            self._latest.deadline.gap(silent_s)
 
     def prefill_turn(self, turn: TurnRequest) -> bool:
         if self._closed or self._busy:
@@ -216,27 +173,29 @@ class LiveSession:
             return False  # its KV is lost; it may be up again while the user still speaks
         try:
             turn = self._numbered(turn)
-            content = self._content.of(turn)
-            self._owner.suspects.check(content)
+            content = self.content.of(turn)
+            self.owner.suspects.check(content)
         except SuspectError:
             return False  # its turn is refused, with the reason
-        return self._turn_prefill.prefill_turn(turn, content)
+        return self.turn_prefill.prefill_turn(turn, content)
 
     def join_frames(self, frame_s: float) -> float:
-        return self._owner.metronome.join(self.session_id, frame_s)
+        return self.owner.metronome.join(self.session_id, frame_s)
 
     def leave_frames(self) -> None:
-        self._owner.metronome.leave(self.session_id)
+        self.owner.metronome.leave(self.session_id)
 
     def report_speech(self, speaks: bool = True) -> None:
-        if self._owner.policies:
-            self._links.thinker.report_speech(speaks)
+        if self.owner.policies:
+            self.links.thinker.hint(UserSpeaking(self.session_id, speaks))
 
     def report_next_use(
         self, to_play_s: float, response_gap_s: float | None, observed_gap_s: float | None
     ) -> None:
-        if self._owner.policies.next_use:
-            self._links.thinker.report_next_use(to_play_s, response_gap_s, observed_gap_s)
+        if self.owner.policies.next_use:
+            self.links.thinker.hint(
+                NextUseHint(self.session_id, to_play_s, response_gap_s, observed_gap_s)
+            )
 
     async def close(self) -> None:
         if self._closed:
@@ -244,19 +203,107 @@ class LiveSession:
         self._closed = True
         await close_all(
             self.leave_frames,
-            self._turn_prefill.close,
+            self.turn_prefill.close,
             partial(self.speculation.end, confirmed=False),
-            self._links.close,
-            partial(self._owner.release, self),
+            self.links.close,
+            partial(self.owner.release, self),
         )
 
-    def _end_control(self, control: TurnControl) -> None:
-        if self._control is control:
-            self._control = None
 
-    def _log_done(self, turn_id: str, done: TurnDone, trace: TurnTrace) -> None:
-        marks = " ".join(f"{name}={1000 * at_s:.0f}ms" for name, at_s in trace.marks.items())
-        log.info("turn_done turn=%s status=%s %s", turn_id, done.status, marks)
+class _StatelessTurn:
+    """A turn that leaves nothing in its session.
+
+    deadline: as admission counts it. control: interrupts it. work: what it has made.
+    """
+
+    def __init__(
+        self,
+        session: LiveSession,
+        turn: TurnRequest,
+        links: StageLinks,
+        work: TurnWork,
+        on_stream_event: OnStreamEvent | None = None,
+    ):
+        owner = session.owner
+        self.session = session
+        self.turn = turn
+        self.links = links
+        self.work = work
+        self.deadline = TurnDeadline(owner.capacity, session.session_id, turn)
+        self.control = TurnControl(
+            owner.policies,
+            owner.clock,
+            session.interrupts,
+            on_stream_event,
+            self.deadline.call_came,
+        )
+        self._trace = TurnTrace(owner.clock)
+
+    async def events(self) -> AsyncGenerator[TurnEvent, None]:
+        turn, owner = self.turn, self.session.owner
+        if turn.frame_s is None:
+            log.info("turn_started turn=%s stateless=%s", turn.turn_id, turn.stateless)
+        await self._wait_for_session()
+        if turn.frame_s is not None:
+            await owner.metronome.tick(owner.clock.now_s() + turn.frame_s)
+        with owner.suspects.turn(turn.turn_id, self.session.content.of(turn)):
+            events = run_turn(turn, self.links, self._trace, self.control)
+            async with aclosing(events):
+                async for event in events:
+                    self._note(event)
+                    yield self._completed(event) if isinstance(event, TurnDone) else event
+
+    async def _wait_for_session(self) -> None:
+        """Return when the turn may begin."""
+
+    def _note(self, event: TurnEvent) -> None:
+        self.work.made(event)
+        if isinstance(event, AudioDelta):
+            self.deadline.audio_came()
+        elif isinstance(event, TranscriptDelta) and event.text.strip():
+            self.deadline.text_came()
+        elif isinstance(event, TurnDone) and self.turn.frame_s is not None:
+            self.deadline.frame_done()
+        elif isinstance(event, TurnDone):
+            self.deadline.done()
+            marks = self._trace.marks.items()
+            times = " ".join(f"{name}={1000 * at_s:.0f}ms" for name, at_s in marks)
+            log.info("turn_done turn=%s status=%s %s", self.turn.turn_id, event.status, times)
+
+    def _completed(self, done: TurnDone) -> TurnDone:
+        """The turn's last event, as the session passes it on."""
+        return done
+
+    def over(self) -> None:
+        """The turn has ended, with or without its last event."""
+        self.deadline.over()
+
+
+class _ConversationTurn(_StatelessTurn):
+    """A turn of the session's conversation. is_done: its last event has come."""
+
+    def __init__(self, session: LiveSession, turn: TurnRequest):
+        work = session.speculation.begin(turn)
+        super().__init__(session, turn, session.links, work, session.on_stream_event)
+        self.is_done = False
+        self.is_over = False
+
+    async def _wait_for_session(self) -> None:
+        await self.session.turn_prefill.finish()
+
+    def _completed(self, done: TurnDone) -> TurnDone:
+        self.is_done = True
+        prefill = self.session.turn_prefill
+        done = prefill.with_usage(done, self.turn)
+        if not self.session.speculation.is_open:
+            prefill.answered()
+        return done
+
+    def over(self) -> None:
+        super().over()
+        self.is_done = self.is_over = True
+        self.session.speculation.over(self.work)
+        self.links.forget_deleted(self.turn)
 
 
 class LiveOrchestrator:

@@ -1,4 +1,4 @@
-"""The job of one turn in thinker and talker; that in the vocoder is in vocoder_job.py."""
+"""The job of one turn in each stage, and what is in its place in a model without that stage."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -7,14 +7,21 @@ from hashlib import blake2b
 
 import numpy as np
 
-from sglang_live.core import FRAME_S, AudioPart, HistoryItem, TurnRequest
+from sglang_live.core import (
+    FRAME_S,
+    OUTPUT_RATE_HZ,
+    AudioDelta,
+    AudioPart,
+    HistoryItem,
+    TurnRequest,
+)
 from sglang_live.errors import StageFailedError
-from sglang_live.message_parts import WireAudio, WireItem, WireSegment, WireText
 from sglang_live.messages import (
     CodecFrames,
     FunctionCallProgress,
+    Heard,
     Interrupt,
-    Progress,
+    Pcm,
     Promote,
     ScriptRequest,
     SegmentsNeeded,
@@ -27,10 +34,20 @@ from sglang_live.messages import (
     ThinkerDone,
     ThinkerRequest,
     UserSegment,
+    VocoderDone,
+    VocoderEnd,
+    VocoderFrames,
+    VocoderRequest,
+    VocoderText,
+    WireAudio,
+    WireItem,
+    WireSegment,
+    WireText,
 )
+from sglang_live.orchestrator.startup_delay import StartupDelays
 from sglang_live.speakable.style import is_speakable
 from sglang_live.stages.transport import wire
-from sglang_live.stages.transport.job import Job
+from sglang_live.stages.transport.client import Job
 
 # No job lasts longer: the longest response, heard to its end, takes 22 minutes.
 JOB_TIMEOUT_S = 3600.0
@@ -57,7 +74,7 @@ def ignore_event(stage: str, what: str, buffered_s: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A user message as the talker needs it. See messages.UserSegment."""
+    """A user message as the talker needs it. See messages.WireSegment."""
 
     token_ids: list[int]
     states: np.ndarray | None
@@ -106,9 +123,9 @@ class ThinkerJob:
         """Of a turn prefill: a turn waits for its end."""
         self._tell(Promote(self._job.job_id))
 
-    def report(self, consumed_s: float, advancing: bool, interrupts: float) -> None:
+    def report(self, heard_s: float, advancing: bool, interrupts: float) -> None:
         """Report how much of the response was heard; without playback, how much was spoken."""
-        self._job.post(Progress(self._job.job_id, consumed_s, advancing, interrupts))
+        self._job.post(Heard(self._job.job_id, heard_s, advancing, interrupts))
 
     def _tell(self, order: Interrupt | Promote) -> None:
         self._order = order
@@ -120,9 +137,9 @@ class ThinkerJob:
         events = self._job.events(ThinkerDone, silence_limit_s=limit_s)
         async for message, frames in events:
             match message:
-                case UserSegment():
-                    states = wire.take(message.states, frames) if message.states else None
-                    self._segments[message.key] = Segment(message.token_ids, states)
+                case UserSegment(segment=came):
+                    states = wire.take(came.states, frames) if came.states else None
+                    self._segments[came.key] = Segment(came.token_ids, states)
                 case TextTokens():
                     yield message
                 case FunctionCallProgress():
@@ -179,6 +196,39 @@ class ThinkerJob:
             self._job.post(self._order)
 
 
+class ScriptJob:
+    """In the place of a ThinkerJob. Attributes: see there."""
+
+    def __init__(self, turn: TurnRequest):
+        assert turn.script is not None, "without a language model every text is given"
+        self._script = turn.script
+        self.on_stream_event: OnStreamEvent = ignore_event
+        self.item_key = turn.item_key
+        self.done: ThinkerDone | None = None
+
+    async def tokens(self) -> AsyncGenerator[TextTokens, None]:
+        yield TextTokens("", [], self._script)
+        self.done = ThinkerDone(
+            "",
+            finish="stop",
+            ids=[],
+            text=self._script,
+            n_prompt=0,
+            n_audio=0,
+            n_cached=0,
+            rebuilt=False,
+        )
+
+    def interrupt(self) -> None:
+        """Nothing is generated."""
+
+    def promote(self) -> None:
+        """Nothing is prefilled."""
+
+    def report(self, heard_s: float, advancing: bool, interrupts: float) -> None:
+        """No stage has this job."""
+
+
 class TalkerJob:
     """Begins with the response's first letter or digit: before that there is nothing to speak.
 
@@ -230,7 +280,7 @@ class TalkerJob:
 
     def report(self, heard_s: float, playing: bool, interrupts: float) -> None:
         """Report how much of the response was heard."""
-        self._job.post(Progress(self._job.job_id, heard_s, playing, interrupts))
+        self._job.post(Heard(self._job.job_id, heard_s, playing, interrupts))
 
     async def write(self, ids: list[int], text: str) -> None:
         """Speak the next tokens of the response, which add `text` to it."""
@@ -379,6 +429,68 @@ class TextJob:
         """The text as it comes."""
         while not self._cancelled and (text := await self._texts.get()) is not None:
             yield text
+
+
+class VocoderJob:
+    """
+    Args:
+        voice, flex: see VocoderRequest.
+        startup_delays: for how long the first audio is withheld. None: not at all.
+
+    Attributes:
+        audio_s: duration of the audio that has come.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        voice: str = "",
+        startup_delays: StartupDelays | None = None,
+        *,
+        flex: bool = False,
+    ):
+        self._job, self._voice, self._startup_delays = job, voice, startup_delays
+        self._flex = flex
+        self._begun = False
+        self._ready = asyncio.Event()
+        self.audio_s = 0.0
+
+    def cancel(self) -> None:
+        self._job.cancel()
+
+    async def decode(self, speech: bytes | SpokenText) -> None:
+        """Make sound of the response's next codes or text."""
+        if not self._begun:
+            limit_s = FLEX_TIMEOUT_S if self._flex else JOB_TIMEOUT_S
+            await self._job.begin(
+                VocoderRequest(self._job.job_id, limit_s, voice=self._voice, flex=self._flex)
+            )
+            self._begun = True
+            self._ready.set()
+        if isinstance(speech, SpokenText):
+            message = VocoderText(self._job.job_id, speech.text, speech.n_tokens)
+            await self._job.send(message)
+        else:
+            await self._job.send(VocoderFrames(self._job.job_id, speech))
+
+    async def end(self) -> None:
+        """No more frames, or text, will come."""
+        if self._begun:
+            await self._job.send(VocoderEnd(self._job.job_id))
+        self._ready.set()
+
+    def audio(self) -> AsyncGenerator[AudioDelta, None]:
+        decoded = self._decoded()
+        return decoded if self._startup_delays is None else self._startup_delays.delayed(decoded)
+
+    async def _decoded(self) -> AsyncGenerator[AudioDelta, None]:
+        await self._ready.wait()
+        if not self._begun:
+            return
+        async for message, _ in self._job.events(VocoderDone):
+            if isinstance(message, Pcm):
+                self.audio_s += len(message.pcm) / (2 * OUTPUT_RATE_HZ)
+                yield AudioDelta(message.pcm, tuple(message.spoken))
 
 
 def _wire_item(item: HistoryItem, tensors: wire.TensorFrames) -> WireItem:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from sglang_live import ids
 from sglang_live.core import PromptContent, TurnRequest
 from sglang_live.errors import StageUnavailableError
 from sglang_live.kv.retention import RetentionConfig
@@ -14,22 +15,20 @@ from sglang_live.messages import (
     CloseSession,
     MeasurePrompt,
     NativeRetained,
-    NextUseHint,
     PromptMeasured,
     RetainNative,
-    UserSpeaking,
+    SessionHint,
 )
-from sglang_live.orchestrator.script_job import ScriptLink
 from sglang_live.orchestrator.stage_jobs import (
     JOB_TIMEOUT_S,
+    ScriptJob,
     Segment,
     TalkerJob,
     TextJob,
     ThinkerJob,
+    VocoderJob,
 )
 from sglang_live.orchestrator.startup_delay import StartupDelays
-from sglang_live.orchestrator.vocoder_job import VocoderJob
-from sglang_live.stages import ids
 from sglang_live.stages.supervisor import Replica
 from sglang_live.stages.transport.client import StageClient
 
@@ -58,21 +57,13 @@ class _Link:
             self.known = set()
         return client
 
-    def report_speech(self, speaks: bool) -> None:
+    def hint(self, hint: SessionHint) -> None:
         if client := self._running_client():
-            client.send_later(UserSpeaking("", self.session_id, speaks))
-
-    def report_next_use(
-        self, to_play_s: float, response_gap_s: float | None, observed_gap_s: float | None
-    ) -> None:
-        if client := self._running_client():
-            client.send_later(
-                NextUseHint("", self.session_id, to_play_s, response_gap_s, observed_gap_s)
-            )
+            client.send_later(hint)
 
     def close(self) -> None:
         if client := self._running_client():
-            client.send_later(CloseSession("", self.session_id))
+            client.send_later(CloseSession(self.session_id))
         self._client = None
 
     def _running_client(self) -> StageClient | None:
@@ -92,6 +83,23 @@ class ThinkerLink(_Link):
         work = ids.THINK if turn.frame_s is None else ids.FRAME
         async with self.client().open(ids.job_of(turn.turn_id, work)) as job:
             yield ThinkerJob(job, turn, self.session_id, self.known, self.segments)
+
+
+class ScriptLink:
+    """In the place of a ThinkerLink. segments: none, because its talker reads text."""
+
+    def __init__(self) -> None:
+        self.segments: dict[str, Segment] = {}
+
+    @asynccontextmanager
+    async def open(self, turn: TurnRequest) -> AsyncIterator[ScriptJob]:
+        yield ScriptJob(turn)
+
+    def hint(self, hint: SessionHint) -> None:
+        """No stage has this session."""
+
+    def close(self) -> None:
+        """No stage holds anything."""
 
 
 class NativeLink(_Link):

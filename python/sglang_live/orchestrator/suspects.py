@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from sglang_live.clock import Clock
 from sglang_live.core import AudioPart, HistoryItem, TurnRequest
 from sglang_live.errors import BadInputError
-from sglang_live.stages.ids import turn_of
+from sglang_live.ids import turn_of
 
 log = logging.getLogger(__name__)
 

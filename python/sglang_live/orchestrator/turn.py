@@ -20,11 +20,15 @@ from sglang_live.core import (
     TurnRequest,
     Usage,
 )
-from sglang_live.orchestrator.script_job import ScriptJob
-from sglang_live.orchestrator.stage_jobs import TalkerJob, TextJob, ThinkerJob
+from sglang_live.orchestrator.stage_jobs import (
+    ScriptJob,
+    TalkerJob,
+    TextJob,
+    ThinkerJob,
+    VocoderJob,
+)
 from sglang_live.orchestrator.stage_links import StageLinks
 from sglang_live.orchestrator.turn_control import TurnControl
-from sglang_live.orchestrator.vocoder_job import VocoderJob
 from sglang_live.telemetry.trace import TurnTrace
 
 
@@ -55,7 +59,7 @@ async def run_turn(
                 yield TextDone(n_tokens)
             await talker.end_text()
 
-        async def speak() -> AsyncGenerator[TurnEvent, None]:
+        async def speak() -> None:
             async for codes in talker.frames():
                 trace.mark("talker_first_frame")
                 control.frames_came(talker.n_frames)
@@ -63,8 +67,6 @@ async def run_turn(
             if not control.interrupted:
                 trace.mark("talker_done")
             await vocoder.end()
-            return
-            yield  # makes it a generator like the others, though it has no events
 
         async def decode() -> AsyncGenerator[TurnEvent, None]:
             async for audio in vocoder.audio():

@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 from sglang_live.clock import Clock
 from sglang_live.core import FRAME_S
-from sglang_live.orchestrator.script_job import ScriptJob
 from sglang_live.orchestrator.stage_jobs import (
     OnStreamEvent,
+    ScriptJob,
     TalkerJob,
     TextJob,
     ThinkerJob,
+    VocoderJob,
 )
-from sglang_live.orchestrator.vocoder_job import VocoderJob
 from sglang_live.policy.policies import Policies
 from sglang_live.policy.view import FIRST_INTERRUPTS
 

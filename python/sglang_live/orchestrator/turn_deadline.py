@@ -9,24 +9,22 @@ from sglang_live.core import TurnRequest
 class TurnDeadline:
     """
     Args:
-        turn: None: there is none yet, and nothing is counted. Of a speculative turn nothing is
-            counted before confirm(): the user's wait has not begun.
+        turn: if it is speculative, nothing is counted before confirm(): the user's wait has not
+            begun.
     """
 
-    def __init__(self, capacity: CapacityControl, session_id: str, turn: TurnRequest | None):
+    def __init__(self, capacity: CapacityControl, session_id: str, turn: TurnRequest):
         self._capacity, self._session_id, self._turn = capacity, session_id, turn
         self._due: int | None = None
         self._had_text, self._had_audio, self._gap_s = False, False, 0.0
         self._unconfirmed: list[Callable[[], None]] | None = None
-        if turn is not None and turn.speculative:
+        if turn.speculative:
             self._unconfirmed = []
         else:
             self._begin()
 
     def _begin(self) -> None:
         turn, capacity = self._turn, self._capacity
-        if turn is None:
-            return
         capacity.turn_begins(self._session_id)
         if turn.frame_s is not None:
             self._due = capacity.frame_due(self._session_id, turn.frame_s)
@@ -50,7 +48,7 @@ class TurnDeadline:
         if self._waits(self.text_came) or self._had_text:
             return
         self._had_text = True
-        if self._turn is not None and not self._turn.is_timely:
+        if not self._turn.is_timely:
             self._end(self._capacity.came)
 
     def call_came(self) -> None:

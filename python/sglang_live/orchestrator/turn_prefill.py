@@ -12,9 +12,8 @@ from dataclasses import replace
 from sglang_live.aio import background
 from sglang_live.core import TurnDone, TurnRequest
 from sglang_live.errors import LiveError
-from sglang_live.orchestrator.script_job import ScriptJob, ScriptLink
-from sglang_live.orchestrator.stage_jobs import ThinkerJob
-from sglang_live.orchestrator.stage_links import ThinkerLink
+from sglang_live.orchestrator.stage_jobs import ScriptJob, ThinkerJob
+from sglang_live.orchestrator.stage_links import ScriptLink, ThinkerLink
 from sglang_live.orchestrator.suspects import Suspects
 
 log = logging.getLogger(__name__)

@@ -5,24 +5,19 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import sglang as sgl
-import zmq
-import zmq.asyncio
 
 from sglang_live.aio import background, vital
 from sglang_live.bridge import seams
 from sglang_live.bridge.platform import cpu, cuda
 from sglang_live.bridge.scheduler.watch import PROGRESS_ENV, ProgressCell
 from sglang_live.clock import MonotonicClock
-from sglang_live.engine_channel.inbox import QUEUE_MESSAGES
-from sglang_live.engine_channel.messages import Feed, Report
 from sglang_live.errors import StageFailedError
 from sglang_live.models.demo.location import is_demo
 from sglang_live.stages.endings import EXIT_ENGINE_DIED, EXIT_STUCK
@@ -289,36 +284,3 @@ def _mark_up(engine: sgl.Engine) -> bool:
     engine.tokenizer_manager.server_status = ServerStatus.Up
     # Otherwise SGLang posts to its own /freeze_gc, at a TCP port that another process may hold.
     return False
-
-
-class Reports:
-    """Receives what a scheduler's process reports to its stage (PULL)."""
-
-    def __init__(self, address: str):
-        self._socket = zmq.asyncio.Context.instance().socket(zmq.PULL)
-        self._socket.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES)
-        self._socket.bind(address)
-        self._decoder = msgspec.msgpack.Decoder(Report)
-
-    async def __aiter__(self) -> AsyncIterator[Report]:
-        while True:
-            yield self._decoder.decode(await self._socket.recv())
-
-
-class FeedSocket:
-    """Sends to a scheduler's Inbox (PUSH)."""
-
-    def __init__(self, address: str):
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
-        self._socket.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES)
-        self._socket.connect(address)
-        self._encoder = msgspec.msgpack.Encoder()
-
-    def send(self, feed: Feed) -> None:
-        """Send without waiting. Exits if the scheduler reads nothing, to be started anew."""
-        try:
-            self._socket.send(self._encoder.encode(feed), zmq.NOBLOCK)
-        except zmq.Again:
-            log.critical("scheduler_does_not_read messages=%d", QUEUE_MESSAGES)
-            logging.shutdown()
-            os._exit(EXIT_STUCK)

@@ -15,7 +15,7 @@ from sglang_live.bridge.batch_work import BatchWork
 from sglang_live.bridge.best_effort_facts import BestEffortClass
 from sglang_live.bridge.round_facts import Pool, RoundStamp
 from sglang_live.bridge.rounds import Rounds
-from sglang_live.engine_channel.messages import Progress
+from sglang_live.messages import HeardOfMany
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.decide import RoundPolicy
 from sglang_live.policy.policies import Policies
@@ -132,7 +132,7 @@ class FakeEngine:
         played = [min(self.now_s - req.began_s, req.produced * STEP_S) for req in heard]
         if heard:
             n = len(heard)
-            news = Progress.of([r.rid for r in heard], played, [True] * n, [0.3] * n)
+            news = HeardOfMany.of([r.rid for r in heard], played, [True] * n, [0.3] * n)
             self.rounds.progress(news)
 
     def _prefill(self) -> bool:

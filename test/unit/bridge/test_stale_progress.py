@@ -5,7 +5,7 @@ import math
 import pytest
 
 from sglang_live.bridge.stream_table import SILENT_CONSUMER_S
-from sglang_live.engine_channel.messages import Progress
+from sglang_live.messages import HeardOfMany
 from sglang_live.orchestrator.turn_control import REPORT_EVERY_S
 from sglang_live.policy.view import FRAME_S
 
@@ -15,7 +15,7 @@ ROUND_S = 0.02
 
 
 def report(engine: Engine, rid: str, heard_s: float, advancing: bool) -> None:
-    engine.rounds.progress(Progress.of([rid], [heard_s], [advancing], [0.5]))
+    engine.rounds.progress(HeardOfMany.of([rid], [heard_s], [advancing], [0.5]))
 
 
 def run_s(engine: Engine, seconds: float) -> list[bool]:

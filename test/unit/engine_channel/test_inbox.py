@@ -19,7 +19,8 @@ from sglang_live.engine_channel.inbox import (
     policy_config_from_env,
     steps_text,
 )
-from sglang_live.engine_channel.messages import (
+from sglang_live.engine_channel.states import to_array, to_tensor
+from sglang_live.messages import (
     ForgetStates,
     Frames,
     HiddenRows,
@@ -29,9 +30,8 @@ from sglang_live.engine_channel.messages import (
     TalkerStates,
     TalkerText,
 )
-from sglang_live.engine_channel.states import to_array, to_tensor
 from sglang_live.policy.config import TALKER
-from sglang_live.stages import engine_host
+from sglang_live.stages import engine_link
 from sglang_live.stages.endings import EXIT_STUCK
 
 
@@ -113,9 +113,9 @@ def test_a_scheduler_that_reads_nothing_ends_its_stage(address, monkeypatch, cap
     def leave(status: int):
         raise SystemExit(status)
 
-    monkeypatch.setattr(engine_host, "QUEUE_MESSAGES", 5)
-    monkeypatch.setattr(engine_host.os, "_exit", leave)
-    feed = engine_host.FeedSocket(address)
+    monkeypatch.setattr(engine_link, "QUEUE_MESSAGES", 5)
+    monkeypatch.setattr(engine_link.os, "_exit", leave)
+    feed = engine_link.FeedSocket(address)
     for _ in range(5):
         feed.send(TalkerForget("r"))
     with pytest.raises(SystemExit, match=str(EXIT_STUCK)):

@@ -11,7 +11,7 @@ from torch import nn
 pytest.importorskip("sglang")
 from lab.cpu_graphs.tape import Tape
 from sglang_live.bridge.scheduler.codes_observer import CodesObserver
-from sglang_live.engine_channel.messages import Frames
+from sglang_live.messages import Frames
 from sglang_live.models.qwen3_omni.engine.talker import Qwen3OmniTalker
 from sglang_live.models.speech_lm.talker_state import AudioStates, TalkerRows, TalkerStream
 

@@ -13,16 +13,15 @@ import numpy as np
 from sglang_live.capacity.control import CapacityConfig, CapacityControl
 from sglang_live.clock import SimClock
 from sglang_live.core import FRAME_S, OUTPUT_RATE_HZ, AudioPart, HistoryItem, TextPart, TurnRequest
-from sglang_live.errors import CapacityError
-from sglang_live.message_parts import WireAudio, WireSegment
+from sglang_live.errors import CapacityError, ItemsMissingError
 from sglang_live.messages import (
     CodecFrames,
     FunctionCallProgress,
+    Heard,
     Interrupt,
     MeasurePrompt,
     NativeRetained,
     Pcm,
-    Progress,
     Promote,
     PromptMeasured,
     Ready,
@@ -41,10 +40,11 @@ from sglang_live.messages import (
     VocoderEnd,
     VocoderFrames,
     VocoderText,
+    WireAudio,
+    WireSegment,
 )
 from sglang_live.orchestrator.sessions import LiveOrchestrator
 from sglang_live.policy.policies import Policies
-from sglang_live.stages.errors import ItemsMissingError
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import Replica
 from sglang_live.stages.transport import wire
@@ -73,7 +73,7 @@ class FakeStage:
         self.fails_at: int | None = None
         self.holds_at: int | None = None
         self._released = asyncio.Event()
-        self.progress: list[Progress] = []
+        self.progress: list[Heard] = []
         self.hints: list[SessionHint] = []
 
     async def run(self, job: ServedJob) -> None:
@@ -200,7 +200,7 @@ class FakeThinker(FakeStage):
 
     async def _listen(self, job: ServedJob, ended: asyncio.Event) -> None:
         async for message in job.inputs():
-            if isinstance(message, Progress):
+            if isinstance(message, Heard):
                 self.progress.append(message)
             elif isinstance(message, Interrupt):
                 self.n_ended += 1
@@ -209,7 +209,7 @@ class FakeThinker(FakeStage):
     async def _report(self, job: ServedJob, key: str, n_clips: int) -> None:
         tensors = job.tensors()
         ref = tensors.put(np.full((N_STATES * n_clips, 2), 0.5, np.float32)) if n_clips else None
-        await job.send(UserSegment(job.job_id, key, [1, 2, 3], ref), tensors)
+        await job.send(UserSegment(job.job_id, WireSegment(key, [1, 2, 3], ref)), tensors)
 
 
 class FakeTalker(FakeStage):
@@ -246,8 +246,8 @@ class FakeTalker(FakeStage):
                 codes = np.array([token], "<i2").tobytes()
                 marks = [(n_tokens, n * self.frame_s)] if n_tokens else []
                 await job.send(CodecFrames(job.job_id, codes, 1, marks, self.frame_s))
-            message: TalkerInput | Progress = early.pop(0) if early else await anext(inputs)
-            if isinstance(message, Progress):
+            message: TalkerInput | Heard = early.pop(0) if early else await anext(inputs)
+            if isinstance(message, Heard):
                 self.progress.append(message)
                 ids = []
                 continue

@@ -257,7 +257,7 @@ async def test_playback_reaches_the_talker_of_the_running_turn(world, session):
     session.report_playback(0.16, playing=True, interrupts=0.5)
     await until(lambda: world.talker.progress)
     [told] = world.talker.progress
-    assert (told.consumed_s, told.advancing, told.interrupts) == (0.16, True, 0.5)
+    assert (told.heard_s, told.advancing, told.interrupts) == (0.16, True, 0.5)
     world.thinker.release()
     await listener.task
     session.report_playback(0.24, playing=False, interrupts=0.5)
@@ -350,7 +350,7 @@ async def test_the_talkers_progress_is_reported_to_the_thinker(world, session):
     listener = Listener(session.respond(ask("t1", user("u1", "hi"))))
     await until(lambda: world.thinker.progress)
     [told] = world.thinker.progress
-    assert (told.consumed_s, told.advancing, told.interrupts) == (FRAME_S, True, 0.25)
+    assert (told.heard_s, told.advancing, told.interrupts) == (FRAME_S, True, 0.25)
     world.thinker.release()
     await listener.task
 
@@ -362,8 +362,8 @@ async def test_speech_is_reported_to_a_thinker_that_has_the_session(world, sessi
     session.report_speech(speaks=False)
     await world.settled()
     assert world.thinker.hints == [
-        UserSpeaking("", "session"),
-        UserSpeaking("", "session", speaks=False),
+        UserSpeaking("session"),
+        UserSpeaking("session", speaks=False),
     ]
 
 
@@ -379,7 +379,7 @@ async def test_the_next_use_is_reported_to_a_thinker_that_has_the_session(world_
     await session.close()
     session.report_next_use(4.0, None, None)
     await world.settled()
-    assert world.thinker.hints == [NextUseHint("", "session", 3.0, 1.5, 1.25)]
+    assert world.thinker.hints == [NextUseHint("session", 3.0, 1.5, 1.25)]
     assert world.talker.hints == world.vocoder.hints == []
 
 

@@ -154,7 +154,7 @@ async def test_a_confirmed_turn_that_failed_counts_as_late(world):
 
 async def prefilled(session, name: str, *history: HistoryItem) -> None:
     assert session.prefill_turn(replace(ask(name, *history), prefill_only=True))
-    await session._turn_prefill.finish()
+    await session.turn_prefill.finish()
 
 
 async def test_after_a_withdrawn_turn_the_usage_is_that_of_a_session_without_it(world):

@@ -23,7 +23,7 @@ def prefill_only(name: str, *history: HistoryItem):
 
 
 async def until_idle(session) -> None:
-    await session._turn_prefill.finish()
+    await session.turn_prefill.finish()
 
 
 async def done(session, turn) -> TurnDone:

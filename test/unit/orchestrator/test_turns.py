@@ -13,14 +13,17 @@ from sglang_live.core import (
     TranscriptDelta,
     TurnDone,
 )
-from sglang_live.errors import DeadlineError, StageFailedError, StageUnavailableError
-from sglang_live.message_parts import WireAudio, WireText
-from sglang_live.messages import SegmentsNeeded, TalkerDone
+from sglang_live.errors import (
+    DeadlineError,
+    ItemsMissingError,
+    StageFailedError,
+    StageUnavailableError,
+)
+from sglang_live.messages import SegmentsNeeded, TalkerDone, WireAudio, WireText
 from sglang_live.orchestrator import stage_jobs
-from sglang_live.stages.errors import ItemsMissingError
 from sglang_live.stages.spec import STAGES
 from sglang_live.stages.transport import wire
-from sglang_live.stages.transport.flow_control import WINDOW
+from sglang_live.stages.transport.queues import WINDOW
 
 from .fakes import N_STATES, ask, user
 

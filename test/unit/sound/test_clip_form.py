@@ -6,7 +6,7 @@ import pytest
 from sglang_live.core import AudioPart, HistoryItem
 from sglang_live.errors import BadInputError
 from sglang_live.sound.clip_form import CONFIG_KEY, ClipForm
-from sglang_live.stages.thinker.wire_items import formed
+from sglang_live.stages.thinker.items import formed
 
 RATE_HZ = 16_000
 FORM = ClipForm(before_s=0.3, after_s=0.5, least_peak=0.03)

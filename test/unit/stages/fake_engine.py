@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from sglang_live.engine_channel.messages import Retained, RetainSession
+from sglang_live.messages import Retained, RetainSession, UserSpeaking
 from sglang_live.models.demo.build import build_tokenizer
 from sglang_live.models.qwen3_omni.parts import ChatPrompt
 
@@ -93,8 +93,8 @@ class FakeEngine:
     def promote(self, rid: str) -> None:
         self.promoted.append(rid)
 
-    def speech(self, engine_session: str, speaks: bool) -> None:
-        self.speaking.append(engine_session)
+    def hint(self, hint: UserSpeaking) -> None:
+        self.speaking.append(hint.session_id)
 
     async def kv_held(self, engine_session: str) -> int | None:
         """All but the newest token, or what is left after an eviction."""
@@ -121,12 +121,12 @@ class FakeEngine:
     async def retain(self, order: RetainSession) -> Retained | None:
         if self.refuses:
             return None
-        tokens = self.sessions[order.session]
+        tokens = self.sessions[order.session_id]
         sink, n_dropped = order.sink_tokens, len(tokens) - order.sink_tokens - order.window_tokens
         del tokens[sink : sink + n_dropped]
-        _, before = self.cuts.get(order.session, (0, 0))
-        self.cuts[order.session] = sink, before + n_dropped
-        return Retained(order.session, len(tokens), *self.cuts[order.session])
+        _, before = self.cuts.get(order.session_id, (0, 0))
+        self.cuts[order.session_id] = sink, before + n_dropped
+        return Retained(order.session_id, len(tokens), *self.cuts[order.session_id])
 
 
 def _expanded(text: str) -> list[int]:

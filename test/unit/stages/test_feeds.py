@@ -6,30 +6,28 @@ import pytest
 
 from sglang_live import messages
 from sglang_live.clock import SimClock
-from sglang_live.engine_channel.messages import (
+from sglang_live.messages import (
+    HeardOfMany,
     Interrupt,
     NextUseHint,
     PolicyReport,
-    Progress,
     Promote,
     Retained,
     RetainSession,
     SessionKv,
-    SpeechDismissed,
-    SpeechStart,
     Truncated,
     TruncateSession,
+    UserSpeaking,
 )
-from sglang_live.stages.policy_totals import PolicyTotals
-from sglang_live.stages.progress_feed import FLUSH_EVERY_S, ProgressFeed
+from sglang_live.stages.engine_link import FLUSH_EVERY_S, HeardFeed, PolicyTotals
 from sglang_live.stages.thinker import engine_control
 from sglang_live.stages.thinker.engine_control import ThinkerFeed
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
 
-def heard(consumed_s: float, advancing: bool = True, interrupts: float = 0.0) -> messages.Progress:
-    return messages.Progress("job", consumed_s, advancing, interrupts)
+def heard(heard_s: float, advancing: bool = True, interrupts: float = 0.0) -> messages.Heard:
+    return messages.Heard("job", heard_s, advancing, interrupts)
 
 
 async def settle() -> None:
@@ -51,22 +49,22 @@ def sent() -> list:
 
 
 @pytest.fixture
-def progress(sent, clock) -> ProgressFeed:
-    return ProgressFeed(sent.append, clock)
+def progress(sent, clock) -> HeardFeed:
+    return HeardFeed(sent.append, clock)
 
 
 async def test_progress_of_many_replies_is_one_message(progress, sent):
     progress.put("a", heard(1.0))
     progress.put("b", heard(2.0, False, 0.5))
     await settle()
-    assert sent == [Progress.of(["a", "b"], [1.0, 2.0], [True, False], [0.0, 0.5])]
+    assert sent == [HeardOfMany.of(["a", "b"], [1.0, 2.0], [True, False], [0.0, 0.5])]
 
 
 async def test_of_one_request_the_last_progress_counts(progress, sent):
     progress.put("a", heard(1.0))
     progress.put("a", heard(1.5, False))
     await settle()
-    assert sent == [Progress.of(["a"], [1.5], [False], [0.0])]
+    assert sent == [HeardOfMany.of(["a"], [1.5], [False], [0.0])]
 
 
 async def test_progress_waits_for_the_end_of_the_interval(progress, sent, clock):
@@ -78,7 +76,7 @@ async def test_progress_waits_for_the_end_of_the_interval(progress, sent, clock)
     assert len(sent) == 1
     clock.advance(FLUSH_EVERY_S)
     await settle()
-    assert [message.columns()["consumed_s"].tolist() for message in sent] == [[1.0], [51.0]]
+    assert [message.columns()["heard_s"].tolist() for message in sent] == [[1.0], [51.0]]
 
 
 async def test_without_progress_nothing_is_sent(progress, sent, clock):
@@ -117,14 +115,14 @@ def feed(sent, clock) -> ThinkerFeed:
 def test_orders_and_speech_are_sent_at_once(feed, sent):
     feed.interrupt("r")
     feed.promote("p")
-    feed.speech("s", True)
-    feed.speech("s", False)
-    assert sent == [Interrupt("r"), Promote("p"), SpeechStart("s"), SpeechDismissed("s")]
+    feed.hint(UserSpeaking("s"))
+    feed.hint(UserSpeaking("s", False))
+    assert sent == [Interrupt("r"), Promote("p"), UserSpeaking("s"), UserSpeaking("s", False)]
 
 
 def test_every_next_use_hint_is_sent_at_once(feed, sent):
-    feed.next_use("s", 2.5, None, None)
-    feed.next_use("s", 0.0, 1.5, 1.25)
+    feed.hint(NextUseHint("s", 2.5))
+    feed.hint(NextUseHint("s", 0.0, 1.5, 1.25))
     assert sent == [NextUseHint("s", 2.5, None, None), NextUseHint("s", 0.0, 1.5, 1.25)]
 
 
@@ -165,7 +163,7 @@ async def test_truncations_of_many_sessions_do_not_mix(feed, sent):
     one, other = (asyncio.create_task(feed.truncate(s, 7)) for s in ("one", "other"))
     await settle()
     for order, n_tokens in zip(reversed(sent), (7, -1), strict=True):
-        feed.answered(Truncated(order.session, n_tokens, order.ask_id))
+        feed.answered(Truncated(order.session_id, n_tokens, order.ask_id))
     assert (await one, await other) == (False, True)
 
 

@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.common import release_kv_cache
 from sglang_live.bridge.best_effort_facts import BestEffortClass
 from sglang_live.bridge.rounds import Rounds
 from sglang_live.bridge.scheduler.part import Part
-from sglang_live.engine_channel.messages import BATCH_PREFIX, is_best_effort
+from sglang_live.ids import BATCH_PREFIX, is_best_effort
 
 # Prompts with the same first tokens are served one after the other.
 _PREFIX_TOKENS = 64

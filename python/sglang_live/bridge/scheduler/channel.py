@@ -17,7 +17,7 @@ from sglang_live.engine_channel.inbox import (
     Outbox,
     address_from_env,
 )
-from sglang_live.engine_channel.messages import PolicyReport, Report
+from sglang_live.messages import PolicyReport, Report
 
 REPORT_EVERY_S = 0.5
 

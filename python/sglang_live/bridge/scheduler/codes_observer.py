@@ -7,7 +7,7 @@ frame that reaches the vocoder is final.
 from torch import Tensor
 
 from sglang_live.engine_channel.inbox import Outbox
-from sglang_live.engine_channel.messages import Frames
+from sglang_live.messages import Frames
 from sglang_live.models.speech_lm.talker_state import TalkerStream
 
 

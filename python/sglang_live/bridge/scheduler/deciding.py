@@ -19,12 +19,8 @@ from sglang_live.bridge.scheduler import batch_times
 from sglang_live.bridge.scheduler.best_effort import class_of
 from sglang_live.bridge.scheduler.device_peers import DevicePeers
 from sglang_live.bridge.scheduler.part import Part, Prefill
-from sglang_live.engine_channel.messages import (
-    HEARD_PREFIXES,
-    TURN_PREFILL_PREFIX,
-    Progress,
-    Promote,
-)
+from sglang_live.ids import HEARD_PREFIXES, TURN_PREFILL_PREFIX
+from sglang_live.messages import HeardOfMany, Promote
 
 if TYPE_CHECKING:
     from sglang_live.bridge.scheduler.live import LiveScheduler
@@ -53,7 +49,7 @@ class Deciding(Part):
     def handlers(self) -> dict[type, Callable[[Any], Any]]:
         return {
             RoundStamp: self.rounds.stamp,
-            Progress: self.rounds.progress,
+            HeardOfMany: self.rounds.progress,
             Promote: self._on_promote,
         }
 
@@ -140,10 +136,10 @@ class Deciding(Part):
     # --- requests ---
 
     def _on_promote(self, promote: Promote) -> None:
-        if promote.rid in self.rounds.table:
-            self.rounds.table.to_foreground(promote.rid)
+        if promote.to in self.rounds.table:
+            self.rounds.table.to_foreground(promote.to)
             return
-        self._promoted[promote.rid] = True
+        self._promoted[promote.to] = True
         while len(self._promoted) > _MAX_EARLY:
             self._promoted.popitem(last=False)
 

@@ -10,7 +10,7 @@ from typing import Any
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
 
 from sglang_live.bridge.scheduler.part import Part
-from sglang_live.engine_channel.messages import Interrupt
+from sglang_live.messages import Interrupt
 
 # Interrupts that are kept until their request arrives: they come on another socket and may be
 # first.
@@ -30,9 +30,9 @@ class Interrupts(Part):
         live = {*scheduler.waiting_queue, *scheduler.collect_inflight_reqs()}
         if scheduler.chunked_req is not None:
             live.add(scheduler.chunked_req)
-        reqs = [req for req in live if req.rid == interrupt.rid]
+        reqs = [req for req in live if req.rid == interrupt.to]
         if not reqs:
-            self._early[interrupt.rid] = None
+            self._early[interrupt.to] = None
             while len(self._early) > _MAX_EARLY:
                 self._early.popitem(last=False)
         for req in reqs:

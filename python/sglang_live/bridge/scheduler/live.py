@@ -24,7 +24,7 @@ from sglang_live.bridge.scheduler.memory import Memory
 from sglang_live.bridge.scheduler.part import Part, Prefill, set_frozen
 from sglang_live.bridge.scheduler.paused import ReqsView
 from sglang_live.bridge.scheduler.pausing import Pausing
-from sglang_live.engine_channel.messages import Feed
+from sglang_live.messages import Feed
 
 # Longest wait for input while every request is paused. A message ends the wait at once.
 IDLE_WAIT_MS = 20

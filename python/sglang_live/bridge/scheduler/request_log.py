@@ -10,7 +10,7 @@ import logging
 from sglang.srt.managers.schedule_batch import Req
 
 from sglang_live.bridge.scheduler.part import Part
-from sglang_live.engine_channel.messages import is_logged
+from sglang_live.ids import is_logged
 
 log = logging.getLogger(__name__)
 

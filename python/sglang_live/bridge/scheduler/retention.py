@@ -15,8 +15,8 @@ from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang_live.bridge.cache.session_cache import SessionCache
 from sglang_live.bridge.scheduler.part import Part
 from sglang_live.bridge.session.compact import length_of, shorten
-from sglang_live.engine_channel.messages import Retained, RetainSession
 from sglang_live.kv.retention import Compaction, RetentionConfig
+from sglang_live.messages import Retained, RetainSession
 
 
 class Retention(Part):
@@ -42,22 +42,22 @@ class Retention(Part):
             self._scheduler.channel.send(msgspec.structs.replace(retained, ask_id=order.ask_id))
 
     def retain(self, order: RetainSession) -> Retained:
-        self._configs.pop(order.session, None)
-        self._automatic.discard(order.session)
-        self._running.pop(order.session, None)
+        self._configs.pop(order.session_id, None)
+        self._automatic.discard(order.session_id)
+        self._running.pop(order.session_id, None)
         if order.window_tokens:
-            self._configs[order.session] = RetentionConfig(
+            self._configs[order.session_id] = RetentionConfig(
                 sink_tokens=order.sink_tokens,
                 window_tokens=order.window_tokens,
                 slack_tokens=order.slack_tokens,
             )
             if order.every_request:
-                self._automatic.add(order.session)
-            self._running[order.session] = order.running
+                self._automatic.add(order.session_id)
+            self._running[order.session_id] = order.running
         if order.acknowledge or order.every_request:
             # Without Retained the stage's count of the session's tokens would miss this compaction.
-            self._compact(order.session)
-        return self._state(order.session)
+            self._compact(order.session_id)
+        return self._state(order.session_id)
 
     def before_session(self) -> None:
         """A session that opens may have the id of a closed one."""

@@ -18,13 +18,7 @@ from sglang.srt.managers.schedule_batch import Req
 from sglang_live.bridge.cache.session_cache import SessionCache
 from sglang_live.bridge.cache.truncate import n_computed, streaming_sessions, truncate_session
 from sglang_live.bridge.scheduler.part import Part
-from sglang_live.engine_channel.messages import (
-    MeasureKv,
-    SessionKv,
-    SpeechStart,
-    Truncated,
-    TruncateSession,
-)
+from sglang_live.messages import MeasureKv, SessionKv, Truncated, TruncateSession, UserSpeaking
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +47,7 @@ class Sessions(Part):
             ReapSessions: self._reaper.reap,
             TruncateSession: self._on_truncate,
             MeasureKv: self._on_measure_kv,
-            SpeechStart: self._on_speech_start,
+            UserSpeaking: self._on_user_speaking,
         }
 
     def feeds(self, now_s: float) -> list[Any]:
@@ -65,19 +59,19 @@ class Sessions(Part):
             sessions.drop(req)
 
     def _on_truncate(self, order: TruncateSession) -> None:
-        n_tokens = truncate_session(self._scheduler, order.session, order.n_tokens)
+        n_tokens = truncate_session(self._scheduler, order.session_id, order.n_tokens)
         self._counts["truncated" if n_tokens >= 0 else "truncations_refused"] += 1
         if self._scheduler.is_first_rank:
-            log.info("session_truncated session=%s n_tokens=%d", order.session, n_tokens)
-        self._scheduler.channel.send(Truncated(order.session, n_tokens, order.ask_id))
+            log.info("session_truncated session=%s n_tokens=%d", order.session_id, n_tokens)
+        self._scheduler.channel.send(Truncated(order.session_id, n_tokens, order.ask_id))
 
     def _on_measure_kv(self, order: MeasureKv) -> None:
         streaming = streaming_sessions(self._scheduler.tree_cache)
-        n_tokens = 0 if streaming is None else n_computed(streaming, order.session)
-        self._scheduler.channel.send(SessionKv(order.session, n_tokens, order.ask_id))
+        n_tokens = 0 if streaming is None else n_computed(streaming, order.session_id)
+        self._scheduler.channel.send(SessionKv(order.session_id, n_tokens, order.ask_id))
 
-    def _on_speech_start(self, start: SpeechStart) -> None:
-        self._counts["speech_starts"] += 1
+    def _on_user_speaking(self, news: UserSpeaking) -> None:
+        self._counts["speech_starts"] += news.speaks
 
     def totals(self) -> dict[str, float]:
         return self._counts

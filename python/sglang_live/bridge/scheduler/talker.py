@@ -19,15 +19,9 @@ from sglang_live.bridge.scheduler.talker_cache import TalkerCache
 from sglang_live.bridge.scheduler.talker_input import PromptStates
 from sglang_live.bridge.session.compact import compact_row, shorten
 from sglang_live.engine_channel.inbox import OUTBOX_ENV, Outbox, address_from_env
-from sglang_live.engine_channel.messages import (
-    SPEECH_PREFIXES,
-    ForgetStates,
-    TalkerForget,
-    TalkerPrompt,
-    TalkerStates,
-    TalkerText,
-)
+from sglang_live.ids import SPEECH_PREFIXES
 from sglang_live.kv.retention import Compaction, RetentionConfig, compaction_of
+from sglang_live.messages import ForgetStates, TalkerForget, TalkerPrompt, TalkerStates, TalkerText
 from sglang_live.models.speech_lm.talker_state import TalkerStream
 
 if TYPE_CHECKING:

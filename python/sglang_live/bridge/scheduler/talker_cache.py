@@ -10,7 +10,7 @@ from typing import Any
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.session.streaming_session import StreamingSession
 
-from sglang_live.engine_channel.messages import SPEECH_PREFIXES
+from sglang_live.ids import SPEECH_PREFIXES
 
 
 class TalkerCache(StreamingSession):

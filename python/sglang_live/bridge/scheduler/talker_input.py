@@ -3,8 +3,8 @@
 import numpy as np
 from torch import Tensor
 
-from sglang_live.engine_channel.messages import ForgetStates, TalkerPrompt, TalkerStates
 from sglang_live.engine_channel.states import to_tensor
+from sglang_live.messages import ForgetStates, TalkerPrompt, TalkerStates
 from sglang_live.models.speech_lm.talker_state import AudioStates, TalkerStream
 
 

@@ -14,7 +14,7 @@ from sglang.srt.managers.schedule_batch import NextBatchPlan, Req
 from sglang_live.bridge.cache.session_cache import SessionCache
 from sglang_live.bridge.round_facts import LinkRate, LinkStamp
 from sglang_live.bridge.scheduler.part import Part, Prefill
-from sglang_live.engine_channel.messages import NextUseHint, SpeechDismissed, SpeechStart
+from sglang_live.messages import NextUseHint, UserSpeaking
 
 # Longest wait for input while KV is loaded ahead: less than the transfers in flight take.
 LOADING_WAIT_S = 0.005
@@ -27,8 +27,7 @@ class Tiers(Part):
     def handlers(self) -> dict[type, Callable[[Any], Any]]:
         return {
             LinkStamp: self.stamp,
-            SpeechStart: self.speech_started,
-            SpeechDismissed: self.speech_dismissed,
+            UserSpeaking: self.user_speaking,
             NextUseHint: self.next_use,
         }
 
@@ -64,7 +63,7 @@ class Tiers(Part):
 
     def next_use(self, hint: NextUseHint) -> None:
         sessions = self._sessions
-        session_id = hint.session
+        session_id = hint.session_id
         if not self._plans_for(session_id):
             return
         sessions.idle.expect(hint)
@@ -72,22 +71,20 @@ class Tiers(Part):
             sessions.tier.expect(session_id)
         self._expect(session_id)
 
-    def speech_started(self, start: SpeechStart) -> None:
+    def user_speaking(self, news: UserSpeaking) -> None:
         sessions = self._sessions
-        if not self._plans_for(start.session):
+        session_id = news.session_id
+        if not self._plans_for(session_id):
             return
-        sessions.idle.speech_started(start.session)
-        if sessions.preloads.is_on and sessions.tier is not None:
-            sessions.tier.fetch(start.session)
-            sessions.preloads.speech_started(start.session, sessions.idle.now_s)
-
-    def speech_dismissed(self, dismissed: SpeechDismissed) -> None:
-        sessions = self._sessions
-        if not self._plans_for(dismissed.session):
-            return
-        sessions.idle.speech_dismissed(dismissed.session)
-        sessions.preloads.cancel(dismissed.session)
-        self._expect(dismissed.session)
+        if news.speaks:
+            sessions.idle.speech_started(session_id)
+            if sessions.preloads.is_on and sessions.tier is not None:
+                sessions.tier.fetch(session_id)
+                sessions.preloads.speech_started(session_id, sessions.idle.now_s)
+        else:
+            sessions.idle.speech_dismissed(session_id)
+            sessions.preloads.cancel(session_id)
+            self._expect(session_id)
 
     def _expect(self, session_id: str) -> None:
         idle = self._sessions.idle

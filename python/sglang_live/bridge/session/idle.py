@@ -8,10 +8,10 @@ Owner: one IdleSessions per session cache; equal on all ranks, because its input
 
 import math
 
-from sglang_live.engine_channel.messages import NextUseHint
 from sglang_live.kv.next_use import NextUse
 from sglang_live.kv.preload import PROTECTED_S
 from sglang_live.kv.victim_index import Candidate, Victim, VictimIndex
+from sglang_live.messages import NextUseHint
 
 
 class IdleSessions:
@@ -60,11 +60,11 @@ class IdleSessions:
 
     def expect(self, hint: NextUseHint) -> None:
         """Record when the session's next use is expected."""
-        self._next_use.plays_until(hint.session, self.now_s + hint.to_play_s)
-        self._next_use.set_user_gap(hint.session, hint.response_gap_s)
+        self._next_use.plays_until(hint.session_id, self.now_s + hint.to_play_s)
+        self._next_use.set_user_gap(hint.session_id, hint.response_gap_s)
         if hint.observed_gap_s is not None:
             self._next_use.observe_gap(hint.observed_gap_s)
-        self._rank(hint.session, self._index.n_tokens(hint.session))
+        self._rank(hint.session_id, self._index.n_tokens(hint.session_id))
 
     def request_ended(self, session_id: str) -> None:
         """Record that a request of the session has ended: the user's speech is computed."""

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import Any
 from uuid import uuid4
 
-from sglang_live.engine_channel.messages import BATCH_PREFIX
 from sglang_live.gateway.auth import owned_digest
 from sglang_live.gateway.errors import ParameterError
+from sglang_live.ids import BATCH_PREFIX
 
 _PREFIX = "native-"
 _OWN = re.compile(r"native-([0-9a-f]{12})[0-9a-f]{20}(_\d{1,6})?")

@@ -8,41 +8,162 @@ begins when the engine has written the one before, which then still sounds.
 import asyncio
 import logging
 import os
+import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from sglang_live import ids
 from sglang_live.aio import result_with, vital
 from sglang_live.bridge.seams import PIECE_TALKER
-from sglang_live.clock import MonotonicClock
+from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV, STAGE_ENV, STEPS_ENV, steps_text
-from sglang_live.engine_channel.messages import (
-    FLEX_PREFIX,
-    SPEAK_PREFIX,
-    WARM_UP,
-    PolicyReport,
-    StreamEvents,
-)
+from sglang_live.ids import FLEX_PREFIX, SPEAK_PREFIX, WARM_UP
 from sglang_live.messages import (
     CodecFrames,
-    Progress,
+    Heard,
+    PolicyReport,
+    StreamEvents,
     TalkerDone,
     TalkerInput,
     TalkerRequest,
 )
 from sglang_live.models.codecs import END_CODE
 from sglang_live.models.piece_talker import PieceTalker, WrongCodeError
-from sglang_live.stages import ids
-from sglang_live.stages.engine_host import EngineHost, FeedSocket, Reports
-from sglang_live.stages.policy_totals import PolicyTotals
-from sglang_live.stages.progress_feed import ProgressFeed
+from sglang_live.speakable.pieces import Piece, Pieces
+from sglang_live.stages.engine_host import EngineHost
+from sglang_live.stages.engine_link import (
+    FeedSocket,
+    HeardFeed,
+    PolicyTotals,
+    Reports,
+    StreamEventRoutes,
+)
 from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.stream_events import StreamEventRoutes
-from sglang_live.stages.talker.piece_speech import PieceSpeech, SpokenPiece
+from sglang_live.stages.token_places import TokenPlaces
 from sglang_live.stages.transport.server import ServedJob
+
+# Slow speech has 8 characters a second. A piece that takes three times as long has missed its end.
+SLOW_CHARACTER_S = 0.125
+BOUND_CHARACTER_S, BOUND_SPARE_S = 0.375, 4.0
+# Until a piece has ended, its words are expected to take this much longer than those before it.
+_CAUTION = 1.25
+
+Marks = list[tuple[int, float]]
+
+
+@dataclass(slots=True)
+class SpokenPiece:
+    """
+    words: ends of its words in the spoken text, and the tokens of the response up to there.
+    most_frames: after which it has missed its end.
+    n_frames: that have come.
+    n_marked: words with a mark.
+    """
+
+    spoken: str
+    words: list[tuple[int, int]]
+    most_frames: int
+    n_frames: int = 0
+    n_marked: int = 0
+
+
+class PieceSpeech:
+    """
+    Attributes:
+        rid: of the request that is running; "": none, or its scheduler may not know it yet.
+        n_frames: of all pieces.
+        n_read: tokens of their prompts.
+    """
+
+    def __init__(self, model: PieceTalker, clock: Clock):
+        self._model, self._clock = model, clock
+        self._cutter, self._text = Pieces(model.style), TokenPlaces()
+        # Without a bound: the text of one response.
+        self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+        self._character_s = SLOW_CHARACTER_S
+        self._before_s = 0.0  # speech of the pieces that have ended
+        self._heard: tuple[Heard, float] | None = None  # with the time at which it came
+        self.rid, self.n_frames, self.n_read = "", 0, 0
+
+    @property
+    def n_unspeakable(self) -> int:
+        return self._cutter.n_unspeakable
+
+    # --- text ---
+
+    def add(self, part: TalkerInput) -> None:
+        self._text.add(part.text, part.n_tokens)
+        pieces = self._cutter.add(part.text)
+        if part.done:
+            pieces += self._cutter.end()
+        for piece in pieces:
+            self._pieces.put_nowait(piece)
+        if part.done:
+            self._pieces.put_nowait(None)
+
+    async def next(self) -> SpokenPiece | None:
+        """The next piece of which something is said, as soon as it is complete; None: the end."""
+        while (piece := await self._pieces.get()) is not None:
+            if piece.spoken:
+                return self._prepared(piece)
+        return None
+
+    def _prepared(self, piece: Piece) -> SpokenPiece:
+        ends = [match.end() for match in re.finditer(r"\S+", piece.spoken)]
+        most_s = BOUND_SPARE_S + BOUND_CHARACTER_S * len(piece.spoken)
+        return SpokenPiece(
+            piece.spoken,
+            [(end, self._text.up_to(piece, end)) for end in ends],
+            most_frames=round(most_s / self._model.frame_s),
+        )
+
+    # --- frames ---
+
+    def spoken(self, piece: SpokenPiece, n_frames: int) -> Marks:
+        """Count frames that have come. Returns marks of the words that they hold, presumably.
+
+        The share of a word in its piece is known at the end of the piece only. Until then a slow
+        pace is assumed: a user who interrupts has rather heard more.
+        """
+        self.n_frames += n_frames
+        piece.n_frames += n_frames
+        marks: Marks = []
+        for end, n_tokens in piece.words[piece.n_marked :]:
+            if (end_s := end * self._character_s) > piece.n_frames * self._model.frame_s:
+                break
+            marks.append((n_tokens, self._before_s + end_s))
+        piece.n_marked += len(marks)
+        return marks
+
+    def end(self, piece: SpokenPiece) -> Marks:
+        """All words of a piece that has ended, by their shares of its sound."""
+        piece_s = piece.n_frames * self._model.frame_s
+        character_s = piece_s / len(piece.spoken)
+        marks = [(n_tokens, self._before_s + end * character_s) for end, n_tokens in piece.words]
+        self._before_s += piece_s
+        self._character_s = min(SLOW_CHARACTER_S, _CAUTION * character_s)
+        return marks
+
+    # --- what was heard ---
+
+    def note_heard(self, news: Heard) -> None:
+        self._heard = news, self._clock.now_s()
+
+    def heard_of_request(self) -> Heard | None:
+        """What was heard of the running request: behind its begin while pieces before it are heard.
+        None: it is not known."""
+        if self._heard is None:
+            return None
+        news, at_s = self._heard
+        since_s = self._clock.now_s() - at_s if news.advancing else 0.0
+        return msgspec.structs.replace(news, heard_s=news.heard_s + since_s - self._before_s)
+
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +197,7 @@ class PieceStage:
         )
         self.engine = self.host.engine
         self._outbox, feed, self._clock = outbox, FeedSocket(inbox), MonotonicClock()
-        self._progress = ProgressFeed(feed.send, self._clock) if spec.policies else None
+        self._heard = HeardFeed(feed.send, self._clock) if spec.policies else None
         self._totals, self._stream_events = PolicyTotals(), StreamEventRoutes()
         self._n_jobs = 0
         self._counts = dict.fromkeys(
@@ -119,13 +240,13 @@ class PieceStage:
         async for message in job.inputs():
             if isinstance(message, TalkerInput):
                 speech.add(message)
-            elif isinstance(message, Progress):
-                speech.take_progress(message)
-                self._pass_progress(speech)
+            elif isinstance(message, Heard):
+                speech.note_heard(message)
+                self._pass_heard(speech)
 
-    def _pass_progress(self, speech: PieceSpeech) -> None:
-        if self._progress is not None and speech.rid and (progress := speech.progress()):
-            self._progress.put(speech.rid, progress)
+    def _pass_heard(self, speech: PieceSpeech) -> None:
+        if self._heard is not None and speech.rid and (news := speech.heard_of_request()):
+            self._heard.put(speech.rid, news)
 
     async def _speak(self, job: ServedJob, request: TalkerRequest, speech: PieceSpeech) -> bool:
         """Speak piece after piece. Returns whether any of them did not end by itself."""
@@ -167,15 +288,15 @@ class PieceStage:
                 async for frames, finish in found:
                     is_cut = finish == "length"
                     if not speech.rid:
-                        # The scheduler knows it now, and would have ignored progress before.
+                        # The scheduler knows it now, and would have ignored it before.
                         speech.rid = rid
-                        self._pass_progress(speech)
+                        self._pass_heard(speech)
                     await self._send(job, speech, piece, frames)
         finally:
             speech.rid = ""
             self._stream_events.remove(rid)
-            if self._progress is not None:
-                self._progress.forget(rid)
+            if self._heard is not None:
+                self._heard.forget(rid)
         end = np.full((1, self.model.steps_per_frame), END_CODE, "<i2")
         await job.send(CodecFrames(job.job_id, end.tobytes(), 0, speech.end(piece)))
         if is_cut:

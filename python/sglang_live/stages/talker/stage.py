@@ -9,51 +9,42 @@ from pathlib import Path
 
 import numpy as np
 
+from sglang_live import ids
 from sglang_live.aio import result_with, vital
 from sglang_live.clock import MonotonicClock
 from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV, STEPS_ENV, steps_text
-from sglang_live.engine_channel.messages import (
-    FLEX_PREFIX,
-    SPEAK_PREFIX,
-    WARM_UP,
-    Frames,
-    PolicyReport,
-    StreamEvents,
-    TalkerForget,
-    TalkerPrompt,
-    TalkerText,
-)
-from sglang_live.errors import StageFailedError
-from sglang_live.message_parts import WireSegment
+from sglang_live.errors import ItemsMissingError, StageFailedError
+from sglang_live.ids import FLEX_PREFIX, SPEAK_PREFIX, WARM_UP
 from sglang_live.messages import (
     AnyMessage,
     CodecFrames,
-    Progress,
+    Frames,
+    Heard,
+    PolicyReport,
     SegmentsNeeded,
+    StreamEvents,
     TalkerDone,
+    TalkerForget,
     TalkerInput,
+    TalkerPrompt,
     TalkerRequest,
     TalkerSegments,
+    TalkerText,
+    WireSegment,
 )
 from sglang_live.models.family import TalkerModel, family_at, part
 from sglang_live.models.piece_talker import PieceTalker
-from sglang_live.stages import ids
-from sglang_live.stages.engine_host import (
-    EXTERNAL_MODELS_ENV,
-    EngineHost,
+from sglang_live.stages.engine_host import EXTERNAL_MODELS_ENV, EngineHost
+from sglang_live.stages.engine_link import (
     FeedSocket,
+    HeardFeed,
+    PolicyTotals,
     Reports,
+    StreamEventRoutes,
 )
-from sglang_live.stages.errors import ItemsMissingError
-from sglang_live.stages.policy_totals import PolicyTotals
-from sglang_live.stages.progress_feed import ProgressFeed
 from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.stream_events import StreamEventRoutes
-from sglang_live.stages.talker.context import first_kept, n_left_out
-from sglang_live.stages.talker.frame_queue import FrameQueue
-from sglang_live.stages.talker.segments import Segments
-from sglang_live.stages.talker.speech_bound import SpeechBound
-from sglang_live.stages.talker.spoken_ids import SpokenIds
+from sglang_live.stages.talker.response import FrameQueue, SpeechBound, SpokenIds
+from sglang_live.stages.talker.segments import Segments, first_kept, n_left_out
 from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.server import ServedJob
 
@@ -104,7 +95,7 @@ class TalkerStage:
         self._outbox, self._feed = outbox, FeedSocket(inbox)
         self._segments = Segments(self.model, self._feed.send)
         self._frames: dict[str, FrameQueue] = {}
-        self._progress = ProgressFeed(self._feed.send, MonotonicClock()) if spec.policies else None
+        self._heard = HeardFeed(self._feed.send, MonotonicClock()) if spec.policies else None
         self._bounds = spec.policies.retention
         self._totals, self._n_frames, self._n_dropped = PolicyTotals(), 0, 0
         self._n_left_out = self._n_begun_anew = self._n_unspeakable = 0
@@ -161,8 +152,8 @@ class TalkerStage:
             await asyncio.gather(feeding, sending, return_exceptions=True)
             self._frames.pop(rid, None)
             self._stream_events.remove(rid)
-            if self._progress is not None:
-                self._progress.forget(rid)
+            if self._heard is not None:
+                self._heard.forget(rid)
             self._feed.send(TalkerForget(rid))
         # Without a reason it was aborted here, by its bound.
         reason = last["meta_info"]["finish_reason"]
@@ -314,8 +305,8 @@ class TalkerStage:
     def _pass_on(
         self, message: AnyMessage, rid: str, bound: SpeechBound, text: SpokenIds | None
     ) -> None:
-        if isinstance(message, Progress) and self._progress is not None:
-            self._progress.put(rid, message)
+        if isinstance(message, Heard) and self._heard is not None:
+            self._heard.put(rid, message)
         if isinstance(message, TalkerInput):
             ids = message.ids if text is None else self._read_text(message, text)
             self._pass_text(rid, bound, ids, message.done)

@@ -6,8 +6,8 @@ from collections import OrderedDict
 
 import numpy as np
 
-from sglang_live.engine_channel.messages import HiddenRows
 from sglang_live.errors import StageFailedError
+from sglang_live.messages import HiddenRows
 
 # States leave the scheduler before the first token does, but through another socket.
 ARRIVAL_TIMEOUT_S = 5.0

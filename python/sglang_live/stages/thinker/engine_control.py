@@ -8,21 +8,18 @@ from typing import TypeVar
 import msgspec
 
 from sglang_live.clock import Clock
-from sglang_live.engine_channel.messages import (
+from sglang_live.messages import (
     Interrupt,
     MeasureKv,
-    NextUseHint,
     Promote,
     Retained,
     RetainSession,
+    SessionHint,
     SessionKv,
-    SpeechDismissed,
-    SpeechStart,
     Truncated,
     TruncateSession,
 )
-from sglang_live.stages.engine_host import FeedSocket
-from sglang_live.stages.progress_feed import ProgressFeed
+from sglang_live.stages.engine_link import FeedSocket, HeardFeed
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +34,7 @@ ANSWER_TIMEOUT_S = 20.0
 class ThinkerFeed:
     def __init__(self, socket: FeedSocket, clock: Clock):
         self._socket = socket
-        self.progress = ProgressFeed(socket.send, clock)
+        self.heard = HeardFeed(socket.send, clock)
         self._ask_ids = count(1)
         self._awaited: dict[int, asyncio.Future[Truncated | SessionKv | Retained]] = {}
         self.n_late = 0  # answers that took longer than LATE_S
@@ -53,18 +50,8 @@ class ThinkerFeed:
     def promote(self, rid: str) -> None:
         self._socket.send(Promote(rid))
 
-    def speech(self, engine_session: str, speaks: bool) -> None:
-        """speaks: False: what seemed to be speech was none."""
-        self._socket.send((SpeechStart if speaks else SpeechDismissed)(engine_session))
-
-    def next_use(
-        self,
-        engine_session: str,
-        to_play_s: float,
-        response_gap_s: float | None,
-        observed_gap_s: float | None,
-    ) -> None:
-        self._socket.send(NextUseHint(engine_session, to_play_s, response_gap_s, observed_gap_s))
+    def hint(self, hint: SessionHint) -> None:
+        self._socket.send(hint)
 
     async def truncate(self, engine_session: str, n_tokens: int) -> bool:
         """Make the session hold its first n_tokens only.
@@ -120,11 +107,11 @@ class ThinkerFeed:
             await asyncio.wait([answer], timeout=LATE_S)
             if not answer.done():
                 self.n_late += 1
-                log.warning("late order=%s session=%s", name, order.session)
+                log.warning("late order=%s session=%s", name, order.session_id)
                 await asyncio.wait([answer], timeout=ANSWER_TIMEOUT_S - LATE_S)
             if not answer.done():
                 self.n_missing += 1
-                log.warning("unanswered order=%s session=%s", name, order.session)
+                log.warning("unanswered order=%s session=%s", name, order.session_id)
                 return None
             report = answer.result()
             assert isinstance(report, kind)

@@ -7,11 +7,12 @@ from sglang_live.messages import (
     ThinkerDone,
     ThinkerRequest,
     UserSegment,
+    WireSegment,
 )
 from sglang_live.models.prompt import PiecewisePrompt, TalkerReadPrompt
 from sglang_live.speakable.verbatim import spoken_text
 from sglang_live.stages.thinker.hearing import Hearing
-from sglang_live.stages.thinker.wire_items import history_item
+from sglang_live.stages.thinker.items import history_item
 from sglang_live.stages.transport.server import ServedJob
 
 
@@ -21,7 +22,9 @@ async def recite(job: ServedJob, script: ScriptRequest, prompt: PiecewisePrompt)
     if isinstance(prompt, TalkerReadPrompt):
         text = spoken_text(text, prompt.script_style)
         item = HistoryItem(key=script.key, role="user", parts=(TextPart(text),))
-        await job.send(UserSegment(job.job_id, script.key, prompt.segment_ids(item, [])))
+        await job.send(
+            UserSegment(job.job_id, WireSegment(script.key, prompt.segment_ids(item, [])))
+        )
     await _send(job, prompt.words(text), text)
 
 

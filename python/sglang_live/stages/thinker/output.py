@@ -1,11 +1,16 @@
-"""Sends a thinker's response as it grows: text at once, function calls at the end."""
+"""What a thinker sends of a response: that its prompt is prefilled, its text as it grows, function
+calls at the end.
+"""
 
+import asyncio
 from collections.abc import Callable
 
-from sglang_live.messages import FunctionCallProgress, Progress, TextTokens
+import msgspec
+
+from sglang_live.messages import FunctionCallProgress, Heard, PrefillStarted, TextTokens
 from sglang_live.models.tool_prompt import ResponseParts
 from sglang_live.policy.view import FIRST_INTERRUPTS, FRAME_S
-from sglang_live.stages.thinker.turn import Generated
+from sglang_live.stages.thinker.session import Generated
 from sglang_live.stages.transport.server import ServedJob
 
 # Unspoken tokens per FunctionCallProgress, but for the first, which says that a call has begun: the
@@ -17,7 +22,7 @@ class ResponseOutput:
     """The response so far, without the end-of-turn token.
 
     Args:
-        report_progress: called with the progress of the response's consumer.
+        report_heard: called with how much of the response was heard.
         has_functions: whether the response may call functions.
 
     Attributes:
@@ -30,16 +35,16 @@ class ResponseOutput:
         job: ServedJob,
         end_ids: tuple[int, ...],
         call_begin_id: int | None,
-        report_progress: Callable[[Progress], None],
+        report_heard: Callable[[Heard], None],
         has_functions: bool = True,
     ):
-        self._job, self._end_ids, self._report_progress = job, end_ids, report_progress
+        self._job, self._end_ids, self._report_heard = job, end_ids, report_heard
         self.ids: list[int] = []
         self.parts = ResponseParts(call_begin_id, has_functions)
         self.finish, self.n_audio = "", 0
         self._n_sent, self._sent, self._n_unreported = 0, "", 0
         self._told_of_call = False
-        self._consumed = Progress(job.job_id, 0.0, False, FIRST_INTERRUPTS)
+        self._heard = Heard(job.job_id, 0.0, False, FIRST_INTERRUPTS)
 
     async def take(self, event: Generated) -> None:
         ids, parts, text = event.ids, self.parts, _whole_characters(event.text)
@@ -57,19 +62,16 @@ class ResponseOutput:
         elif n_new:
             await self._note_unspoken(n_new)
 
-    def consumed(self, progress: Progress) -> None:
-        """Report the consumer's progress. Function calls count as consumed once generated."""
-        self._consumed = progress
+    def heard(self, news: Heard) -> None:
+        """Report what was heard. Function calls count as heard once generated."""
+        self._heard = news
         n_unspoken = len(self.ids) - self.parts.n_spoken
         if n_unspoken:
-            consumed_s = progress.consumed_s + n_unspoken * FRAME_S
-            progress = Progress(
-                progress.job_id, consumed_s, progress.advancing, progress.interrupts
-            )
-        self._report_progress(progress)
+            news = msgspec.structs.replace(news, heard_s=news.heard_s + n_unspoken * FRAME_S)
+        self._report_heard(news)
 
     async def _note_unspoken(self, n_new: int) -> None:
-        self.consumed(self._consumed)
+        self.heard(self._heard)
         self._n_unreported += n_new
         begins = self.parts.has_call and not self._told_of_call
         if begins or self._n_unreported >= _PROGRESS_EVERY:
@@ -84,3 +86,31 @@ def _whole_characters(text: str) -> str:
     at its token limit or is interrupted.
     """
     return text.rstrip("\ufffd")
+
+
+SIGN_EVERY_S = 5.0
+# Other prompts may be prefilled before a turn that is stuck: no turn's prefill takes longer.
+LONGEST_PREFILL_S = 600.0
+
+
+async def show_prefill(
+    job: ServedJob, prefill_tokens: Callable[[], tuple[int, int]], writes: Callable[[], bool]
+) -> None:
+    """Send PrefillStarted until cancelled, or until the response has begun.
+
+    Behind a full KV pool nothing is prefilled and nothing is sent: the turn fails by the
+    orchestrator's limit.
+
+    Args:
+        prefill_tokens: tokens of prompts computed so far, and left to compute.
+        writes: whether the response has begun.
+    """
+    computed, left = prefill_tokens()
+    for _ in range(round(LONGEST_PREFILL_S / SIGN_EVERY_S)):
+        await asyncio.sleep(SIGN_EVERY_S)
+        if writes():
+            return
+        now_computed, now_left = prefill_tokens()
+        if now_computed > computed or now_left < left:
+            job.post(PrefillStarted(job.job_id))
+        computed, left = now_computed, now_left

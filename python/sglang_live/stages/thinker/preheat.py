@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 from sglang_live.core import HistoryItem
+from sglang_live.messages import UserSpeaking
 from sglang_live.stages.thinker.ledger import Rebuild, reconcile
-from sglang_live.stages.thinker.session import ThinkerSession
-from sglang_live.stages.thinker.turn import TurnState
+from sglang_live.stages.thinker.session import ThinkerSession, TurnState
 
 # The turn itself computes less than this in about a decode round.
 _LEAST_TOKENS = 64
@@ -96,7 +96,7 @@ class Preheats:
     def ended(self, session: ThinkerSession) -> None:
         """A preheat has ended, and the user still speaks: the KV is not evicted next."""
         if session.feed is not None and session.engine_session is not None:
-            session.feed.speech(session.engine_session, True)
+            session.feed.hint(UserSpeaking(session.engine_session))
 
     def used(self, session_id: str, rebuilt: bool) -> None:
         """A turn of the session has begun. rebuilt: it had to build the engine session anew."""

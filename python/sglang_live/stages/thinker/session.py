@@ -5,15 +5,20 @@ ledger.py decides whether the engine session is kept, truncated or built anew; t
 requests.
 """
 
+import io
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sglang_live.core import HistoryItem
-from sglang_live.engine_channel.messages import RetainSession
+import soundfile as sf
+
+from sglang_live import ids
+from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem
+from sglang_live.ids import FLEX_PREFIX, TEXT_PREFIX, THINK_PREFIX, TURN_PREFILL_PREFIX
 from sglang_live.kv.retention import RetentionConfig
+from sglang_live.messages import RetainSession
 from sglang_live.models.prompt import (
     NO_OPENING,
     Append,
@@ -22,11 +27,10 @@ from sglang_live.models.prompt import (
     PiecewisePrompt,
     Words,
 )
-from sglang_live.stages import ids
 from sglang_live.stages.engine_host import EngineHost
-from sglang_live.stages.streaming_session import append_request, close_session, open_session
 from sglang_live.stages.thinker.engine_control import ThinkerFeed
-from sglang_live.stages.thinker.fitting_history import (
+from sglang_live.stages.thinker.ledger import Keep, Ledger, Rebuild, TruncateTo, reconcile
+from sglang_live.stages.thinker.prompt_sizes import (
     check_header,
     keys_missing,
     most_tokens_of,
@@ -34,8 +38,117 @@ from sglang_live.stages.thinker.fitting_history import (
     newest_that_fit,
     room_for_prompt,
 )
-from sglang_live.stages.thinker.ledger import Keep, Ledger, Rebuild, TruncateTo, reconcile
-from sglang_live.stages.thinker.turn import Generated, Prefilled, Started, TurnState
+
+# SGLang requires a bound on a session's text; here sessions are bounded in tokens.
+_UNBOUNDED_CHARS = 1 << 40
+
+
+async def open_session(host: EngineHost, name: str) -> None:
+    from sglang.srt.managers.io_struct import OpenSessionReqInput
+
+    request = OpenSessionReqInput(
+        capacity_of_str_len=_UNBOUNDED_CHARS, session_id=name, streaming=True
+    )
+    await host.engine.tokenizer_manager.open_session(request, None)
+
+
+async def close_session(host: EngineHost, name: str) -> None:
+    from sglang.srt.managers.io_struct import CloseSessionReqInput
+
+    request = CloseSessionReqInput(session_id=name)
+    await host.engine.tokenizer_manager.close_session(request, None)
+
+
+def append_request(name: str, append: Append, sampling: dict) -> dict:
+    """Arguments of the request that appends to the session and generates behind it."""
+    request: dict = {"sampling_params": sampling, "session_params": {"id": name}}
+    if append.clip is None:
+        return request | {"input_ids": list(append.token_ids)}
+    return request | {"prompt": append.text, "audio_data": [wav_bytes(append.clip)]}
+
+
+def wav_bytes(clip: AudioPart) -> bytes:
+    out = io.BytesIO()
+    sf.write(out, clip.pcm, INPUT_RATE_HZ, format="WAV", subtype="PCM_16")
+    return out.getvalue()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The turn begins. items: those that the engine session lacks, and now prefills."""
+
+    items: list[HistoryItem]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """One request of the turn was prefilled.
+
+    n_new: tokens that it added to the engine session.
+    begin: position of the first of them, in what the engine holds now.
+    """
+
+    rid: str
+    append: Append
+    n_new: int
+    begin: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """The response so far. finish: why it ended. None: it goes on."""
+
+    ids: list[int]
+    text: str
+    finish: str | None
+
+
+@dataclass(slots=True)
+class TurnState:
+    """State of one turn. The session writes it; the stage writes `ending` only.
+
+    job_id: of the turn's job.
+    n_prompt: tokens of the prompt.
+    n_cached: those of them whose KV was not computed anew.
+    rebuilt: whether the engine session was built anew.
+    truncated: whether the engine session was truncated.
+    refused: whether the engine refused to truncate it.
+    generating: id of the request that generates the response. None: there is none now.
+    rid: the same, kept after the request. "": there was none yet.
+    on_generating: called with that id before the request is sent.
+    ending: whether the response is to end where it is.
+    prefill_only: whether the user still speaks, so that nothing waits for the turn.
+    timely: whether the response is heard, so that every delay counts.
+    flex: whether it is best-effort work.
+    prefilling: id of the request that prefills, in a turn prefill. None: there is none now.
+    dropped: keys of the oldest items, which did not fit.
+    """
+
+    job_id: str = "warm-up"
+    n_prompt: int = 0
+    n_cached: int = 0
+    rebuilt: bool = False
+    truncated: bool = False
+    refused: bool = False
+    generating: str | None = None
+    rid: str = ""
+    on_generating: Callable[[str], None] = lambda rid: None
+    ending: bool = False
+    prefill_only: bool = False
+    timely: bool = True
+    flex: bool = False
+    prefilling: str | None = None
+    dropped: list[str] = field(default_factory=list)
+
+    @property
+    def rid_prefix(self) -> str:
+        """Prefix of the turn's request ids, from which the engine derives their urgency."""
+        if self.prefill_only:
+            return TURN_PREFILL_PREFIX
+        if self.flex:
+            return FLEX_PREFIX
+        return THINK_PREFIX if self.timely else TEXT_PREFIX
+
 
 log = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from sglang_live.aio import result_with, vital
@@ -14,58 +15,51 @@ from sglang_live.bridge.platform import cpu
 from sglang_live.clock import MonotonicClock
 from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem, TextPart
 from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV, RADIX_BACKEND
-from sglang_live.engine_channel.messages import (
-    WARM_UP,
-    HiddenRows,
-    PolicyReport,
-    Retained,
-    RetainSession,
-    SessionKv,
-    StreamEvents,
-    Truncated,
-)
-from sglang_live.errors import DeadlineError
+from sglang_live.errors import DeadlineError, ItemsMissingError
+from sglang_live.ids import WARM_UP
 from sglang_live.messages import (
     PROMPT_TOKENS_MOST,
+    Heard,
+    HiddenRows,
     Interrupt,
     MeasurePrompt,
     NativeRetained,
-    NextUseHint,
-    Progress,
+    PolicyReport,
     Promote,
+    Retained,
     RetainNative,
+    RetainSession,
     ScriptRequest,
     SessionHint,
+    SessionKv,
+    StreamEvents,
     ThinkerDone,
     ThinkerRequest,
+    Truncated,
     UserSegment,
-    UserSpeaking,
+    WireSegment,
 )
 from sglang_live.models.family import ThinkerModel, family_at, part
 from sglang_live.models.prompt import TalkerReadPrompt
-from sglang_live.stages.engine_host import (
-    EXTERNAL_MODELS_ENV,
-    EngineHost,
-    FeedSocket,
-    Reports,
-)
-from sglang_live.stages.errors import ItemsMissingError
-from sglang_live.stages.policy_totals import PolicyTotals
+from sglang_live.stages.engine_host import EXTERNAL_MODELS_ENV, EngineHost
+from sglang_live.stages.engine_link import FeedSocket, PolicyTotals, Reports, StreamEventRoutes
 from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.stream_events import StreamEventRoutes
 from sglang_live.stages.thinker.audio_states import AudioStates
 from sglang_live.stages.thinker.engine_control import ThinkerFeed
 from sglang_live.stages.thinker.given_text import recite, transcribe
 from sglang_live.stages.thinker.hearing import Hearing
-from sglang_live.stages.thinker.output import ResponseOutput
-from sglang_live.stages.thinker.packing import Packing
-from sglang_live.stages.thinker.prefill_signs import show_prefill
+from sglang_live.stages.thinker.items import Packing, formed, history_item
+from sglang_live.stages.thinker.output import ResponseOutput, show_prefill
 from sglang_live.stages.thinker.preheat import Preheats
 from sglang_live.stages.thinker.prompt_sizes import PromptSizes
-from sglang_live.stages.thinker.sampling import sampling_of
-from sglang_live.stages.thinker.session import ThinkerSession
-from sglang_live.stages.thinker.turn import Generated, Prefilled, Started, TurnState
-from sglang_live.stages.thinker.wire_items import formed, history_item, retention_of
+from sglang_live.stages.thinker.request import retention_of, sampling_of
+from sglang_live.stages.thinker.session import (
+    Generated,
+    Prefilled,
+    Started,
+    ThinkerSession,
+    TurnState,
+)
 from sglang_live.stages.transport.server import ServedJob
 
 # On a CPU, for any language model: KV of a small one takes 46 kB a token in float32.
@@ -182,15 +176,8 @@ class ThinkerStage:
 
     def on_hint(self, hint: SessionHint) -> None:
         engine_session = self._engine_session(hint.session_id)
-        if self._feed is None or engine_session is None:
-            return
-        match hint:
-            case UserSpeaking():
-                self._feed.speech(engine_session, hint.speaks)
-            case NextUseHint():
-                self._feed.next_use(
-                    engine_session, hint.to_play_s, hint.response_gap_s, hint.observed_gap_s
-                )
+        if self._feed is not None and engine_session is not None:
+            self._feed.hint(msgspec.structs.replace(hint, session_id=engine_session))
 
     @property
     def _max_tokens(self) -> int:
@@ -294,12 +281,12 @@ class ThinkerStage:
         )
 
     def _output(self, job: ServedJob, state: TurnState, *, has_functions: bool) -> ResponseOutput:
-        def report_progress(progress: Progress) -> None:
+        def report_heard(news: Heard) -> None:
             if self._feed is not None and state.generating is not None:
-                self._feed.progress.put(state.generating, progress)
+                self._feed.heard.put(state.generating, news)
 
         end_ids, call_begin_id = self.prompt.end_ids, self.prompt.call_begin_id()
-        return ResponseOutput(job, end_ids, call_begin_id, report_progress, has_functions)
+        return ResponseOutput(job, end_ids, call_begin_id, report_heard, has_functions)
 
     async def _receive(
         self, job: ServedJob, session: ThinkerSession, state: TurnState, output: ResponseOutput
@@ -307,8 +294,8 @@ class ThinkerStage:
         """Act on the messages that the orchestrator sends while the turn runs."""
         async for message in job.inputs():
             match message:
-                case Progress():
-                    output.consumed(message)
+                case Heard():
+                    output.heard(message)
                 case Interrupt():
                     session.interrupt(state)
                 case Promote():
@@ -399,4 +386,4 @@ class ThinkerStage:
             tensors = job.tensors()
             ref = tensors.put(np.concatenate(states)) if states else None
             ids = prompt.segment_ids(item, [len(s) for s in states])
-            await job.send(UserSegment(job.job_id, item.key, ids, ref), tensors)
+            await job.send(UserSegment(job.job_id, WireSegment(item.key, ids, ref)), tensors)

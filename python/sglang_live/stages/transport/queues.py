@@ -1,10 +1,12 @@
 """Limits of the queues between the two ends of a stage's socket, and how often they were met.
 
+A job's streamed messages have a window each way; all messages of a peer share a queue.
 A full queue never drops a message silently: its sender waits, or the job fails, or the stage is
 started anew.
 """
 
 import asyncio
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +17,49 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from sglang_live.errors import LiveError
 from sglang_live.messages import STREAMED
-from sglang_live.stages.transport.flow_control import WINDOW
+
+# Messages in flight per job and direction, and messages per credit.
+WINDOW = 64
+CREDIT_EVERY = 16
+
+
+class SendWindow:
+    """The sender's side: `take` waits while the receiver is WINDOW messages behind."""
+
+    def __init__(self, size: int = WINDOW):
+        self._left: float = size
+        self._open = asyncio.Event()
+        self._open.set()
+
+    async def take(self) -> None:
+        while self._left <= 0:
+            self._open.clear()
+            await self._open.wait()
+        self._left -= 1
+
+    def add(self, n: float) -> None:
+        self._left += n
+        self._open.set()
+
+    def lift(self) -> None:
+        """Let every sender go on, because the receiver takes no more messages."""
+        self.add(math.inf)
+
+
+class ReceiveCount:
+    """The receiver's side: counts until a credit is due."""
+
+    def __init__(self, every: int = CREDIT_EVERY):
+        self._every, self._taken = every, 0
+
+    def took_one(self) -> int:
+        """Returns the credit to send now; 0: none."""
+        self._taken += 1
+        if self._taken < self._every:
+            return 0
+        due, self._taken = self._taken, 0
+        return due
+
 
 # Messages that wait for one peer, in each direction and at each end. Streamed messages have their
 # windows: a server of 250 sessions fills the queue only when its peer reads nothing.

@@ -11,8 +11,8 @@ import zmq
 import zmq.asyncio
 
 from sglang_live.aio import background, vital
-from sglang_live.engine_channel.messages import FRAME_MARK
 from sglang_live.errors import CapacityError, DeadlineError, LiveError
+from sglang_live.ids import FRAME_MARK
 from sglang_live.messages import (
     STREAMED,
     AnyMessage,
@@ -29,8 +29,8 @@ from sglang_live.messages import (
     ThinkerRequest,
 )
 from sglang_live.stages.transport import queues, stage_key, wire
-from sglang_live.stages.transport.flow_control import ReceiveCount, SendWindow
 from sglang_live.stages.transport.peers import TICK_S, ForeignSessionError, Peers
+from sglang_live.stages.transport.queues import ReceiveCount, SendWindow
 from sglang_live.telemetry.log_context import set_log_ids
 
 log = logging.getLogger(__name__)

@@ -19,13 +19,14 @@ import numpy as np
 import zmq
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from sglang_live.message_parts import TensorRef, WireAudio
 from sglang_live.messages import (
     AnyMessage,
     TalkerRequest,
     TalkerSegments,
+    TensorRef,
     ThinkerRequest,
     UserSegment,
+    WireAudio,
 )
 
 log = logging.getLogger(__name__)
@@ -202,8 +203,8 @@ def decode(
 
 def _refs(message: AnyMessage) -> Iterator[TensorRef]:
     """All tensors of a message."""
-    if isinstance(message, UserSegment) and message.states is not None:
-        yield message.states
+    if isinstance(message, UserSegment) and message.segment.states is not None:
+        yield message.segment.states
     elif isinstance(message, ThinkerRequest):
         parts = (part for item in message.items for part in item.parts)
         yield from (part.pcm for part in parts if isinstance(part, WireAudio))

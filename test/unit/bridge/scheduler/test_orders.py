@@ -7,7 +7,8 @@ import pytest
 from sglang_live.bridge.rounds import rounds_of
 from sglang_live.bridge.scheduler.deciding import Deciding
 from sglang_live.bridge.scheduler.interrupts import Interrupts
-from sglang_live.engine_channel.messages import TURN_PREFILL_PREFIX, Interrupt, Promote
+from sglang_live.ids import TURN_PREFILL_PREFIX
+from sglang_live.messages import Interrupt, Promote
 from sglang_live.policy.config import THINKER
 from sglang_live.policy.policies import Policies
 from test.unit.bridge.scheduler.fake_scheduler import FakeScheduler

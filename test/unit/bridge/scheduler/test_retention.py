@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_live.bridge.scheduler.retention import Retention
-from sglang_live.engine_channel.messages import RetainSession
+from sglang_live.messages import RetainSession
 
 
 class FakeCompaction:

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 from sglang_live.bridge.scheduler.paused import PausedRequest
 from sglang_live.bridge.scheduler.talker import Talker
 from sglang_live.bridge.scheduler.talker_input import PromptStates
-from sglang_live.engine_channel.messages import SPEAK_PREFIX, TalkerPrompt
+from sglang_live.ids import SPEAK_PREFIX
+from sglang_live.messages import TalkerPrompt
 from test.unit.bridge.scheduler.fake_scheduler import FakeScheduler
 
 

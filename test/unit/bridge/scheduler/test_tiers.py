@@ -9,7 +9,7 @@ from sglang_live.bridge.round_facts import LinkStamp
 from sglang_live.bridge.scheduler.tiers import LOADING_WAIT_S, Tiers
 from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.bridge.tiers.preload import Preloads
-from sglang_live.engine_channel.messages import NextUseHint, SpeechDismissed, SpeechStart
+from sglang_live.messages import NextUseHint, UserSpeaking
 
 START_S = 100.0
 
@@ -37,22 +37,22 @@ def world():
 
 def test_messages_about_a_closed_session_leave_nothing_behind(world):
     world.events.next_use(NextUseHint("closed", 5.0, 1.0, None))
-    world.events.speech_started(SpeechStart("closed"))
+    world.events.user_speaking(UserSpeaking("closed"))
     assert world.idle.expected_s("closed") is None
     assert not world.idle.is_speaking("closed")
 
 
 def test_messages_about_an_open_session_count(world):
     world.events.next_use(NextUseHint("open", 5.0, 1.0, None))
-    world.events.speech_started(SpeechStart("open"))
+    world.events.user_speaking(UserSpeaking("open"))
     assert world.idle.expected_s("open") > START_S + 6
     assert world.idle.is_speaking("open")
 
 
 def test_speech_that_was_none_protects_no_longer(world):
-    world.events.speech_started(SpeechStart("open"))
+    world.events.user_speaking(UserSpeaking("open"))
     assert world.idle.next_victim() is None
-    world.events.speech_dismissed(SpeechDismissed("open"))
+    world.events.user_speaking(UserSpeaking("open", False))
     assert world.idle.next_victim().key == "open"
 
 

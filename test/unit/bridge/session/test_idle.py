@@ -3,9 +3,9 @@
 import pytest
 
 from sglang_live.bridge.session.idle import IdleSessions
-from sglang_live.engine_channel.messages import NextUseHint
 from sglang_live.kv import lazy_heap
 from sglang_live.kv.preload import PROTECTED_S
+from sglang_live.messages import NextUseHint
 
 PAGE = 16
 

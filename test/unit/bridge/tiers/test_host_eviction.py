@@ -8,8 +8,8 @@ from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.bridge.tiers.host_copies import HostCopies
 from sglang_live.bridge.tiers.host_eviction import HostEviction
 from sglang_live.bridge.tiers.storage import StoredTails
-from sglang_live.engine_channel.messages import NextUseHint
 from sglang_live.kv.page_file import PageFile
+from sglang_live.messages import NextUseHint
 from test.unit.bridge.fake_host import FakeCache
 
 from .host_talk import Talk, acknowledge

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sglang_live.bridge.round_facts import LinkRate
 from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.bridge.tiers.preload import Preloads
-from sglang_live.engine_channel.messages import NextUseHint
 from sglang_live.kv.preload import PROTECTED_S, REMAINING_SPEECH_S, PreloadConfig
+from sglang_live.messages import NextUseHint
 
 START_S = 100.0
 # At most 200 of them are preloaded and unused, 110 before speech, and 50 are kept free.

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sglang_live.core import AudioPart, HistoryItem, TurnEvent, TurnRequest
 from sglang_live.errors import ContextLengthError
-from sglang_live.stages.thinker.fitting_history import newest_that_fit, room_for_header
+from sglang_live.stages.thinker.prompt_sizes import newest_that_fit, room_for_header
 from test.unit.gateway.fakes import FakeOrchestrator, FakeSession, connected, done, tone
 from test.unit.gateway.http.test_unknown_parameters import WEATHER, events_after
 

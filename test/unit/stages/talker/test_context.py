@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_live.stages.talker.context import first_kept, n_left_out
+from sglang_live.stages.talker.segments import first_kept, n_left_out
 
 
 @pytest.mark.parametrize(

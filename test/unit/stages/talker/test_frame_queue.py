@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from sglang_live.errors import StageFailedError
-from sglang_live.stages.talker import frame_queue
-from sglang_live.stages.talker.frame_queue import FrameQueue
+from sglang_live.stages.talker import response
+from sglang_live.stages.talker.response import FrameQueue
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
@@ -23,10 +23,10 @@ async def test_frames_that_wait_go_together():
 
 async def test_the_number_of_frames_in_one_message_is_limited():
     frames = FrameQueue()
-    for n in range(frame_queue.MOST_AT_ONCE + 3):
+    for n in range(response.MOST_AT_ONCE + 3):
         frames.put(n, [n])
-    await frames.expect(frame_queue.MOST_AT_ONCE + 3)
-    assert len(await frames.next()) == frame_queue.MOST_AT_ONCE
+    await frames.expect(response.MOST_AT_ONCE + 3)
+    assert len(await frames.next()) == response.MOST_AT_ONCE
     assert len(await frames.next()) == 3
     assert await frames.next() == []
 
@@ -52,7 +52,7 @@ async def test_a_reply_without_frames_ends_at_once():
 
 
 async def test_frames_that_never_come_fail_the_reply(monkeypatch):
-    monkeypatch.setattr(frame_queue, "FRAMES_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(response, "FRAMES_TIMEOUT_S", 0.01)
     frames = FrameQueue()
     frames.put(0, [0])
     with pytest.raises(StageFailedError, match="1 of 2 codec frames"):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from sglang_live.messages import Progress, TalkerInput
+from sglang_live.messages import Heard, TalkerInput
 from sglang_live.models.piece_talker import PieceTalker
 from sglang_live.speakable.style import SpeechStyle
-from sglang_live.stages.talker.piece_speech import PieceSpeech
+from sglang_live.stages.talker.piece_stage import PieceSpeech
 
 FRAME_S = 0.1
 
@@ -95,18 +95,18 @@ async def test_a_piece_begins_where_the_one_before_it_ended(speech):
 async def test_progress_is_behind_the_begin_of_a_piece_while_those_before_it_are_heard(
     speech, clock
 ):
-    assert speech.progress() is None
+    assert speech.heard_of_request() is None
     speech.add(part("Good morning to you. Good night.", 8, done=True))
-    speech.take_progress(Progress("job", 0.4, True, 0.2))
+    speech.note_heard(Heard("job", 0.4, True, 0.2))
     clock.now = 0.5
-    assert speech.progress() == Progress("job", pytest.approx(0.9), True, 0.2)
+    assert speech.heard_of_request() == Heard("job", pytest.approx(0.9), True, 0.2)
     first = await speech.next()
     speech.spoken(first, 30)
     speech.end(first)
-    assert speech.progress().consumed_s == pytest.approx(0.9 - 3.0)
-    speech.take_progress(Progress("job", 2.0, False, 0.2))
+    assert speech.heard_of_request().heard_s == pytest.approx(0.9 - 3.0)
+    speech.note_heard(Heard("job", 2.0, False, 0.2))
     clock.now = 9.0
-    assert speech.progress() == Progress("job", pytest.approx(-1.0), False, 0.2)
+    assert speech.heard_of_request() == Heard("job", pytest.approx(-1.0), False, 0.2)
 
 
 async def test_a_piece_is_bounded_by_its_length(speech):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sglang_live.clock import MonotonicClock
-from sglang_live.messages import CodecFrames, Progress, TalkerDone, TalkerInput, TalkerRequest
+from sglang_live.messages import CodecFrames, Heard, TalkerDone, TalkerInput, TalkerRequest
 from sglang_live.models.codecs import END_CODE
 from sglang_live.models.piece_talker import PieceTalker, WrongCodeError
 from sglang_live.speakable.style import SpeechStyle
@@ -99,8 +99,8 @@ def piece_stage(host: FakeHost) -> PieceStage:
     stage = object.__new__(PieceStage)
     stage.model, stage.host, stage._clock = Model(), host, MonotonicClock()
     stage.passed = []
-    stage._progress = SimpleNamespace(
-        put=lambda rid, progress: stage.passed.append((rid, progress.consumed_s)),
+    stage._heard = SimpleNamespace(
+        put=lambda rid, progress: stage.passed.append((rid, progress.heard_s)),
         forget=lambda rid: None,
     )
     stage._stream_events = SimpleNamespace(add=lambda *a: None, remove=lambda *a: None)
@@ -169,7 +169,7 @@ async def test_a_cancelled_job_closes_its_request():
 
 async def test_progress_reaches_a_request_when_the_engine_knows_it():
     host = FakeHost([1, 11, STOP], [2, 12, STOP])
-    stage, job = piece_stage(host), FakeJob(Progress("job", 0.05, False, 0.0), TEXT)
+    stage, job = piece_stage(host), FakeJob(Heard("job", 0.05, False, 0.0), TEXT)
     await stage.run(job)
     first, second = (request["rid"] for request in host.requests)
     # The first piece has sounded for 0.1 s before the second begins.

@@ -3,8 +3,7 @@
 import asyncio
 from types import SimpleNamespace
 
-from sglang_live.engine_channel.messages import TalkerText
-from sglang_live.messages import Progress, TalkerDone, TalkerInput, TalkerRequest
+from sglang_live.messages import Heard, TalkerDone, TalkerInput, TalkerRequest, TalkerText
 from sglang_live.models.family import TextReader
 from sglang_live.speakable.style import SpeechStyle
 from sglang_live.stages.talker.stage import TalkerStage
@@ -48,8 +47,8 @@ class FakeProgress:
     def __init__(self):
         self.put_s: list[float] = []
 
-    def put(self, rid: str, progress: Progress) -> None:
-        self.put_s.append(progress.consumed_s)
+    def put(self, rid: str, progress: Heard) -> None:
+        self.put_s.append(progress.heard_s)
 
     def forget(self, rid: str) -> None: ...
 
@@ -57,7 +56,7 @@ class FakeProgress:
 def reading_stage() -> TalkerStage:
     """Ids are the lengths of words."""
     stage = object.__new__(TalkerStage)
-    stage._frames, stage._progress = {}, FakeProgress()
+    stage._frames, stage._heard = {}, FakeProgress()
     stage._bounds, stage._n_dropped, stage._n_unspeakable = False, 0, 0
     stage._stream_events = SimpleNamespace(add=lambda *a: None, remove=lambda *a: None)
     stage.fed = []
@@ -87,7 +86,7 @@ async def test_the_prompt_ends_with_the_first_spoken_id_and_the_rest_follows():
     job = await run(
         stage,
         TalkerInput("job", [], text="**We go"),
-        Progress("job", 0.5, True, 0.0),
+        Heard("job", 0.5, True, 0.0),
         TalkerInput("job", [], text=" home** to"),
         TalkerInput("job", [], text="morrow.", done=True),
     )
@@ -96,7 +95,7 @@ async def test_the_prompt_ends_with_the_first_spoken_id_and_the_rest_follows():
     assert ids == [2, 4, 9, END]
     assert [done for _, done in texts(stage)][-1]
     # Also what came before the first word.
-    assert stage._progress.put_s == [0.5]
+    assert stage._heard.put_s == [0.5]
     assert job.sent[-1] == TalkerDone("job", finish="stop", n_frames=1, n_read=4)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sglang_live.engine_channel.messages import ForgetStates, TalkerStates
+from sglang_live.messages import ForgetStates, TalkerStates
 from sglang_live.models.speech_lm.talker_ids import TalkerIds
 from sglang_live.stages.talker.segments import Prompt, Segments
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_live.messages import CodecFrames, TalkerDone, TalkerInput, TalkerRequest
-from sglang_live.stages.talker.speech_bound import FRAMES_PER_TOKEN, SPARE_FRAMES, SpeechBound
+from sglang_live.stages.talker.response import FRAMES_PER_TOKEN, SPARE_FRAMES, SpeechBound
 from sglang_live.stages.talker.stage import MAX_FRAMES, TalkerStage
 
 
@@ -60,7 +60,7 @@ class FakeJob:
 
 def talker(ends_at: int) -> TalkerStage:
     stage = object.__new__(TalkerStage)
-    stage._frames, stage._progress, stage._bounds, stage._n_dropped = {}, None, False, 0
+    stage._frames, stage._heard, stage._bounds, stage._n_dropped = {}, None, False, 0
     stage._stream_events = SimpleNamespace(add=lambda *a: None, remove=lambda *a: None)
     stage._feed = SimpleNamespace(send=lambda message: None)
     stage._segments = SimpleNamespace(

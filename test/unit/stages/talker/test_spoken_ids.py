@@ -10,7 +10,7 @@ from sglang_live.messages import TalkerInput
 from sglang_live.models.demo.build import build_tokenizer
 from sglang_live.models.family import TextReader
 from sglang_live.speakable.style import SpeechStyle
-from sglang_live.stages.talker.spoken_ids import SpokenIds
+from sglang_live.stages.talker.response import SpokenIds
 
 TEXT = (
     "Well, here it is. **The river** runs past 3 old bridges \U0001f600, and on to the sea; "

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sglang_live.engine_channel.messages import HiddenRows
+from sglang_live.messages import HiddenRows
 from sglang_live.stages.thinker import audio_states
 from sglang_live.stages.thinker.audio_states import AudioStates
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from sglang_live.engine_channel.messages import THINK_PREFIX, TURN_PREFILL_PREFIX
+from sglang_live.ids import THINK_PREFIX, TURN_PREFILL_PREFIX
 from sglang_live.stages.thinker.preheat import Preheats
-from sglang_live.stages.thinker.turn import TurnState
+from sglang_live.stages.thinker.session import TurnState
 
 from .test_session import Call, built_anew, call, kept, reply, user
 

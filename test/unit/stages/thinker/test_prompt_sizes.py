@@ -8,8 +8,7 @@ from sglang_live.core import HistoryItem, TextPart
 from sglang_live.errors import ContextLengthError
 from sglang_live.messages import MeasurePrompt
 from sglang_live.stages.thinker.prompt_sizes import PromptSizes
-from sglang_live.stages.thinker.session import ThinkerSession
-from sglang_live.stages.thinker.turn import TurnState
+from sglang_live.stages.thinker.session import ThinkerSession, TurnState
 from test.unit.stages.fake_engine import PROMPT, TOKENIZER, FakeEngine
 
 MOST = 400

@@ -15,9 +15,8 @@ from sglang_live.core import AudioPart, HistoryItem, TextPart
 from sglang_live.errors import ContextLengthError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.models.prompt import NO_OPENING, Opening
-from sglang_live.stages.thinker.fitting_history import room_for_header, room_for_prompt
-from sglang_live.stages.thinker.session import ThinkerSession
-from sglang_live.stages.thinker.turn import Generated, Prefilled, TurnState
+from sglang_live.stages.thinker.prompt_sizes import room_for_header, room_for_prompt
+from sglang_live.stages.thinker.session import Generated, Prefilled, ThinkerSession, TurnState
 from test.unit.stages.fake_engine import N_PLACES, PROMPT, FakeEngine
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")

@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_live.stages.transport.flow_control import CREDIT_EVERY, WINDOW, ReceiveCount, SendWindow
+from sglang_live.stages.transport.queues import CREDIT_EVERY, WINDOW, ReceiveCount, SendWindow
 
 
 async def settled() -> None:

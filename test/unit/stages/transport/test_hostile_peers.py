@@ -30,9 +30,9 @@ def hostile_frames(rng: random.Random) -> list[bytes]:
     valid = [
         *wire.encode(Ping("")),
         *wire.encode(Failed("j", "code", "message")),
-        *wire.encode(UserSpeaking("", "session")),
-        *wire.encode(NextUseHint("", "session", 1.0, None)),
-        *wire.encode(CloseSession("", "session")),
+        *wire.encode(UserSpeaking("session")),
+        *wire.encode(NextUseHint("session", 1.0, None)),
+        *wire.encode(CloseSession("session")),
     ]
     frame = bytearray(rng.choice([*valid, rng.randbytes(rng.randrange(40)), b"\x91" * 3000]))
     for _ in range(rng.randrange(4)):
@@ -118,18 +118,18 @@ async def test_a_session_is_closed_by_the_peer_that_opened_it(tmp_path):
                 async for _ in job.events(Failed):
                     pass
         for message in (
-            CloseSession("", "s"),
-            UserSpeaking("", "s"),
-            NextUseHint("", "s", 1.0, None),
+            CloseSession("s"),
+            UserSpeaking("s"),
+            NextUseHint("s", 1.0, None),
         ):
             await other.send(message)
         await other.ping(PATIENCE_S)
         assert stage.server.n_malformed == 3
         assert not stage.closed_sessions and not stage.hints
-        await owner.send(UserSpeaking("", "s"))
-        await owner.send(CloseSession("", "s"))
+        await owner.send(UserSpeaking("s"))
+        await owner.send(CloseSession("s"))
         await stage.until(lambda: stage.closed_sessions == ["s"])
-        assert stage.hints == [UserSpeaking("", "s")]
+        assert stage.hints == [UserSpeaking("s")]
     finally:
         await stage.close()
 

@@ -14,9 +14,9 @@ from sglang_live.errors import StageFailedError, StageUnavailableError
 from sglang_live.messages import (
     CodecFrames,
     Failed,
+    Heard,
     Pcm,
     Ping,
-    Progress,
     Ready,
     RetainNative,
     ScriptRequest,
@@ -28,7 +28,7 @@ from sglang_live.messages import (
 from sglang_live.stages.transport import queues, wire
 from sglang_live.stages.transport import server as server_module
 from sglang_live.stages.transport.client import StageClient
-from sglang_live.stages.transport.flow_control import WINDOW
+from sglang_live.stages.transport.queues import WINDOW
 from test.unit.stages.transport.conftest import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
@@ -161,7 +161,7 @@ async def test_pings_that_are_not_read_are_not_hoarded(serve, raw):
 
 @pytest.mark.parametrize(
     ("message", "n_allowed"),
-    [(TalkerInput("j", [1]), WINDOW), (Progress("j", 1.0, True, 0.5), LIMIT)],
+    [(TalkerInput("j", [1]), WINDOW), (Heard("j", 1.0, True, 0.5), LIMIT)],
     ids=["streamed", "other"],
 )
 async def test_a_job_with_more_input_than_it_may_have_fails_and_others_go_on(
@@ -213,7 +213,7 @@ async def test_jobs_run_while_a_peer_floods(serve, address):
             socket.setsockopt(zmq.LINGER, 0)
             socket.connect(address)
             while not stop.is_set():
-                socket.send_multipart(wire.encode(Progress("none", 1.0, True, 0.5)))
+                socket.send_multipart(wire.encode(Heard("none", 1.0, True, 0.5)))
 
     stage = serve(run)
     thread = threading.Thread(target=flood)

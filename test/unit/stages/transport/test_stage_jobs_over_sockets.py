@@ -13,25 +13,26 @@ from sglang_live.errors import (
     StageFailedError,
     StageUnavailableError,
 )
-from sglang_live.message_parts import TensorRef, WireSegment
 from sglang_live.messages import (
     CloseSession,
     CodecFrames,
+    Heard,
     NextUseHint,
     Pcm,
-    Progress,
     Ready,
     TalkerDone,
     TalkerInput,
     TalkerRequest,
+    TensorRef,
     UserSegment,
     UserSpeaking,
     VocoderDone,
     VocoderRequest,
+    WireSegment,
 )
 from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.client import StageClient
-from sglang_live.stages.transport.flow_control import WINDOW
+from sglang_live.stages.transport.queues import WINDOW
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
@@ -110,13 +111,15 @@ async def test_tensors_cross_in_both_directions(serve):
     async def run(job):
         rows = wire.take(job.opener.segments[0].states, job.frames)
         tensors = job.tensors()
-        await job.send(UserSegment(job.job_id, "k", [1], tensors.put(rows + 1)), tensors)
+        await job.send(
+            UserSegment(job.job_id, WireSegment("k", [1], tensors.put(rows + 1))), tensors
+        )
 
     async with serve(run).peer().open("j") as job:
         tensors = job.tensors()
         await job.begin(speak("j", tensors.put(ROWS)), tensors)
         async for message, frames in job.events(UserSegment):
-            np.testing.assert_array_equal(wire.take(message.states, frames), ROWS + 1)
+            np.testing.assert_array_equal(wire.take(message.segment.states, frames), ROWS + 1)
 
 
 async def test_jobs_of_one_peer_do_not_mix(serve):
@@ -230,14 +233,14 @@ async def test_messages_of_unknown_jobs_are_ignored_on_both_sides(serve):
     stage = serve(run)
     client = stage.peer()
     await client.send(TalkerInput("never opened", [1]))
-    client.send_later(UserSpeaking("", "s"))
-    client.send_later(NextUseHint("", "s", 2.5, None, 0.25))
-    client.send_later(CloseSession("", "s"))
+    client.send_later(UserSpeaking("s"))
+    client.send_later(NextUseHint("s", 2.5, None, 0.25))
+    client.send_later(CloseSession("s"))
     async with client.open("j") as job:
         await job.begin(voice())
         assert await heard(job, VocoderDone) == [VocoderDone("j")]
     await stage.until(lambda: stage.closed_sessions == ["s"])
-    assert stage.hints == [UserSpeaking("", "s"), NextUseHint("", "s", 2.5, None, 0.25)]
+    assert stage.hints == [UserSpeaking("s"), NextUseHint("s", 2.5, None, 0.25)]
 
 
 # --- leaving ---
@@ -271,7 +274,7 @@ async def test_a_cancelled_job_ends_at_once_for_both_and_takes_nothing_more(serv
         await stage.until(lambda: stage.cancelled == ["j"])
         for n in range(2 * WINDOW):
             await job.send(TalkerInput("j", [n]))
-        job.post(Progress("j", 1.0, True, 0.5))
+        job.post(Heard("j", 1.0, True, 0.5))
         await job.begin(voice())
         job.cancel()
         await client.ping(PATIENCE_S)
@@ -311,7 +314,7 @@ async def test_a_job_cancelled_before_it_began_is_never_seen(serve):
 async def test_states_that_a_cancelled_job_does_not_read_are_freed(serve, shared_memory):
     async def run(job):
         tensors = job.tensors()
-        await job.send(UserSegment("j", "k", [1], tensors.put(ROWS)), tensors)
+        await job.send(UserSegment("j", WireSegment("k", [1], tensors.put(ROWS))), tensors)
         await wait_forever(job)
 
     client = serve(run).peer()
@@ -335,13 +338,13 @@ async def test_what_is_posted_needs_a_job_that_runs(serve):
 
     client = serve(run).peer()
     async with client.open("j") as job:
-        job.post(Progress("j", 0.0, False, 0.5))
+        job.post(Heard("j", 0.0, False, 0.5))
         await job.begin(voice())
-        job.post(Progress("j", 1.0, True, 0.5))
+        job.post(Heard("j", 1.0, True, 0.5))
         await heard(job, VocoderDone)
-        job.post(Progress("j", 2.0, True, 0.5))
+        job.post(Heard("j", 2.0, True, 0.5))
         await client.ping(PATIENCE_S)
-    assert told == [Progress("j", 1.0, True, 0.5)]
+    assert told == [Heard("j", 1.0, True, 0.5)]
 
 
 async def test_a_job_left_before_the_stage_began_it_leaves_nothing_there(serve):
@@ -469,7 +472,9 @@ async def test_leaving_a_job_frees_tensors_the_peer_did_not_take(serve, shared_m
     async def run(job):
         for _ in range(3):
             tensors = job.tensors()
-            await job.send(UserSegment(job.job_id, "k", [1], tensors.put(ROWS)), tensors)
+            await job.send(
+                UserSegment(job.job_id, WireSegment("k", [1], tensors.put(ROWS))), tensors
+            )
         await job.send(VocoderDone(job.job_id))
 
     client = serve(run).peer()
@@ -490,7 +495,9 @@ async def test_a_tensor_that_comes_after_its_job_was_left_is_freed(serve, shared
             await wait_forever(job)
         finally:
             tensors = job.tensors()
-            await job.send(UserSegment(job.job_id, "k", [1], tensors.put(ROWS)), tensors)
+            await job.send(
+                UserSegment(job.job_id, WireSegment("k", [1], tensors.put(ROWS))), tensors
+            )
             left.set()
 
     client = serve(run).peer()

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from sglang_live.message_parts import TensorRef
-from sglang_live.messages import AnyMessage, Failed, Ping, UserSegment
+from sglang_live.messages import AnyMessage, Failed, Ping, TensorRef, UserSegment, WireSegment
 from sglang_live.stages.transport import wire
 
 MESSAGES = typing.get_args(AnyMessage)
@@ -81,9 +80,9 @@ def test_every_message_arrives_as_it_was_sent(kind, data):
 )
 def test_a_tensor_arrives_bit_equal_by_either_way(array, same_host):
     tensors = wire.TensorFrames(same_host)
-    message, frames = sent(UserSegment("j", "key", [1], tensors.put(array)), tensors)
-    assert bool(message.states.shm) == (same_host and array.nbytes >= wire.SHM_MIN_BYTES)
-    taken = wire.take(message.states, frames)
+    message, frames = sent(UserSegment("j", WireSegment("key", [1], tensors.put(array))), tensors)
+    assert bool(message.segment.states.shm) == (same_host and array.nbytes >= wire.SHM_MIN_BYTES)
+    taken = wire.take(message.segment.states, frames)
     assert (taken.dtype, taken.shape) == (array.dtype, array.shape)
     assert taken.tobytes() == array.tobytes()
 
@@ -130,7 +129,7 @@ def test_a_name_that_is_not_ours_is_refused_and_its_file_kept(name, tmp_path, mo
     with pytest.raises(ValueError, match="bad shared memory name"):
         wire.take(TensorRef("<i2", [1], shm=name), [])
     with pytest.raises(ValueError, match="bad shared memory name"):
-        wire.discard(UserSegment("j", "key", [1], TensorRef("<i2", [1], shm=name)))
+        wire.discard(UserSegment("j", WireSegment("key", [1], TensorRef("<i2", [1], shm=name))))
     assert (tmp_path / "secret").exists() and (shared / "secret").exists()
 
 
@@ -145,9 +144,9 @@ def test_release_removes_what_was_not_taken_and_nothing_else(shared_memory):
 def test_discarding_a_message_frees_its_tensor(shared_memory):
     ref = wire.TensorFrames(same_host=True).put(LARGE)
     for _ in range(2):  # its reader may have removed it
-        wire.discard(UserSegment("j", "key", [1], ref))
+        wire.discard(UserSegment("j", WireSegment("key", [1], ref)))
     assert list(shared_memory.iterdir()) == []
-    wire.discard(UserSegment("j", "key", [1], TensorRef("<i2", [1], frame=0)))
+    wire.discard(UserSegment("j", WireSegment("key", [1], TensorRef("<i2", [1], frame=0))))
     wire.discard(Ping("j"))
 
 
@@ -173,12 +172,12 @@ def test_files_carry_the_run_and_the_pid_that_a_sweep_looks_for(shared_memory):
 
 def test_a_peer_may_not_name_another_servers_shared_memory(shared_memory):
     ref = wire.TensorFrames(same_host=True, run="a").put(LARGE)
-    message = wire.encode(UserSegment("j", "key", [1], ref))
+    message = wire.encode(UserSegment("j", WireSegment("key", [1], ref)))
     for run in ("b", "a-1", "aa"):
         with pytest.raises(wire.MalformedError, match="another server"):
             wire.decode(message, True, run)
     assert (shared_memory / ref.shm).exists()
-    assert wire.decode(message, True, "a")[0].states == ref
+    assert wire.decode(message, True, "a")[0].segment.states == ref
 
 
 @pytest.mark.parametrize(
@@ -264,11 +263,11 @@ def test_a_ref_to_no_tensor_that_came_along_is_malformed(ref):
 
 def test_a_peer_on_another_host_may_not_name_shared_memory(shared_memory):
     ref = wire.TensorFrames(same_host=True).put(LARGE)
-    message = wire.encode(UserSegment("j", "key", [1], ref))
+    message = wire.encode(UserSegment("j", WireSegment("key", [1], ref)))
     with pytest.raises(wire.MalformedError, match="another host"):
         wire.decode(message, same_host=False)
     assert (shared_memory / ref.shm).exists()
-    assert wire.decode(message, same_host=True)[0].states == ref
+    assert wire.decode(message, same_host=True)[0].segment.states == ref
 
 
 @settings(max_examples=300)

@@ -9,14 +9,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sglang_live.engine_channel.messages import Progress
 from sglang_live.extensions.planner.simulation.engine.engine import Engine
 from sglang_live.extensions.planner.simulation.events import Events
 from sglang_live.interaction.monitor import REPORT_TOLERANCE_S
 from sglang_live.interaction.playback import PlaybackClock
 from sglang_live.interaction.user_stats import UserStats
+from sglang_live.messages import HeardOfMany
 from sglang_live.orchestrator.turn_control import REPORT_EVERY_S
-from sglang_live.stages.progress_feed import FLUSH_EVERY_S
+from sglang_live.stages.engine_link import FLUSH_EVERY_S
 
 Report = Callable[[float, bool], None]
 
@@ -88,8 +88,8 @@ class GatewayPlayback:
 
 
 @dataclass(slots=True)
-class ProgressFeed:
-    """As stages/progress_feed.py: the newest progress of each request, in few messages.
+class HeardFeed:
+    """As in stages/engine_link.py: the newest news of each request, in few messages.
 
     Attributes:
         delay_s: from the gateway to the engine.
@@ -101,10 +101,10 @@ class ProgressFeed:
     _newest: dict[str, tuple[float, bool, float]] = field(default_factory=dict)
     _is_flushing: bool = False
 
-    def put(self, rid: str, consumed_s: float, advancing: bool, interrupts: float) -> None:
+    def put(self, rid: str, heard_s: float, advancing: bool, interrupts: float) -> None:
         if self.engine.rounds is None:
             return
-        self._newest[rid] = consumed_s, advancing, interrupts
+        self._newest[rid] = heard_s, advancing, interrupts
         if not self._is_flushing:
             self._is_flushing = True
             self.events.after(self.delay_s, self._flush)
@@ -119,7 +119,7 @@ class ProgressFeed:
             return
         newest = self._newest
         self._newest = {}
-        consumed_s, advancing, interrupts = zip(*newest.values(), strict=True)
-        news = Progress.of(list(newest), consumed_s, advancing, interrupts)
+        heard_s, advancing, interrupts = zip(*newest.values(), strict=True)
+        news = HeardOfMany.of(list(newest), heard_s, advancing, interrupts)
         self.engine.post(lambda: rounds.progress(news))
         self.events.after(FLUSH_EVERY_S, self._flush)

@@ -11,7 +11,7 @@ from sglang_live.extensions.planner.simulation.engine.engine import (
 )
 from sglang_live.extensions.planner.simulation.engine.pool import KvPool
 from sglang_live.extensions.planner.simulation.events import Device, Events
-from sglang_live.extensions.planner.simulation.server.playback import ProgressFeed
+from sglang_live.extensions.planner.simulation.server.playback import HeardFeed
 from sglang_live.extensions.planner.simulation.server.sessions import Sessions
 from sglang_live.extensions.planner.simulation.server.tiers import Tiers
 from sglang_live.extensions.planner.simulation.server.vocoder import Vocoder
@@ -36,7 +36,7 @@ class Replica:
 @dataclass(eq=False, slots=True, kw_only=True)
 class EngineReplica(Replica):
     engine: Engine
-    feed: ProgressFeed
+    feed: HeardFeed
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -133,8 +133,8 @@ class Replicas:
         tiers = Tiers(spec.tier(policies), self._events, pool) if policies.next_use else None
         return Sessions(pool, policies, spec.header_tokens, tiers)
 
-    def _feed(self, engine: Engine) -> ProgressFeed:
-        return ProgressFeed(self._events, engine, self._spec.host.report_s)
+    def _feed(self, engine: Engine) -> HeardFeed:
+        return HeardFeed(self._events, engine, self._spec.host.report_s)
 
     def _decoder(self, device: int) -> Vocoder:
         spec = self._spec

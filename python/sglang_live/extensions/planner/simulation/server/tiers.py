@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.device_model.costs import LinkCosts
-from sglang_live.engine_channel.messages import NextUseHint
 from sglang_live.extensions.planner.simulation.engine.pool import KvPool
 from sglang_live.extensions.planner.simulation.events import Events
 from sglang_live.extensions.planner.simulation.server.session import Session
@@ -24,6 +23,7 @@ from sglang_live.kv.preload import (
     Wait,
     judge,
 )
+from sglang_live.messages import NextUseHint
 
 # As bridge/tiers/preload.py: stays free for the steps of running requests.
 _RESERVE_SHARE = 0.05

@@ -23,8 +23,8 @@ from sglang_live.extensions.planner.simulation.server.session import Session
 from sglang_live.extensions.planner.simulation.server.sessions import TALKER_PREFIX_TOKENS
 from sglang_live.extensions.planner.simulation.server.vocoder import VocoderJob
 from sglang_live.orchestrator.stage_jobs import TalkerJob, ThinkerJob
+from sglang_live.orchestrator.stage_jobs import VocoderJob as ServerVocoderJob
 from sglang_live.orchestrator.turn_control import TurnControl
-from sglang_live.orchestrator.vocoder_job import VocoderJob as ServerVocoderJob
 from sglang_live.policy.policies import Policies
 from sglang_live.policy.view import FRAME_S
 
@@ -217,13 +217,13 @@ class Turn:
         if not self.is_over:
             self.control.heard(heard_s, plays, self.session.stats.interrupts)
 
-    def _to_thinker(self, consumed_s: float, advancing: bool, interrupts: float) -> None:
+    def _to_thinker(self, heard_s: float, advancing: bool, interrupts: float) -> None:
         if self.thinker is not None and not self.thinker.is_finished:
-            self.places.thinker.feed.put(self.thinker.rid, consumed_s, advancing, interrupts)
+            self.places.thinker.feed.put(self.thinker.rid, heard_s, advancing, interrupts)
 
-    def _to_talker(self, consumed_s: float, advancing: bool, interrupts: float) -> None:
+    def _to_talker(self, heard_s: float, advancing: bool, interrupts: float) -> None:
         if self.talker is not None and not self.talker.is_finished:
-            self.places.talker.feed.put(self.talker.rid, consumed_s, advancing, interrupts)
+            self.places.talker.feed.put(self.talker.rid, heard_s, advancing, interrupts)
 
     # --- interruption ---
 
@@ -241,5 +241,5 @@ def _nothing() -> None:
     """A stage that is not told."""
 
 
-def _no_report(_consumed_s: float, _advancing: bool, _interrupts: float) -> None:
+def _no_report(_heard_s: float, _advancing: bool, _interrupts: float) -> None:
     """A vocoder gets no reports."""

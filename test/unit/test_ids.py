@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_live.engine_channel.messages import is_best_effort
+from sglang_live.ids import is_best_effort
 
 
 @pytest.mark.parametrize("rid", ["batch-0f3a", "batch-by1764201600-7", "flex-speak-1"])

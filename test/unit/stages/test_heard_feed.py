@@ -1,4 +1,4 @@
-"""Progress is passed on in few messages, also after one that failed."""
+"""What was heard is passed on in few messages, also after one that failed."""
 
 import asyncio
 
@@ -7,22 +7,22 @@ import pytest
 from sglang_live import messages
 from sglang_live.aio import failed_tasks
 from sglang_live.clock import SimClock
-from sglang_live.stages.progress_feed import FLUSH_EVERY_S, ProgressFeed
+from sglang_live.stages.engine_link import FLUSH_EVERY_S, HeardFeed
 
 
 class World:
     def __init__(self):
         self.clock, self.sent, self.error = SimClock(), [], None
-        self.feed = ProgressFeed(self._send, self.clock)
+        self.feed = HeardFeed(self._send, self.clock)
 
     def _send(self, news) -> None:
         error, self.error = self.error, None
         if error is not None:
             raise error
-        self.sent.append(dict(zip(news.rids, news.columns()["consumed_s"].tolist(), strict=True)))
+        self.sent.append(dict(zip(news.rids, news.columns()["heard_s"].tolist(), strict=True)))
 
-    def put(self, rid: str, consumed_s: float) -> None:
-        self.feed.put(rid, messages.Progress("job", consumed_s, True, 0.0))
+    def put(self, rid: str, heard_s: float) -> None:
+        self.feed.put(rid, messages.Heard("job", heard_s, True, 0.0))
 
     async def passes(self, seconds: float = FLUSH_EVERY_S) -> None:
         await settle()
@@ -41,8 +41,8 @@ def world() -> World:
 
 
 async def test_the_newest_progress_of_all_requests_is_one_message(world):
-    for consumed_s in (1.0, 2.0):
-        world.put("a", consumed_s)
+    for heard_s in (1.0, 2.0):
+        world.put("a", heard_s)
         world.put("b", 3.0)
     await world.passes()
     assert world.sent == [{"a": 2.0, "b": 3.0}]
@@ -52,13 +52,13 @@ async def test_the_newest_progress_of_all_requests_is_one_message(world):
 
 
 async def test_after_a_message_that_failed_the_next_progress_is_sent(world, caplog):
-    n_before = failed_tasks.n_by_name["progress feed"]
+    n_before = failed_tasks.n_by_name["heard feed"]
     world.error = ValueError("a bug")
     world.put("a", 1.0)
     await world.passes()
     assert world.sent == []
-    assert failed_tasks.n_by_name["progress feed"] == n_before + 1
-    assert "task_failed name='progress feed'" in caplog.text
+    assert failed_tasks.n_by_name["heard feed"] == n_before + 1
+    assert "task_failed name='heard feed'" in caplog.text
     world.put("a", 2.0)
     world.put("b", 1.0)
     await world.passes()

@@ -1,8 +1,9 @@
-"""SGLang's sampling parameters of one response."""
+"""What a ThinkerRequest asks of the engine: SGLang's sampling parameters, and a bound of KV."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import ThinkerRequest
 from sglang_live.models.grammars.call_grammar import MAX_CALL_TOKENS, call_grammar
 
@@ -33,3 +34,14 @@ def sampling_of(
     elif "min_new_tokens" in sampling:
         sampling["min_new_tokens"] = min(sampling["min_new_tokens"], n_max)
     return {**sampling, "max_new_tokens": n_max, "stop_token_ids": list(end_ids)}
+
+
+def retention_of(request: ThinkerRequest) -> RetentionConfig | None:
+    if request.window_tokens is None:
+        return None
+    return RetentionConfig(
+        sink_tokens=request.sink_tokens,
+        window_tokens=request.window_tokens,
+        slack_tokens=request.slack_tokens,
+        within_tokens=request.within_tokens,
+    )

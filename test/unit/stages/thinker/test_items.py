@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sglang_live.core import AudioPart, HistoryItem, TextPart
-from sglang_live.stages.thinker.packing import Packing
+from sglang_live.stages.thinker.items import Packing
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
