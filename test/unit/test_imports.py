@@ -65,12 +65,12 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 3_880,
+    "": 4_210,
     "bridge": 12_500,
     "capacity": 680,
     "client": 880,
     "device_model": 260,
-    "engine_channel": 1_260,
+    "engine_channel": 920,
     "extensions/batches": 2_860,
     "extensions/planner": 5_210,
     "gateway": 13_740,
@@ -78,11 +78,11 @@ BUDGETS = {
     "kernels": 20,
     "kv": 1_650,
     "models": 9_670,
-    "orchestrator": 2_350,
+    "orchestrator": 2_370,
     "policy": 2_000,
     "sound": 820,
     "speakable": 2_020,
-    "stages": 8_910,
+    "stages": 8_730,
     "telemetry": 720,
 }
 
