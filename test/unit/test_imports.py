@@ -52,6 +52,18 @@ ORDER = (
     "lang",
     "extensions",
 )
+# The same within bridge/. Files that no line names are facts, which any of them may import.
+BRIDGE = (
+    "memory",
+    "platform",
+    "session",
+    "tiers",
+    "cache",
+    "grammars",
+    "scheduler",
+    "seams",
+    "plugin",
+)
 # Where SGLang may be imported; everywhere else its types and its import time stay out.
 SGLANG = (
     "bridge.",
@@ -166,6 +178,21 @@ def test_no_extension_imports_another():
         and module.split(".")[1] != target.split(".")[1]
     ]
     assert edges == []
+
+
+def test_folders_of_bridge_import_in_one_direction():
+    def place(module: str) -> int:
+        part = module.split(".")[1]
+        return BRIDGE.index(part) if part in BRIDGE else -1
+
+    upwards = [
+        f"{module} imports {target}"
+        for module, targets in GRAPH.items()
+        for target in targets
+        if module.startswith("bridge.") and target.startswith("bridge.")
+        if place(target) > place(module)
+    ]
+    assert upwards == []
 
 
 def test_no_imports_form_a_circle():
