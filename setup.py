@@ -62,7 +62,7 @@ setup(
             "assets/*",
             "models/demo/*.txt",
             "models/demo/trained/*",
-            "device_model/*.toml",
+            "extensions/planner/device_model/*.toml",
             "extensions/planner/simulation/data/*.json",
         ]
     },

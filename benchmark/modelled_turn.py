@@ -21,14 +21,14 @@ from typing import Any
 
 from benchmark.load.device_times import DeviceTimes, device_times, grown
 from benchmark.load.drawn_length_model import drawn_length_model
-from benchmark.load.provenance import ROOT, facts
+from benchmark.load.provenance import facts
 from benchmark.load.server import ServerProcess
 from lab.load_client.options import LoadOptions
 from lab.load_client.realtime_client import RealtimeClient
 from sglang_live.client import clip
 from sglang_live.client.clip import BUNDLED_CLIP
 from sglang_live.clock import MonotonicClock
-from sglang_live.device_model.model import DeviceModel, load_device_model
+from sglang_live.extensions.planner.device_model.model import H100, DeviceModel, load_device_model
 from sglang_live.extensions.planner.simulation.turn_record import TurnRecord
 from sglang_live.models.demo.location import DEMO
 from sglang_live.policy.view import FRAME_S
@@ -218,8 +218,7 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    default = ROOT / "python" / "sglang_live" / "device_model" / "h100_qwen3_omni.toml"
-    parser.add_argument("--device-model", type=Path, default=default, metavar="FILE")
+    parser.add_argument("--device-model", type=Path, default=H100, metavar="FILE")
     parser.add_argument("--turns", type=int, default=5, help="per arm (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()

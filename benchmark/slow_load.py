@@ -30,9 +30,10 @@ import numpy as np
 
 from benchmark.load.link_speed import with_link
 from benchmark.load.options import check_names, parser_of
-from benchmark.load.provenance import ROOT, config_of, facts
+from benchmark.load.provenance import config_of, facts
 from benchmark.native_client import native_client
 from benchmark.thinker import load_of, spent, thinker
+from sglang_live.extensions.planner.device_model.model import H100
 
 _KV = ("truncate", "retention", "next-use")
 # Without listeners `pacing` pauses no request: it decides where a load begins, and nothing else.
@@ -60,7 +61,7 @@ class Options:
     decoders: int = 8
     returns: int = 40
     pause_s: float = 0.3
-    device_model: str = str(ROOT / "python/sglang_live/device_model/h100_qwen3_omni.toml")
+    device_model: str = str(H100)
     repeats: int = 3
     seed: int = 1
     json: str = ""

@@ -13,9 +13,9 @@ from lab.attachment import around, attach_to_own_server
 from lab.modelled_device.attach import environment
 from sglang_live import launch_server
 from sglang_live.config import ServerConfig
-from sglang_live.device_model.model import DeviceModel, load_device_model
 from sglang_live.environment import start_in_utf8_mode
 from sglang_live.errors import BadInputError
+from sglang_live.extensions.planner.device_model.model import DeviceModel, load_device_model
 from sglang_live.models.family import ModelFacts
 from sglang_live.stages.spec import StageConfig
 

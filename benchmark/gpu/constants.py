@@ -2,7 +2,7 @@
 
 The code predictor, the vocoder and the link are measured at the published sizes, the engines with
 the demo architecture: their figures are what the machinery around a small model costs. A figure
-that is not measured is the one of BASE, as an estimate.
+that is not measured is the one of H100, as an estimate.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from benchmark.gpu.places import platform_of
 from benchmark.gpu.stage import running_stage
 from benchmark.gpu.talker_arm import run_arm
 from benchmark.native_client import native_client
+from sglang_live.extensions.planner.device_model.model import H100
 from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
 from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
 from sglang_live.models.qwen3_omni.family import Qwen3OmniSpec
 
-BASE = Path(__file__).parents[2] / "python/sglang_live/device_model/h100_qwen3_omni.toml"
 _TIMEOUT_S = 100.0
 # What a fit finds below this is below its resolution; a device model has positive figures only.
 LEAST = 1e-3
@@ -240,8 +240,8 @@ async def _generate_ms(
 
 
 def device_model(name: str, measured: Measured) -> str:
-    """The text of a device model of one device: BASE with the measured figures."""
-    base: dict[str, Any] = tomllib.loads(BASE.read_text("utf-8"))
+    """The text of a device model of one device: H100 with the measured figures."""
+    base: dict[str, Any] = tomllib.loads(H100.read_text("utf-8"))
     lines = [f'name = "{name}"', "n_devices = 1"]
     for section in ("thinker", "talker", "vocoder", "link"):
         lines += ["", f"[{section}]"]

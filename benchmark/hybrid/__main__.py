@@ -22,11 +22,9 @@ from benchmark.hybrid.report import ALONE, LIVE_ALONE, STOCK_ALONE, line, summar
 from benchmark.hybrid.run import Run, RunConfig, run
 from benchmark.hybrid.workload import KINDS, SERVICES, Workload
 from benchmark.load.provenance import config_of, facts
-from sglang_live import device_model
-from sglang_live.device_model.costs import ThinkerCosts
-from sglang_live.device_model.model import load_device_model
+from sglang_live.extensions.planner.device_model.costs import ThinkerCosts
+from sglang_live.extensions.planner.device_model.model import H100, load_device_model
 
-MODELS = Path(device_model.__file__).parent
 _ATTAINED = 0.99
 _SEARCH_STEPS = 7
 
@@ -141,7 +139,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 def main() -> None:
     options = _options()
-    path = MODELS / f"{options.gpu}_qwen3_omni.toml"
+    path = H100.with_name(f"{options.gpu}_qwen3_omni.toml")
     bench = Bench(options, load_device_model(path).thinker)
     lengths = (options.kind, options.best_effort)
     capacity = bench.capacity_per_s(Workload.load("tune", *lengths))

@@ -8,7 +8,7 @@ from benchmark.hybrid.engine import Arm, EngineSize, HybridEngine
 from benchmark.hybrid.listeners import TPOT_S, TTFT_S, is_heard
 from sglang_live.bridge.round_facts import Pool
 from sglang_live.bridge.rounds import Rounds, rounds_of
-from sglang_live.device_model.costs import EngineCosts
+from sglang_live.extensions.planner.device_model.costs import EngineCosts
 from sglang_live.extensions.planner.simulation.engine.requests import Request
 from sglang_live.policy.config import THINKER
 from sglang_live.policy.policies import Policies

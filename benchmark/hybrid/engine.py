@@ -13,7 +13,7 @@ from typing import Protocol
 
 from sglang_live.bridge.best_effort_facts import BestEffortClass
 from sglang_live.bridge.rounds import Rounds
-from sglang_live.device_model.costs import EngineCosts
+from sglang_live.extensions.planner.device_model.costs import EngineCosts
 from sglang_live.extensions.planner.simulation.engine.engine import (
     Consumer,
     Engine,

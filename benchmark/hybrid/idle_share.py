@@ -2,7 +2,7 @@
 
 from benchmark.hybrid.listeners import TPOT_S
 from benchmark.hybrid.workload import Work
-from sglang_live.device_model.costs import EngineCosts
+from sglang_live.extensions.planner.device_model.costs import EngineCosts
 
 
 def needed_share(turns: list[Work], costs: EngineCosts, seconds: float) -> float:

@@ -29,15 +29,14 @@ from benchmark.hybrid.listeners import LEAD_S, TPOT_S, TTFT_S, Record
 from benchmark.hybrid.report import ALONE, LIVE_ALONE, line, summary
 from benchmark.hybrid.workload import KINDS, PARTS, Part, Workload
 from benchmark.load.options import check_names, parser_of
-from benchmark.load.provenance import ROOT, config_of, facts
+from benchmark.load.provenance import config_of, facts
 from benchmark.native_client import native_client
 from benchmark.thinker import load_of, spent, thinker
-from sglang_live.device_model.model import load_device_model
+from sglang_live.extensions.planner.device_model.model import H100, load_device_model
 from sglang_live.policy.policies import POLICIES
 from sglang_live.stages.engine_link import FeedSocket
 from sglang_live.stages.supervisor import Replica
 
-H100 = ROOT / "python" / "sglang_live" / "device_model" / "h100_qwen3_omni.toml"
 # Before it the engine fills; the latest turns have not been served at the end.
 WARM_S, TAIL_S = 8.0, 4.0
 _ATTAINED = 0.99

@@ -7,7 +7,7 @@ from benchmark.hybrid.arms import Arm, arm_of
 from benchmark.hybrid.engine import EngineSize, HybridEngine
 from benchmark.hybrid.listeners import LEAD_S, Job, Outcome, Record
 from benchmark.hybrid.workload import Workload
-from sglang_live.device_model.costs import EngineCosts
+from sglang_live.extensions.planner.device_model.costs import EngineCosts
 from sglang_live.extensions.planner.simulation.engine.requests import Request
 from sglang_live.extensions.planner.simulation.events import Events
 from sglang_live.messages import HeardOfMany

@@ -24,10 +24,11 @@ import numpy as np
 
 from benchmark.lending.stages import Pair, running_pair
 from benchmark.load.options import check_names, parser_of
-from benchmark.load.provenance import ROOT, config_of, facts
+from benchmark.load.provenance import config_of, facts
 from benchmark.native_client import native_client
 from benchmark.slow_load import percentiles, tokens_of
 from benchmark.thinker import load_of, spent
+from sglang_live.extensions.planner.device_model.model import H100
 from sglang_live.messages import UserSpeaking
 from sglang_live.stages.engine_link import FeedSocket
 
@@ -64,7 +65,7 @@ class Options:
     at_once: int = 3
     returns: int = 32
     pause_s: float = 3.0
-    device_model: str = str(ROOT / "python/sglang_live/device_model/h100_qwen3_omni.toml")
+    device_model: str = str(H100)
     repeats: int = 3
     seed: int = 1
     json: str = ""

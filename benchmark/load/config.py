@@ -7,8 +7,8 @@ from pathlib import Path
 
 from benchmark.load.server import LAUNCH_SERVER
 from sglang_live.config import ServerConfig
-from sglang_live.device_model.model import load_device_model
 from sglang_live.errors import BadInputError
+from sglang_live.extensions.planner.device_model.model import load_device_model
 from sglang_live.extensions.planner.simulation.load.storm import StormSpec
 from sglang_live.extensions.planner.simulation.workload import RESPONSE_DURATIONS, RESPONSE_GAPS
 from sglang_live.policy.policies import NAMES
@@ -204,8 +204,8 @@ def _parser() -> argparse.ArgumentParser:
         "--device-model",
         type=Path,
         metavar="FILE",
-        help="have the server model a device, as python/sglang_live/device_model/"
-        "h100_qwen3_omni.toml",
+        help="have the server model a device, as python/sglang_live/extensions/planner/"
+        "device_model/h100_qwen3_omni.toml",
     )
     add(
         "--frame-ms",

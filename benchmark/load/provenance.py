@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.scaled_clock import clock_divisor
-from sglang_live.device_model.model import load_device_model
+from sglang_live.extensions.planner.device_model.model import load_device_model
 
 ROOT = Path(__file__).parents[2]
 

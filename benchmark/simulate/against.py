@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmark.simulate.config import H100
 from benchmark.simulate.server_args import server_of
-from sglang_live.device_model.model import load_device_model
+from sglang_live.extensions.planner.device_model.model import load_device_model
 from sglang_live.extensions.planner.simulation.load.stats import PointStats
 from sglang_live.extensions.planner.simulation.load.storm import StormSpec
 from sglang_live.extensions.planner.simulation.run import World, point_of

@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmark.load.config import LoadConfig
-from benchmark.load.provenance import ROOT
 from benchmark.simulate.traffic import Traffic
-from sglang_live.device_model.model import load_device_model
 from sglang_live.errors import BadInputError
+from sglang_live.extensions.planner.device_model.model import H100, load_device_model
 from sglang_live.extensions.planner.simulation.load.storm import StormSpec
 from sglang_live.extensions.planner.simulation.placement import APART, SHARED
 from sglang_live.extensions.planner.simulation.run import ADMITTED
@@ -18,8 +17,6 @@ from sglang_live.extensions.planner.simulation.users import UserSettings
 from sglang_live.extensions.planner.simulation.workload import RESPONSE_DURATIONS, Workload
 from sglang_live.policy.config import THINKER
 from sglang_live.stages.vocoder.config import VocoderConfig
-
-H100 = ROOT / "python" / "sglang_live" / "device_model" / "h100_qwen3_omni.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

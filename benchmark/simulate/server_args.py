@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from sglang_live.device_model.model import DeviceModel
+from sglang_live.extensions.planner.device_model.model import DeviceModel
 from sglang_live.extensions.planner.simulation.placement import APART, SHARED, Placement
 from sglang_live.extensions.planner.simulation.spec import HostTimes, ServerSpec
 from sglang_live.stages.spec import STAGES

@@ -14,7 +14,7 @@ from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 from lab.modelled_device.device import modelled_device
 from sglang_live.bridge.scheduler.batch_times import encoded_audio_s
-from sglang_live.device_model.costs import EngineCosts
+from sglang_live.extensions.planner.device_model.costs import EngineCosts
 
 
 def run_batch_on_clock(

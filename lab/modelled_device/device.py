@@ -6,8 +6,8 @@ from functools import cache
 from pathlib import Path
 
 from lab.modelled_device.clock import COMPUTE, DeviceClock, ModelledEvent, Work
-from sglang_live.device_model.costs import EngineCosts
-from sglang_live.device_model.model import DeviceModel, load_device_model
+from sglang_live.extensions.planner.device_model.costs import EngineCosts
+from sglang_live.extensions.planner.device_model.model import DeviceModel, load_device_model
 from sglang_live.stages.spec import StageSpec
 
 # Value: absolute path of the device model's file.

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmark.gpu import __main__ as command
-from sglang_live.device_model.model import load_device_model
+from sglang_live.extensions.planner.device_model.model import load_device_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 

@@ -12,7 +12,7 @@ from lab.recorders import batch_recorder, wait_recorder
 from lab.recorders.batch_recorder import read_record
 from sglang_live.bridge.batch_work import BatchWork, Launch
 from sglang_live.bridge.rate_meter import RateMeter
-from sglang_live.device_model.model import load_device_model
+from sglang_live.extensions.planner.device_model.model import load_device_model
 from sglang_live.ids import THINK_PREFIX
 from sglang_live.policy.view import StageRates
 from test.engine import parity_claims

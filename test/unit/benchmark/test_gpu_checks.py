@@ -29,7 +29,7 @@ from benchmark.gpu import (
 )
 from benchmark.gpu.findings import CannotRunError, Findings
 from benchmark.gpu.measuring import exact_float32
-from sglang_live.device_model.model import load_device_model
+from sglang_live.extensions.planner.device_model.model import load_device_model
 from sglang_live.extensions.planner.simulation.turn_record import TurnRecord
 from sglang_live.sgl_patches import kv_copy
 

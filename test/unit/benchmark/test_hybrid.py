@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +12,8 @@ from benchmark.hybrid.engine import EngineSize
 from benchmark.hybrid.listeners import AUDIBLE_GAP_S, LEAD_S, TPOT_S, Job, Record
 from benchmark.hybrid.run import Run, RunConfig, run
 from benchmark.hybrid.workload import Work, Workload
-from sglang_live import device_model
-from sglang_live.device_model.costs import ThinkerCosts
-from sglang_live.device_model.model import load_device_model
+from sglang_live.extensions.planner.device_model.costs import ThinkerCosts
+from sglang_live.extensions.planner.device_model.model import H100, H200, load_device_model
 from sglang_live.extensions.planner.simulation.events import Events
 
 SMALL = EngineSize(pool_tokens=60_000, rows=64, chunk_tokens=2048)
@@ -23,8 +21,7 @@ SMALL = EngineSize(pool_tokens=60_000, rows=64, chunk_tokens=2048)
 
 @cache
 def costs() -> ThinkerCosts:
-    file = Path(device_model.__file__).parent / "h200_qwen3_omni.toml"
-    return load_device_model(file).thinker
+    return load_device_model(H200).thinker
 
 
 @cache
@@ -94,8 +91,7 @@ def test_the_policy_keeps_what_is_heard_as_it_is_without_best_effort():
 
 
 def test_a_share_of_the_tokens_costs_as_much_on_a_coarse_device(tmp_path):
-    path = Path(device_model.__file__).parent / "h100_qwen3_omni.toml"
-    fine, coarse = load_device_model(path), load_device_model(coarse_device(path, 4, tmp_path))
+    fine, coarse = load_device_model(H100), load_device_model(coarse_device(H100, 4, tmp_path))
     assert coarse.thinker.prefill_s(250, 2.0) == pytest.approx(fine.thinker.prefill_s(1000, 2.0))
     assert coarse.thinker.decode_s(8, 2500) == pytest.approx(fine.thinker.decode_s(8, 10_000))
     assert coarse.thinker.kv_token_bytes == 4 * fine.thinker.kv_token_bytes

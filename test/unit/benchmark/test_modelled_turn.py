@@ -4,12 +4,10 @@ import json
 
 import pytest
 
-from benchmark.load.provenance import ROOT
 from benchmark.modelled_turn import Sizes, costs_ms, marks_of, measured_ms, sizes_of, table
-from sglang_live.device_model.model import load_device_model
+from sglang_live.extensions.planner.device_model.model import H100, load_device_model
 from sglang_live.extensions.planner.simulation.turn_record import TurnRecord
 
-H100 = ROOT / "python" / "sglang_live" / "device_model" / "h100_qwen3_omni.toml"
 SIZES = Sizes(prompt_tokens=100, new_tokens=60, audio_s=4.0, n_tokens=11, n_frames=21)
 MARKS = {
     "thinker_first_token": 0.030,

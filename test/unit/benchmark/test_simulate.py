@@ -11,7 +11,7 @@ from benchmark.simulate.against import compare
 from benchmark.simulate.config import H100, parse_args
 from benchmark.simulate.server_args import server_of
 from sglang_live.client.clip import FRAME_S
-from sglang_live.device_model.model import load_device_model
+from sglang_live.extensions.planner.device_model.model import load_device_model
 from sglang_live.extensions.planner.simulation.placement import APART
 from sglang_live.extensions.planner.simulation.run import ADMITTED, World
 from sglang_live.extensions.planner.simulation.server.session import History

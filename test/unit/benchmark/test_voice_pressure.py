@@ -1,15 +1,11 @@
 """KV pressure in the whole server: the modelled link, and what the thinker has counted."""
 
 import asyncio
-from pathlib import Path
 
 from benchmark.load import kv_use
 from benchmark.load.kv_use import KvUse
 from benchmark.voice_pressure import Options, device_model, hidden_share
-from sglang_live.device_model import model as device_models
-from sglang_live.device_model.model import load_device_model
-
-H100 = Path(device_models.__file__).parent / "h100_qwen3_omni.toml"
+from sglang_live.extensions.planner.device_model.model import H100, load_device_model
 
 
 def test_a_link_of_another_speed_is_named_in_the_device(tmp_path):

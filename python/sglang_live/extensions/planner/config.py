@@ -5,8 +5,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_live.device_model.model import DeviceModel, load_device_model
 from sglang_live.errors import BadInputError
+from sglang_live.extensions.planner.device_model.model import DeviceModel, load_device_model
 from sglang_live.extensions.planner.hardware import Gpu, ModelSizes, gpu_of, model_of
 from sglang_live.extensions.planner.pattern import TalkPattern
 from sglang_live.extensions.planner.simulation.frontier import Slo

@@ -7,10 +7,8 @@ stages cost on it; its figures are of the thinker in bf16.
 from dataclasses import dataclass
 from pathlib import Path
 
-import sglang_live.device_model
 from sglang_live.errors import BadInputError
-
-_MODELS = Path(sglang_live.device_model.__file__).parent
+from sglang_live.extensions.planner.device_model.model import H100, H200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +26,8 @@ class Gpu:
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu(name="h100", free_gib=78, device_model=_MODELS / "h100_qwen3_omni.toml"),
-        Gpu(name="h200", free_gib=139, device_model=_MODELS / "h200_qwen3_omni.toml"),
+        Gpu(name="h100", free_gib=78, device_model=H100),
+        Gpu(name="h200", free_gib=139, device_model=H200),
     )
 }
 

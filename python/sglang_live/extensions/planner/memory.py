@@ -6,8 +6,8 @@ estimate, and no more than SGLang would give it.
 
 from dataclasses import dataclass
 
-from sglang_live.device_model.model import DeviceModel
 from sglang_live.errors import BadInputError
+from sglang_live.extensions.planner.device_model.model import DeviceModel
 from sglang_live.extensions.planner.hardware import ModelSizes
 from sglang_live.extensions.planner.simulation.placement import Placement
 

@@ -12,7 +12,7 @@ from lab.modelled_device.batches import batch_cost_s, run_batch_on_clock
 from lab.modelled_device.device import DEVICE_MODEL_ENV
 from sglang_live.bridge.scheduler.batch_times import encoded_audio_s
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
-from test.unit.device_model.plain_model import TEXT
+from test.unit.extensions.planner.device_model.plain_model import TEXT
 
 
 def audio_request(*clips: tuple[int, int]) -> SimpleNamespace:

@@ -1,15 +1,13 @@
 """The modelled device of a server, from its flags."""
 
-from pathlib import Path
-
 import pytest
 
 from lab import launch_server
-from sglang_live import device_model
 from sglang_live import launch_server as product
 from sglang_live.attachment import ATTACH_ENV
+from sglang_live.extensions.planner.device_model.model import H100
 
-H100 = str(Path(device_model.__file__).parent / "h100_qwen3_omni.toml")
+DEVICE = str(H100)
 
 
 @pytest.fixture(autouse=True)
@@ -25,11 +23,20 @@ def restored(monkeypatch):
     ("argv", "complaint"),
     [
         (["--device-model", "/none.toml"], "device model /none.toml: No such file"),
-        (["--device-model", H100, "--talker.device", "cuda:8"], "there is no device 'cuda:8'"),
-        (["--device-model", H100, "--vocoder.device", "cpu"], "there is no device 'cpu'"),
-        (["--device-model", H100, "--thinker.tp-size", "2"], "those of one device, not of --thi"),
+        (["--device-model", DEVICE, "--talker.device", "cuda:8"], "there is no device 'cuda:8'"),
+        (["--device-model", DEVICE, "--vocoder.device", "cpu"], "there is no device 'cpu'"),
         (
-            ["--device-model", H100, "--talker.connect", "tcp://a:1", "--allow-keyless-stages"],
+            ["--device-model", DEVICE, "--thinker.tp-size", "2"],
+            "those of one device, not of --thi",
+        ),
+        (
+            [
+                "--device-model",
+                DEVICE,
+                "--talker.connect",
+                "tcp://a:1",
+                "--allow-keyless-stages",
+            ],
             "--talker.connect uses a device of another",
         ),
     ],

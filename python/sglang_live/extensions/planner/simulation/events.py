@@ -41,7 +41,7 @@ class Device:
     """A modelled device: work of all stages that share it, first come, first served.
 
     Work begins when it is launched, or when the work before it has ended. What it costs is in
-    sglang_live.device_model.
+    sglang_live.extensions.planner.device_model.
 
     Attributes:
         busy_s: duration of all work, by stage.

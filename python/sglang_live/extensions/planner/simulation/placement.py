@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sglang_live.device_model.costs import ThinkerCosts
+from sglang_live.extensions.planner.device_model.costs import ThinkerCosts
 
 # Estimate: an all-reduce of some kilobytes over NVLink. Two for each of Qwen3-Omni's 48 layers.
 _ALL_REDUCE_S, _ALL_REDUCES = 10e-6, 96

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, field
 
-from sglang_live.device_model.model import DeviceModel
+from sglang_live.extensions.planner.device_model.model import DeviceModel
 from sglang_live.extensions.planner.simulation.engine.engine import EngineSpec
 from sglang_live.extensions.planner.simulation.placement import SHARED, DividedCosts, Placement
 from sglang_live.extensions.planner.simulation.server.tiers import TierSpec

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_live.device_model.model import load_device_model
+from sglang_live.extensions.planner.device_model.model import H100, load_device_model
 from sglang_live.extensions.planner.simulation.engine.engine import Engine
 from sglang_live.extensions.planner.simulation.engine.pool import KvPool, PoolFullError
 from sglang_live.extensions.planner.simulation.engine.requests import Request
@@ -25,7 +25,7 @@ from sglang_live.extensions.planner.simulation.workload import Clip, Workload
 from sglang_live.policy.view import FRAME_S
 
 ROOT = Path(__file__).parents[5]
-MODEL = load_device_model(ROOT / "python" / "sglang_live" / "device_model" / "h100_qwen3_omni.toml")
+MODEL = load_device_model(H100)
 NO_HOST = HostTimes(**dict.fromkeys((one.name for one in fields(HostTimes)), 0.0))
 CLIP = Clip(duration_s=2.0, onset_s=0.2, end_s=1.8, end_known_s=0.5)
 ARMS = ("off", "urgency", "pacing", "urgency+pacing", "deadline", "startup-delay", "all")

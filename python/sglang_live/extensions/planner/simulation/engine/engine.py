@@ -16,7 +16,7 @@ from sglang_live.bridge.best_effort_facts import BestEffortClass
 from sglang_live.bridge.rate_meter import RateMeter
 from sglang_live.bridge.round_facts import Pool, RoundStamp
 from sglang_live.bridge.rounds import Rounds
-from sglang_live.device_model.costs import EngineCosts
+from sglang_live.extensions.planner.device_model.costs import EngineCosts
 from sglang_live.extensions.planner.simulation.engine.pool import KvPool
 from sglang_live.extensions.planner.simulation.engine.prefill import Prefill, prefill_cost_s
 from sglang_live.extensions.planner.simulation.engine.requests import Batch, Request

@@ -8,7 +8,7 @@ is not modelled: it concerns prompts of thousands of tokens.
 
 from sglang_live.bridge.batch_work import BatchWork
 from sglang_live.bridge.rounds import Rounds
-from sglang_live.device_model.costs import EngineCosts
+from sglang_live.extensions.planner.device_model.costs import EngineCosts
 from sglang_live.extensions.planner.simulation.engine.pool import KvPool
 from sglang_live.extensions.planner.simulation.engine.requests import Request
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sglang_live.bridge.session.idle import IdleSessions
-from sglang_live.device_model.costs import LinkCosts
+from sglang_live.extensions.planner.device_model.costs import LinkCosts
 from sglang_live.extensions.planner.simulation.engine.pool import KvPool
 from sglang_live.extensions.planner.simulation.events import Events
 from sglang_live.extensions.planner.simulation.server.session import Session

@@ -6,7 +6,7 @@ they became ready; chunks of one batch have the same shape.
 
 from collections.abc import Callable
 
-from sglang_live.device_model.costs import VocoderCosts
+from sglang_live.extensions.planner.device_model.costs import VocoderCosts
 from sglang_live.extensions.planner.simulation.events import Device, Events
 from sglang_live.stages.vocoder.config import VocoderConfig
 

@@ -17,9 +17,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sglang_live.device_model.costs import LinkCosts, TalkerCosts, ThinkerCosts, VocoderCosts
 from sglang_live.errors import BadInputError
+from sglang_live.extensions.planner.device_model.costs import (
+    LinkCosts,
+    TalkerCosts,
+    ThinkerCosts,
+    VocoderCosts,
+)
 
+# Files of devices that come with the package.
+H100 = Path(__file__).with_name("h100_qwen3_omni.toml")
+H200 = Path(__file__).with_name("h200_qwen3_omni.toml")
 _SECTIONS = {
     "thinker": ThinkerCosts,
     "talker": TalkerCosts,

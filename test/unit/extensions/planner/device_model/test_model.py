@@ -1,15 +1,18 @@
 """Device models are read whole or refused by name."""
 
-from pathlib import Path
-
 import pytest
 
-from sglang_live.device_model.costs import LinkCosts, TalkerCosts, ThinkerCosts, VocoderCosts
-from sglang_live.device_model.model import load_device_model
 from sglang_live.errors import BadInputError
-from test.unit.device_model.plain_model import TEXT
+from sglang_live.extensions.planner.device_model.costs import (
+    LinkCosts,
+    TalkerCosts,
+    ThinkerCosts,
+    VocoderCosts,
+)
+from sglang_live.extensions.planner.device_model.model import H100, load_device_model
+from test.unit.extensions.planner.device_model.plain_model import TEXT
 
-SHIPPED = Path(__file__).parents[3] / "python" / "sglang_live" / "device_model"
+SHIPPED = H100.parent
 
 
 def load(tmp_path, text: str | bytes):

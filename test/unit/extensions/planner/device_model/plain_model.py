@@ -2,7 +2,12 @@
 
 from dataclasses import fields
 
-from sglang_live.device_model.costs import LinkCosts, TalkerCosts, ThinkerCosts, VocoderCosts
+from sglang_live.extensions.planner.device_model.costs import (
+    LinkCosts,
+    TalkerCosts,
+    ThinkerCosts,
+    VocoderCosts,
+)
 
 KINDS = (("thinker", ThinkerCosts), ("talker", TalkerCosts), ("vocoder", VocoderCosts))
 TEXT = 'name = "test"\nn_devices = 2\n' + "".join(
