@@ -18,5 +18,7 @@ ATTACH_ENV = "SGLANG_LIVE_ATTACH"
 def attach(place: Literal["stage", "sglang"]) -> None:
     """Call the functions with the place; what they raise ends the process."""
     for name in filter(None, os.environ.get(ATTACH_ENV, "").split(",")):
+        # It writes its lines as this package does, where libraries write warnings only.
+        logging.getLogger(name.partition(".")[0]).setLevel(logging.INFO)
         log.warning("attached code=%s place=%s", name, place)
         pkgutil.resolve_name(name)(place)

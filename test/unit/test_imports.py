@@ -76,7 +76,7 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_210,
+    "": 4_220,
     "bridge": 12_500,
     "capacity": 680,
     "client": 880,
