@@ -131,10 +131,9 @@ class LiveScheduler(Scheduler):
 
     def with_input(self) -> list[Req]:
         """The waiting requests that could be prefilled."""
-        return [req for req in self.waiting_queue if not self._lacks_input(req)]
-
-    def _lacks_input(self, req: Req) -> bool:
-        return any(part.lacks_input(req) for part in self.parts)
+        # Asked of every waiting request in every round: only the parts that have an answer.
+        lacks = [p.lacks_input for p in self.parts if type(p).lacks_input is not Part.lacks_input]
+        return [req for req in self.waiting_queue if not any(one(req) for one in lacks)]
 
     def may_requeue(self, req: Req) -> bool:
         """Whether a half-prefilled request may return to the queue, its KV to the tree."""
@@ -221,7 +220,9 @@ class LiveScheduler(Scheduler):
         for part in self.parts:
             part.before_prefill(running_batch)
         prefill = Prefill(self.with_input(), running_batch.reqs)
-        prefill.later = [req for req in self.waiting_queue if self._lacks_input(req)]
+        if len(prefill.queue) < len(self.waiting_queue):
+            ready = set(prefill.queue)
+            prefill.later = [req for req in self.waiting_queue if req not in ready]
         for part in self.parts:
             part.narrow(prefill)
         if prefill.budget == 0:
