@@ -16,7 +16,11 @@ import torch
 from sglang.srt.managers.schedule_batch import NextBatchPlan, Req
 
 from sglang_live.bridge.scheduler.deciding import Deciding
+from sglang_live.bridge.scheduler.interrupts import Interrupts
+from sglang_live.bridge.scheduler.memory import Memory
 from sglang_live.bridge.scheduler.part import Part
+from sglang_live.bridge.scheduler.retention import Retention
+from sglang_live.bridge.scheduler.sessions import Sessions
 from sglang_live.engine_channel.inbox import PARTS_ENV, STAGE_ENV
 
 ROUND_LOG_ENV = "LAB_ROUND_LOG"
@@ -66,7 +70,8 @@ class RoundLog(Part):
             "sessions": _digest(sorted(scheduler.session_controller.sessions)),
         }
         for part in scheduler.parts:
-            if isinstance(part, Deciding):
+            # The measured rates change for as long as an engine is idle.
+            if isinstance(part, Deciding) and len(part.rounds.table):
                 decision = part.rounds.last
                 facts["decision"] = [
                     decision.urgency.tolist(),
@@ -80,7 +85,10 @@ class RoundLog(Part):
     def _memory(self) -> dict[str, Any]:
         """Pool and tiers. The totals count evictions, compactions, copies and preloads."""
         scheduler = self._scheduler
-        totals = scheduler.totals()
+        totals: dict[str, float] = {}
+        for part in scheduler.parts:
+            if isinstance(part, (Interrupts, Memory, Retention, Sessions)):
+                totals |= part.totals()
         facts: dict[str, Any] = {
             "free": scheduler.token_to_kv_pool_allocator.available_size(),
             "rows": scheduler.req_to_token_pool.available_size(),
