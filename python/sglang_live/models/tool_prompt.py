@@ -5,9 +5,11 @@ this module's own text describes them, with the same form of calls.
 """
 
 import json
+from contextlib import suppress
 from typing import Any
 
 CALL_BEGIN, CALL_END = "<tool_call>", "</tool_call>"
+_JSON = json.JSONDecoder()
 
 
 def instructions_with(
@@ -97,11 +99,22 @@ class ResponseParts:
 
     def calls(self) -> list[str]:
         """The text between the tags of each call; the last one may lack its end."""
-        found = []
-        for part in self._calls.split(CALL_BEGIN)[1:]:
-            content, _, _ = part.partition(CALL_END)
-            found.append(content.strip())
+        found, at = [], 0
+        while (at := self._calls.find(CALL_BEGIN, at)) >= 0:
+            begin = at + len(CALL_BEGIN)
+            at = _end_of_call(self._calls, begin)
+            found.append(self._calls[begin:at].strip())
         return found
+
+
+def _end_of_call(text: str, begin: int) -> int:
+    """Where the next tag is. One in a string of the call's JSON is none."""
+    content = text[begin:].lstrip()
+    behind = len(text) - len(content)
+    with suppress(ValueError, RecursionError):  # the model wrote something else
+        behind += _JSON.raw_decode(content)[1]
+    tags = [at for tag in (CALL_END, CALL_BEGIN) if (at := text.find(tag, behind)) >= 0]
+    return min(tags, default=len(text))
 
 
 def _may_begin_a_call(text: str) -> bool:

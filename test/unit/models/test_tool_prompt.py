@@ -85,6 +85,30 @@ def test_an_unfinished_beginning_of_a_call_is_spoken_at_the_end():
     assert parts.calls() == []
 
 
+_TAGGED = st.lists(
+    st.sampled_from(["<tool_call>", "</tool_call>", '"', "\\", "{", "}", "\n", "a"]), max_size=8
+).map("".join)
+
+
+@given(st.lists(_TAGGED, min_size=1, max_size=3), st.booleans())
+def test_tags_in_strings_of_a_call_do_not_end_it(strings, ends):
+    """A model that wants to end the call within a string writes the tag there."""
+    written = [json.dumps({"name": "note", "arguments": {"text": text}}) for text in strings]
+    text = "".join(f"<tool_call>\n{call}\n</tool_call>" for call in written)
+    if not ends:
+        text = text.removesuffix("</tool_call>")
+    parts = ResponseParts(None)
+    parts.take([1], text)
+    parts.end([1], text)
+    assert parts.calls() == written
+
+
+def test_a_call_that_is_no_json_ends_at_the_next_tag():
+    parts = ResponseParts(None)
+    parts.take([1], '<tool_call>{"a": <tool_call>{} x</tool_call> y<tool_call>[')
+    assert parts.calls() == ['{"a":', "{} x", "["]
+
+
 @given(st.text(alphabet="<tolcal_>/ x", max_size=60))
 def test_speech_grows_and_never_contains_the_tag(text):
     parts, before = ResponseParts(None), ""
