@@ -8,7 +8,9 @@ import logging
 import os
 import secrets
 import sys
+import threading
 from collections.abc import Callable, Mapping
+from importlib import import_module
 
 import uvicorn
 import uvloop
@@ -166,6 +168,8 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
     try:
         for addition in config.additions:
             addition.start(run_dir.path)
+        # Seconds that the first client who forces a function call would wait for.
+        threading.Thread(target=import_module, args=("xgrammar",), daemon=True).start()
         await start_or_interrupt(supervisor)
         orchestrator = LiveOrchestrator(
             supervisor,

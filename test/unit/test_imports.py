@@ -1,6 +1,8 @@
 """Claims about which module may import which."""
 
 import ast
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -263,3 +265,12 @@ def test_no_room_exceeds_its_budget():
         print(f"{room or 'top':20}{n:7} of {BUDGETS.get(room, 0)}")
     assert {room: n for room, n in lines.items() if n > BUDGETS.get(room, 0)} == {}
     assert set(BUDGETS) <= set(lines), "a budget of a room that is gone"
+
+
+def test_a_server_starts_without_what_only_engines_need():
+    code = (
+        "import sys, sglang_live.launch_server; found = {*sys.modules}; "
+        "print({'torch', 'transformers', 'sglang', 'xgrammar', 'benchmark', 'lab'} & found)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -6,8 +6,10 @@ speed up xgrammar's masks, and it finds its own.
 
 import json
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from xgrammar import Grammar
+if TYPE_CHECKING:
+    from xgrammar import Grammar
 
 # Kinds of expressions in a serialised grammar.
 _BYTES, _CLASS, _CLASS_STAR, _EMPTY, _RULE, _SEQUENCE, _CHOICES, _REPEAT = 0, 1, 2, 3, 4, 5, 6, 8
@@ -88,7 +90,7 @@ def written(rules: Rules) -> str:
     return "".join(lines)
 
 
-def rules_of(grammar: Grammar, prefix: str = "") -> Rules:
+def rules_of(grammar: "Grammar", prefix: str = "") -> Rules:
     """
     Args:
         prefix: put before all names.

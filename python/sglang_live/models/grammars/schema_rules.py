@@ -10,8 +10,6 @@ import json
 from itertools import count
 from typing import Any
 
-from xgrammar import Grammar
-
 from sglang_live.models.grammars.grammar_rules import (
     Characters,
     Element,
@@ -51,6 +49,9 @@ def schema_rules(schema: dict[str, Any]) -> Rules:
         RuntimeError: xgrammar cannot make rules of the schema.
         ValueError: a pattern, or xgrammar's rules, cannot be read.
     """
+    # It imports torch and transformers: seconds, which only those pay who force a call.
+    from xgrammar import Grammar
+
     written = json.dumps(schema, ensure_ascii=False)
     marks = (chr(code) for code in count(_FIRST_MARK) if chr(code) not in written)
     patterns: dict[str, str] = {}
