@@ -38,10 +38,18 @@ def test_admission_holds_the_sessions_below_what_arrives(experiment):
     assert found.users <= found.limit < 1024 and found.refused > 0.05 > free.refused == 0
 
 
-def test_a_constant_limit_is_the_highest_within_the_target(experiment):
+@pytest.mark.parametrize("highest", [30, 47, 119])
+def test_a_constant_limit_is_the_highest_within_the_target(experiment, monkeypatch, highest):
+    """Of 30, which are taken to be within it, to 119: 120 come."""
+    served = experiment.steady("all", 4)
+
+    def steady(arm, n_star, most):
+        p90_ms = 400.0 if most <= highest else 4_000.0
+        return replace(served, arm=arm, users_most=most, p90_ms=p90_ms)
+
+    monkeypatch.setattr(experiment, "steady", steady)
     best = experiment.constant_limit(60)
-    assert experiment._is_within_target(best)
-    assert not experiment._is_within_target(experiment.steady("all", 60, best.users_most + 1))
+    assert (best.arm, best.users_most, best.p90_ms) == ("constant limit", highest, 400.0)
 
 
 def test_a_storm_is_refused_in_part(experiment):
@@ -49,15 +57,18 @@ def test_a_storm_is_refused_in_part(experiment):
     assert found.users_most <= 60 and found.continuous > 0.9
 
 
-def test_the_document_has_every_arm(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("load", "seconds", "arms"),
+    [("steady", 20, ["constant limit", ADMITTED]), ("storms", 91, ["off", "all", ADMITTED])],
+)
+def test_the_document_has_every_arm(tmp_path, capsys, load, seconds, arms):
     path = tmp_path / "found.json"
-    argv = ["--seconds", "95", "--seeds", "1", "--turns", "2", "--served", "6", "--json", str(path)]
-    assert admission.main(argv) == 0
-    assert "| storms | `off` |" in capsys.readouterr().out
+    argv = ["--load", load, "--seconds", str(seconds), "--seeds", "1", "--turns", "2"]
+    assert admission.main([*argv, "--served", "4", "--json", str(path)]) == 0
+    assert f"| {load} | `{arms[-1]}` |" in capsys.readouterr().out
     document = json.loads(path.read_text())
-    assert document["brute_force"] == 6
-    assert [one["arm"] for one in document["steady"]] == ["constant limit", ADMITTED]
-    assert [one["arm"] for one in document["storms"]] == ["off", "all", ADMITTED]
+    assert document["brute_force"] == 4
+    assert [one["arm"] for one in document[load]] == arms
 
 
 @pytest.mark.parametrize("argv", [["--seconds", "0"], ["--seeds", "0"], ["--storm", "-1"]])
