@@ -1,15 +1,16 @@
 """A store whose process is killed at any line of its code goes on where it was.
 
-The store runs in a child process that kills itself with SIGKILL before the k-th line of the store's
-modules. What it had reported as done by then must be there afterwards, once.
+A kill before a line of the store's modules leaves what the kernel has by then: a copy of its folder
+has it too. Where kills follow one another, the store runs in a child process that ends by SIGKILL.
+What it had reported as done by then must be there afterwards, once.
 """
 
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
-from bisect import bisect_left
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -182,26 +183,56 @@ def results_of(store: Store, batch_id: str) -> list[int]:
     return [n for file_id in ids if file_id for n in results_in(store, file_id)]
 
 
-# One quarter of all lines each; three of them are for the night.
-QUARTERS = [1, *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 3, 4))]
+def copied_before_lines(script, folder: Path, copies: Path, known: int) -> list[tuple[Path, dict]]:
+    """Play a script, and copy its folder before each line of the store: what a kill there leaves.
+
+    Args:
+        known: leading entries of the script whose lines are passed over.
+    Returns:
+        What had been told by then, with each copy, and at last the folder itself.
+    """
+    found: list[tuple[Path, dict]] = []
+    told: dict = {"recorded": []}
+    begun = 0
+
+    def trace(frame, event, _arg):
+        if not frame.f_code.co_filename.endswith(TRACED):
+            return None
+        if event == "line" and begun > known:
+            copy = copies / str(len(found))
+            shutil.copytree(folder, copy)
+            found.append((copy, {**told, "recorded": [*told["recorded"]]}))
+        return trace
+
+    def tell(what: str, value) -> None:
+        if what == "recorded":
+            told["recorded"] += value
+        else:
+            told[what] = value
+
+    play, before = Play(opened(folder), tell), sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for action in script:
+            begun += 1
+            play.run([action])
+    finally:
+        sys.settrace(before)
+        play.store.close()
+    return [*found, (folder, told)]
 
 
-@pytest.mark.parametrize("quarter", QUARTERS)
 @pytest.mark.parametrize("ending", [COMPLETES, CANCELS], ids=["completes", "cancelled"])
-def test_a_kill_at_any_line_loses_no_result(ending, quarter):
-    script, n_killed = (*BEGINNING, *ending), 0
+def test_a_kill_at_any_line_loses_no_result(ending):
     # The beginning, which both endings have, is tested with one of them.
-    at = quarter if ending is COMPLETES else n_steps(BEGINNING) + quarter
+    known = 0 if ending is COMPLETES else len(BEGINNING)
     with tempfile.TemporaryDirectory(dir=FAST) as name:
-        for step in count(at, 4):
-            folder = Path(name) / str(step)
-            survived, told = killed_at(step, folder, script)
-            check_and_go_on(folder, told)
-            if survived:
-                break
-            n_killed += 1
+        folder, copies = Path(name) / "played", Path(name) / "copies"
+        found = copied_before_lines((*BEGINNING, *ending), folder, copies, known)
+        for copy, told in found:
+            check_and_go_on(copy, told)
     assert told["ended"] == (COMPLETED if ending is COMPLETES else CANCELLED)
-    assert n_killed > 50
+    assert len(found) > 200
 
 
 def test_a_result_file_that_a_kill_left_without_a_result_is_deleted_with_its_batch(tmp_path):
@@ -216,16 +247,6 @@ def test_a_result_file_that_a_kill_left_without_a_result_is_deleted_with_its_bat
     assert kept == {batch.input_file, shown["error_file_id"]}
     assert len(results_of(store, batch.id)) == N_LINES
     store.close()
-
-
-def n_steps(script) -> int:
-    """Number of lines of the store that a script runs."""
-
-    def survives(step: int) -> bool:
-        with tempfile.TemporaryDirectory(dir=FAST) as name:
-            return killed_at(step, Path(name), script)[0]
-
-    return bisect_left(range(1, 2000), True, key=survives)
 
 
 ACTION = st.tuples(st.sampled_from(["claim", "record", "finish", "cancel"]), st.integers(1, 3))
