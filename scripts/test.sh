@@ -74,10 +74,28 @@ if [[ $extent != fast ]]; then
     # Metadata from the package index: a set-up for other machines than this one still has a solution.
     check "installation" "$python" scripts/check_install.py
 fi
-# Unit tests first: they fail in seconds, the engines take minutes. Those of one file run in one
-# process, because they share fixtures; so do the engines of one file.
+# Unit tests first: they fail in seconds, the engines take minutes. A process for each part imports and
+# collects that part only; each worker of pytest-xdist would import and collect all of them.
+unit_tests() {
+    local large=(gateway bridge extensions benchmark) rest=() part
+    for part in test/unit/*/ test/unit/test_*.py; do
+        [[ " ${large[*]} __pycache__ " == *" $(basename "$part") "* ]] || rest+=("${part%/}")
+    done
+    local parts=("${large[@]/#/test/unit/}" "${rest[*]}")
+    local arguments=("$python" -m pytest -q --no-header "${marks[@]}" "$@")
+    # What a part says comes as one piece, when it has ended.
+    # shellcheck disable=SC2016
+    printf '%s\0' "${parts[@]}" | xargs -0 -P "$(nproc)" -I{} bash -c '
+        status=0
+        said=$("${@:2}" $1 2>&1) || status=$?
+        printf "%s\n" "== $1" "$said"
+        # 5: -k selects no test of this part
+        ((status == 0 || status == 5))
+    ' _ {} "${arguments[@]}"
+}
+check "unit tests" unit_tests "$@"
+# Those of one file run in one process, because they share engines.
 files=(--dist loadfile "$@")
-check "unit tests" "$python" -m pytest test/unit --numprocesses auto "${marks[@]}" "${files[@]}"
 check "mypy" types_checked
 if [[ $extent != fast ]]; then
     # Two processes at most: one computes while the other waits, for sound that is played or for an
