@@ -29,8 +29,8 @@ from benchmark.kv.elastic_load import Load, follow, lender
 from benchmark.load.options import read_options
 from benchmark.load.provenance import config_of, facts
 from benchmark.load.server import ServerProcess
-from sglang_live.bridge.memory.elastic_buffers import BufferPlan, create_elastic_buffers
-from sglang_live.bridge.tiers.elastic_pool import ElasticPool
+from sglang_live.extensions.elastic.engine.buffers import BufferPlan, create_elastic_buffers
+from sglang_live.extensions.elastic.engine.pool import ElasticPool
 
 START_TIMEOUT_S = 300.0
 REQUEST_TIMEOUT_S = 600.0

@@ -20,8 +20,8 @@ from benchmark.gpu.measuring import synchronize
 from benchmark.gpu.places import gpus_hidden, indexed, platform_of
 from benchmark.lending.stages import Pair, running_pair
 from benchmark.native_client import native_client
-from sglang_live.bridge.memory.elastic_buffers import store_of
-from sglang_live.bridge.memory.elastic_memory import ElasticMemory, Geometry
+from sglang_live.extensions.elastic.engine.buffers import store_of
+from sglang_live.extensions.elastic.engine.elastic_memory import ElasticMemory, Geometry
 
 _POLICIES = ("urgency", "retention", "next-use")
 _REQUEST_TIMEOUT_S = 120.0
@@ -175,7 +175,7 @@ async def _answers(
         first = await _answer(pair, prompts[0])
         rest = await asyncio.gather(*(_answer(pair, prompt) for prompt in prompts[1:]))
         mover = pair.mover
-        counts = dict(mover.report()) if mover is not None else {}
+        counts = dict(mover.report())
         assert pair.thinker.client is not None
         load = (await pair.thinker.client.ping(10.0)).load
         counts["thinker_tokens"] = load.get("policy_elastic_tokens", 0.0)
@@ -185,7 +185,6 @@ async def _answers(
 
 async def _until_known(pair: Pair) -> None:
     """The thinker knows what the talker could give."""
-    assert pair.mover is not None
     async with asyncio.timeout(60):
         while not pair.mover.report().get("thinker_obtainable"):
             await asyncio.sleep(0.1)

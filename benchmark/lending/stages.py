@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from benchmark.ending import end_like_ctrl_c
 from lab.modelled_device.attach import environment as modelled_device
 from sglang_live.engine_channel.lease_channel import BORROW, LEND
+from sglang_live.extensions.elastic.mover import KvMover
+from sglang_live.extensions.elastic.pools import ElasticPools
 from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
 from sglang_live.models.family import model_facts
 from sglang_live.orchestrator.stage_links import TalkerLink, ThinkerLink
 from sglang_live.policy.policies import Policies
-from sglang_live.stages.memory.kv_mover import KvMover
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import Replica, Supervisor, loopback_address
@@ -38,12 +39,12 @@ class Links:
 class Pair:
     """
     Attributes:
-        mover: None unless both pools exchange memory.
+        mover: it moves memory if both pools exchange it.
     """
 
     thinker: Replica
     talker: Replica
-    mover: KvMover | None
+    mover: KvMover
 
     def links(self, session_id: str) -> Links:
         segments: dict = {}
@@ -109,15 +110,18 @@ async def running_pair(
             environment=modelled_device(device_model),
             device=device,
             leases=roles.get(stage, ""),
-            elastic_kv=elastic,
         )
         for stage, device in zip(args, devices, strict=True)
     ]
-    supervisor = Supervisor(specs, log_dir=run_dir)
+    pools = ElasticPools()
+    supervisor = Supervisor(pools.stages(specs) if elastic else specs, log_dir=run_dir)
     try:
+        if elastic:
+            pools.start(run_dir)
         await supervisor.start()
         thinker, talker = supervisor.replicas
-        yield Pair(thinker, talker, supervisor.kv_mover)
+        yield Pair(thinker, talker, pools.mover)
     finally:
         await supervisor.stop()
+        await pools.stop()
         owned.remove()

@@ -57,24 +57,24 @@ NAMES = (
     Upstream(
         "sglang.srt.managers.scheduler",
         functions={"_make_abort_req": "req, finished_reason="},
-        used_in="bridge/scheduler/elastic.py",
+        used_in="extensions/elastic/engine/part.py",
     ),
     Upstream(
         "sglang.srt.managers.schedule_policy",
         attributes="CLIP_MAX_NEW_TOKENS",
-        used_in="bridge/scheduler/elastic.py",
+        used_in="extensions/elastic/engine/part.py",
     ),
     Upstream(
         "sglang.srt.mem_cache.allocator.TokenToKVPoolAllocator",
         functions={"clear": "self", "get_kvcache": "self"},
         attributes="free_pages release_pages need_sort size page_size",
-        used_in="bridge/tiers/elastic_pool.py",
+        used_in="extensions/elastic/engine/pool.py",
     ),
     Upstream(
         "sglang.srt.mem_cache.allocator.PagedTokenToKVPoolAllocator",
         functions={"clear": "self", "get_kvcache": "self"},
         attributes="free_pages staged_pages num_staged_pages num_pages need_sort size",
-        used_in="bridge/tiers/elastic_pool.py",
+        used_in="extensions/elastic/engine/pool.py",
     ),
     Upstream(
         "sglang.srt.managers.schedule_batch.ScheduleBatch",

@@ -45,7 +45,6 @@ def parse(argv: list[str]) -> ServerConfig:
         policies=policies,
         retention=retention if policies.retention else None,
         session_storage=parse_storage(own, policies, stages["thinker"].args),
-        elastic_kv=own.elastic_kv,
         api_keys=_keys(own.api_key, "SGLANG_LIVE_API_KEYS"),
         batch_only_keys=_keys(own.batch_only_key, "SGLANG_LIVE_BATCH_ONLY_KEYS"),
         flex=flex_config(own),

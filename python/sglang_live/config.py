@@ -61,7 +61,6 @@ class ServerConfig:
         `kept_by` has those that apply.
     leases: which stages lend or borrow KV memory.
     session_storage: disk space of each thinker; None: KV stays in host memory.
-    elastic_kv: whether the KV pools of thinker and talker exchange memory.
     api_keys: accepted keys; empty: no key is needed.
     batch_only_keys: further ones, for flex requests and batches alone.
     flex: bound on flex requests.
@@ -95,7 +94,6 @@ class ServerConfig:
     policies: Policies = OFF
     retention: RetentionFlags | None = None
     session_storage: SessionStorage | None = None
-    elastic_kv: bool = False
     leases: LeaseConfig = field(default_factory=LeaseConfig)
     api_keys: tuple[str, ...] = ()
     batch_only_keys: tuple[str, ...] = ()
@@ -138,8 +136,6 @@ class ServerConfig:
             if file and not file.is_file():
                 raise BadInputError(f"there is no file {file}")
         self._check_access()
-        if self.elastic_kv:
-            self._check_elastic()
 
     @property
     def sessions_per_key(self) -> int | None:
@@ -206,24 +202,6 @@ class ServerConfig:
             raise BadInputError("drain-s must be seconds, at least 0")
         if not 0 <= self.idle_session_s < math.inf:
             raise BadInputError("idle-session-s must be seconds, at least 0")
-
-    def _check_elastic(self) -> None:
-        """Whether the pools of the stages can exchange memory."""
-        if not self.policies:
-            raise BadInputError("--elastic-kv needs policies: SGLang's own scheduler cannot resize")
-        if self.leases.roles:
-            raise BadInputError("--elastic-kv and --lend: memory is moved or lent, not both")
-        for name in ("thinker", "talker"):
-            stage = self.stages.get(name, StageConfig())
-            if stage.connect or stage.replicas > 1:
-                raise BadInputError(f"--elastic-kv needs one {name}, which this server starts")
-            if stage.args.get("tp_size", 1) * stage.args.get("pp_size", 1) > 1:
-                raise BadInputError(f"--elastic-kv needs a {name} of one rank")
-        devices = {
-            self.stages.get(name, StageConfig()).devices[0] for name in ("thinker", "talker")
-        }
-        if len(devices) > 1:
-            raise BadInputError("--elastic-kv needs a thinker and a talker on one device")
 
     def _check_access(self) -> None:
         keys = (*self.api_keys, *self.batch_only_keys)

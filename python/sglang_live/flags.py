@@ -240,7 +240,6 @@ def _add_memory_arguments(flags: argparse._ActionsContainer) -> None:
         f"{_RETENTION.slack_tokens}, at most a sixteenth of what the model is good for)",
     )
     add_storage_arguments(flags)
-    add("--elastic-kv", action="store_true", help="thinker and talker exchange memory of their KV")
     add_lease_arguments(flags)
 
 

@@ -58,7 +58,6 @@ from sglang_live.stages.supervisor import Replica, StageCollector, Supervisor
 from sglang_live.stages.transport.wire import fallbacks
 from sglang_live.stages.zygote import Zygote, is_useful
 from sglang_live.telemetry.capacity_metrics import CapacityCollector
-from sglang_live.telemetry.kv_mover_metrics import KvMoverCollector
 from sglang_live.telemetry.log_lines import log_in_lines
 from sglang_live.telemetry.log_writing import LogDrops, protect_own_output
 from sglang_live.telemetry.metrics import GatewayMetrics
@@ -214,8 +213,6 @@ def _metrics(
     metrics.registry.register(fallbacks)
     metrics.registry.register(failed_tasks)
     metrics.registry.register(supervisor.queue_counts)
-    if supervisor.kv_mover is not None:
-        metrics.registry.register(KvMoverCollector(supervisor.kv_mover.report))
     return metrics
 
 

@@ -22,8 +22,6 @@ def check_flags(config: ServerConfig, model: ModelFacts) -> None:
     for name, stage in config.stages.items():
         if name not in model.stages and stage.flags:
             raise BadInputError(f"{stage.flags[0]}: this model has no {name}")
-    if config.elastic_kv and not {"thinker", "talker"} <= set(model.stages):
-        raise BadInputError("--elastic-kv: this model has no other engine to exchange memory with")
     for addition in config.additions:
         addition.check(model)
     of_thinker = {

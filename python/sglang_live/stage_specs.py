@@ -55,7 +55,6 @@ def stage_specs(
                     voices=talker_voices(stage, model),
                     log_format=config.log_format,
                     stuck_after_s=config.stuck_after_s,
-                    elastic_kv=config.elastic_kv and stage != "vocoder",
                     environment=weights_environment(stage, config.cpu_weights, model),
                 )
             )

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import soundfile as sf
 from lab.attachment import joined
 from lab.modelled_device.attach import environment as modelled_device
 from sglang_live.attachment import ATTACH_ENV
+from sglang_live.extension import Addition
 from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
 from sglang_live.models.family import model_facts
@@ -88,6 +89,7 @@ class Stages:
     supervisor: Supervisor
     model: Qwen3OmniSpec | None  # of another family
     talker_reads_text: bool = False
+    additions: Sequence[Addition] = ()
 
     def replica(self, stage: str) -> Replica:
         return next(r for r in self.supervisor.replicas if r.spec.stage == stage)
@@ -130,7 +132,7 @@ async def running_stages(
     family: str = FAMILY,
     voices: str = "",
     shares_device: bool = False,
-    elastic_kv: bool = False,
+    additions: Sequence[Addition] = (),
     leases: dict[str, str] | None = None,
     lent_bytes: int = 0,
     talker_args: dict | None = None,
@@ -142,7 +144,8 @@ async def running_stages(
     thinker_args, talker_args: further arguments of one of them.
     session_storage: the thinker's, "<bytes>:<directory>".
     voices: the talker's, see StageSpec.
-    shares_device, elastic_kv: see StageSpec.
+    shares_device: see StageSpec.
+    additions: of extensions.
     leases: by stage, "lend" or "borrow".
     lent_bytes: of a lender without an engine, which is among the names.
     device_model: a file of test/data/device_models, without its suffix. "": none.
@@ -176,18 +179,23 @@ async def running_stages(
             environment=joined(attached, modelled, environments.get(stage) or {}),
             session_storage=session_storage if stage == "thinker" else "",
             voices=voices if stage == "talker" else "",
-            elastic_kv=elastic_kv and stage != "vocoder",
             leases=(leases or {}).get(stage, ""),
         )
         for stage in names
     ]
+    for addition in additions:
+        specs = addition.stages(specs)
     supervisor = Supervisor(specs, log_dir=cache, zygote=ZYGOTE)
     try:
+        for addition in additions:
+            addition.start(run_dir.path)
         await supervisor.start()
         model = Qwen3OmniSpec.load(checkpoint) if family == FAMILY else None
-        yield Stages(supervisor, model, model_facts(checkpoint).talker_reads_text)
+        yield Stages(supervisor, model, model_facts(checkpoint).talker_reads_text, additions)
     finally:
         await supervisor.stop()
+        for addition in additions:
+            await addition.stop()
         run_dir.remove()
 
 

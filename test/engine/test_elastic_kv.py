@@ -19,9 +19,10 @@ from benchmark.native_client import native_client
 from lab.attachment import joined
 from lab.cpu_graphs.attach import environment as decode_graphs
 from lab.poison import POISON
-from sglang_live.bridge.memory.file_granules import GRANULE_BYTES
-from sglang_live.engine_channel.elastic import Obtainable, send
-from sglang_live.kv.elastic import ElasticConfig
+from sglang_live.extensions.elastic.engine.file_granules import GRANULE_BYTES
+from sglang_live.extensions.elastic.messages import Obtainable, send
+from sglang_live.extensions.elastic.policy import ElasticConfig
+from sglang_live.extensions.elastic.pools import ElasticPools
 from test.engine.conftest import Stages, running_stages
 from test.engine.reference import Reference
 from test.engine.small_pool import Pool, check
@@ -53,10 +54,10 @@ async def stages(request, endless_checkpoint, tmp_path_factory):
         thinker_environment=joined(POISON, environment),
         talker_environment=environment,
         names=("thinker", "talker"),
-        elastic_kv=True,
+        additions=(ElasticPools(),),
     )
     async with running as found:
-        engines = found.supervisor.kv_mover._engines
+        engines = found.additions[0].mover._engines
         async with asyncio.timeout(20):  # until the thinker knows of the talker's memory
             while engines["thinker"].obtainable <= 0:
                 await asyncio.sleep(0.05)
@@ -70,7 +71,7 @@ def pool(stages) -> Pool:
 
 @pytest.fixture
 def mover(stages):
-    return stages.supervisor.kv_mover
+    return stages.additions[0].mover
 
 
 async def generate(pool: Pool, ids: list[int], n: int, timeout_s: float = 120.0) -> dict:

@@ -353,17 +353,6 @@ def test_without_a_window_or_the_policy_a_session_keeps_everything(argv, tmp_pat
             ["--live-policies", "off", "--retention-slack", "0", "--retention-window", "0"],
             "retention-slack must be at least 1, got 0",
         ),
-        (["--elastic-kv", "--live-policies", "off"], "--elastic-kv needs policies"),
-        (["--elastic-kv", "--talker.replicas", "2"], "--elastic-kv needs one talker"),
-        (["--elastic-kv", "--thinker.tp-size", "2"], "--elastic-kv needs a thinker of one rank"),
-        (["--elastic-kv", "--talker.device", "cuda:1"], "a thinker and a talker on one device"),
-        (
-            [
-                *("--elastic-kv", "--lend", "talker", "--borrow", "thinker"),
-                "--thinker.enable-hierarchical-cache",
-            ],
-            "memory is moved or lent, not both",
-        ),
         (["--talker.replicas", "0"], "replicas must be a number from 1, got '0'"),
         (["--talker.replicas", "two"], "replicas must be .* got 'two'"),
         (["--talker.replicas", "1.5"], "replicas must be .* got '1.5'"),

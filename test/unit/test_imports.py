@@ -68,6 +68,7 @@ BRIDGE = (
 # Where SGLang may be imported; everywhere else its types and its import time stay out.
 SGLANG = (
     "bridge.",
+    "extensions.elastic.engine.",
     "models.qwen3_omni.engine.",
     "models.qwen3_tts.engine.",
     "models.speech_lm.engine.",
@@ -78,24 +79,25 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_220,
-    "bridge": 12_500,
+    "": 4_190,
+    "bridge": 11_170,
     "capacity": 680,
     "client": 880,
-    "engine_channel": 920,
+    "engine_channel": 750,
     "extensions/batches": 2_860,
+    "extensions/elastic": 2_240,
     "extensions/planner": 5_470,
     "gateway": 13_740,
     "interaction": 3_240,
     "kernels": 20,
-    "kv": 1_650,
+    "kv": 1_410,
     "models": 9_670,
     "orchestrator": 2_370,
     "policy": 2_000,
     "sound": 820,
     "speakable": 2_020,
-    "stages": 8_730,
-    "telemetry": 720,
+    "stages": 8_260,
+    "telemetry": 700,
 }
 
 

@@ -151,7 +151,6 @@ def test_a_stage_that_does_not_start_is_reported_and_removed(tmp_path, monkeypat
             ["--speaker-model", "resemblyzer"],
             "--speaker-model: this model only speaks",
         ),
-        ("talker", ["--elastic-kv"], "--elastic-kv: this model has no other engine"),
         (
             "talker",
             ["--talker.connect", "tcp://h:1", "--allow-keyless-stages"],
@@ -252,12 +251,6 @@ def test_a_thinker_alone_has_weights_in_8_bits(model, prefers, flag, has):
 def test_every_spec_has_the_policies(model, text, policies):
     by_name = specs(model, "--live-policies", text)
     assert {spec.policies for spec in by_name.values()} == {Policies.parse(policies)}
-
-
-def test_the_engines_alone_have_elastic_kv(model):
-    for argv, names in ((), set()), (("--elastic-kv",), {"thinker/0", "talker/0"}):
-        elastic = {name for name, spec in specs(model, *argv).items() if spec.elastic_kv}
-        assert elastic == names
 
 
 def test_a_spec_reaches_its_process_unchanged(model, monkeypatch):

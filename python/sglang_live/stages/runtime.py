@@ -19,13 +19,11 @@ import setproctitle
 
 from sglang_live.aio import failed_tasks
 from sglang_live.attachment import attach
-from sglang_live.bridge.memory.kv_memory import share_kv
 from sglang_live.bridge.platform import cpu
 from sglang_live.bridge.platform.load_file import SHM_NAMES_ENV
 from sglang_live.bridge.scheduler.device_peers import DEVICE_PEERS_ENV, device_peers_env
 from sglang_live.bridge.scheduler.progress_lock import forgo_progress_lock
 from sglang_live.devices import devices_of_ranks
-from sglang_live.engine_channel.elastic import ELASTIC_ENV
 from sglang_live.engine_channel.inbox import (
     PARTS_ENV,
     POLICIES_ENV,
@@ -181,13 +179,13 @@ def main() -> None:
     os.environ[STORAGE_ENV] = spec.session_storage
     # Those that the environment names already are of every stage.
     lends = ("sglang_live.bridge.scheduler.lending:lending_part",) if spec.leases else ()
-    moves = ("sglang_live.bridge.scheduler.elastic:Elastic",) if spec.elastic_kv else ()
-    parts = filter(None, (os.environ.get(PARTS_ENV), *moves, *lends, *spec.parts))
+    parts = filter(None, (os.environ.get(PARTS_ENV), *lends, *spec.parts))
     os.environ[PARTS_ENV] = ",".join(parts)
-    elastic = json.dumps([str(spec.kv_mover_path), spec.stage]) if spec.elastic_kv else ""
-    os.environ[ELASTIC_ENV] = elastic
     os.environ[LEASES_ENV] = f"{spec.leases}:{lease_socket(spec.run_dir)}" if spec.leases else ""
-    share_kv(lends=spec.leases == LEND, is_elastic=spec.elastic_kv)
+    if spec.leases == LEND:
+        # With it, SGLang on a GPU sizes the pool after its graphs are captured, and allocates it in
+        # a way of its own.
+        os.environ["SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"] = "0"
     os.environ[SHM_NAMES_ENV] = shm_names(spec.run, os.getpid())
     use_temporary_folder(spec)
     forgo_progress_lock()

@@ -63,7 +63,6 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     voices: directory of recordings whose voices a talker takes on. "": none.
     log_format: "text" or "json".
     stuck_after_s: seconds without a round after which an engine with work is started anew.
-    elastic_kv: whether the engine's KV pool exchanges memory with that of another stage.
     """
 
     stage: str
@@ -90,7 +89,6 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     voices: str = ""
     log_format: str = "text"
     stuck_after_s: float = STUCK_AFTER_S
-    elastic_kv: bool = False
 
     @property
     def name(self) -> str:
@@ -108,11 +106,6 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     def native_socket(self) -> str:
         """A Unix socket in run_dir, which other users of the machine cannot read (mode 0700)."""
         return str(self.file_path("native"))
-
-    @property
-    def kv_mover_path(self) -> Path:
-        """Socket of the server's KvMover."""
-        return Path(self.run_dir) / "kv-mover"
 
     def file_path(self, what: str) -> Path:
         return Path(self.run_dir) / f"{self.stage}-{self.replica}-{what}"

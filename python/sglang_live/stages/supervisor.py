@@ -19,7 +19,6 @@ from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import StageUnavailableError
 from sglang_live.messages import Ready
 from sglang_live.stages.endings import cause_of, die_with_parent, oom_kills, was_work
-from sglang_live.stages.memory.kv_mover import KvMover
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
 from sglang_live.stages.stage_logs import StageLogs
 from sglang_live.stages.transport.client import StageClient
@@ -99,7 +98,6 @@ class Supervisor:
 
     Attributes:
         queue_counts: of all replicas, since the start.
-        kv_mover: None if no stage has elastic KV.
     """
 
     def __init__(
@@ -122,8 +120,6 @@ class Supervisor:
         self._logs: StageLogs | None = None
         self._command, self._clock = command, clock or MonotonicClock()
         self._watchers: list[asyncio.Task[None]] = []
-        elastic = next((spec for spec in specs if spec.elastic_kv), None)
-        self.kv_mover = KvMover(elastic.kv_mover_path) if elastic is not None else None
         sockets = {lease_socket(spec.run_dir) for spec in specs if spec.leases}
         self.lease_brokers = [LeaseBroker(path) for path in sorted(sockets)]
 
@@ -135,8 +131,6 @@ class Supervisor:
         """
         as_json = any(replica.spec.log_format == "json" for replica in self.replicas)
         self._logs = StageLogs(self._log_dir, self._drops, as_json=as_json)
-        if self.kv_mover is not None:
-            self.kv_mover.start()
         for broker in self.lease_brokers:
             broker.start()
         first_up = [asyncio.get_running_loop().create_future() for _ in self.replicas]
@@ -151,9 +145,8 @@ class Supervisor:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
         ends = [partial(self._put_down, replica, "server stops") for replica in self.replicas]
-        mover = [] if self.kv_mover is None else [self.kv_mover.stop]
         logs = [] if self._logs is None else [partial(asyncio.to_thread, self._logs.close)]
-        await close_all(*ends, *mover, *(broker.stop for broker in self.lease_brokers), *logs)
+        await close_all(*ends, *(broker.stop for broker in self.lease_brokers), *logs)
 
     def log_of(self, name: str) -> str:
         """What a replica has logged so far. Only with a log_dir."""

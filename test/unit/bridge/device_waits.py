@@ -22,7 +22,7 @@ RESULT = "the result has arrived, or is waited for"
 
 REASONS = {
     "bridge/grammars/call_end.py": {"CallGrammar.fill_vocab_mask int": HOST},
-    "bridge/memory/cuda_granules.py": {
+    "extensions/elastic/engine/cuda_granules.py": {
         "CudaGranules.close synchronize": "nothing uses the pool any more",
         "CudaGranules._wipe synchronize": ELSEWHERE,
         "CudaGranules.unmap_wiped synchronize": ELSEWHERE,
@@ -85,7 +85,7 @@ REASONS = {
         "StreamTable.remove int": NUMPY,
         "StreamTable.step int": NUMPY,
     },
-    "bridge/tiers/elastic_pool.py": {
+    "extensions/elastic/engine/pool.py": {
         "ElasticPool.release int": "a part of the tail is in use after a second",
         "ElasticPool.release nonzero x2": "a part of the tail is in use after a second",
     },

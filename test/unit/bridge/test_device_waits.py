@@ -17,6 +17,7 @@ FOLDERS = (
     "models/qwen3_tts",
     "models/speech_lm",
     "engine_channel",
+    "extensions/elastic",
 )
 
 

@@ -27,7 +27,8 @@ def imported_by_the_server() -> set[str]:
     """Distributions of third parties that modules of the server import at their top level."""
     names = set()
     for path in PACKAGE.rglob("*.py"):
-        if path.relative_to(PACKAGE).parts[0] in NOT_THE_SERVER:
+        room, *folders = path.relative_to(PACKAGE).parts
+        if room in NOT_THE_SERVER or "engine" in folders:  # of an extension, inside SGLang
             continue
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.Import):

@@ -7,6 +7,7 @@ else counts them at all, neither policies nor the stage's load.
 import logging
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from sglang.srt.managers.scheduler_components.pool_stats_observer import (
     SchedulerPoolStatsObserver,
 )
 
+from sglang_live.bridge.memory.kv_memory import allocated_by
+from sglang_live.bridge.memory.shared_buffers import create_shared_buffers
 from sglang_live.bridge.round_facts import Pool
 from sglang_live.bridge.scheduler.part import Part, set_frozen
 from sglang_live.bridge.tiers.lease_facts import (
@@ -64,6 +67,9 @@ class Borrower(Part):
 
 
 class Lender(Part):
+    def making_pools(self) -> AbstractContextManager[None]:
+        return allocated_by(create_shared_buffers)
+
     def start(self) -> None:
         scheduler = self._scheduler
         reason = self._refusal()

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from sglang_live.bridge.memory.kv_memory import KvMemory
+from sglang_live.bridge.memory.shared_buffers import KvMemory
 from sglang_live.kv.peer_layout import Geometry, Memory
 
 

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sglang.srt.managers.cache_controller")
 from lab.attachment import around  # noqa: E402
 from lab.poison import forget_lease  # noqa: E402
-from sglang_live.bridge.memory.kv_memory import shared_buffers  # noqa: E402
+from sglang_live.bridge.memory.shared_buffers import shared_buffers  # noqa: E402
 from sglang_live.bridge.tiers.borrowing import RECALL_S, Borrowing  # noqa: E402
 from sglang_live.bridge.tiers.peer_pool import PEER_SLOTS  # noqa: E402
 from sglang_live.bridge.tiers.session_copies import SessionCopy  # noqa: E402

@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.allocator import (  # noqa: E402
     TokenToKVPoolAllocator,
 )
 
-from sglang_live.bridge.memory.kv_memory import shared_buffers  # noqa: E402
+from sglang_live.bridge.memory.shared_buffers import shared_buffers  # noqa: E402
 from sglang_live.bridge.tiers.leases import Leases, PoolRuns  # noqa: E402
 from sglang_live.engine_channel.lease_channel import Bell, Member  # noqa: E402
 from sglang_live.engine_channel.lease_table import BORROWERS, LeaseTable  # noqa: E402

@@ -11,7 +11,7 @@ pytest.importorskip("sglang.srt.mem_cache.l2_transfer")
 from sglang.srt.mem_cache.l2_transfer import L2Transfer, L2TransferEngine  # noqa: E402
 
 from lab.poison import overwrite_lent  # noqa: E402
-from sglang_live.bridge.memory.kv_memory import shared_buffers  # noqa: E402
+from sglang_live.bridge.memory.shared_buffers import shared_buffers  # noqa: E402
 from sglang_live.bridge.memory.shared_memory import map_shared  # noqa: E402
 from sglang_live.bridge.tiers.peer_pool import (  # noqa: E402
     PEER_SLOTS,

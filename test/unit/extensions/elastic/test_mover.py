@@ -7,11 +7,11 @@ import random
 import pytest
 import pytest_asyncio
 
-from sglang_live.engine_channel.elastic import Give, Given, Packet
-from sglang_live.kv.elastic import ElasticConfig
-from sglang_live.stages.memory import kv_mover
-from sglang_live.stages.memory.kv_mover import KvMover
-from test.unit.stages.memory.fake_kv_engine import UNIT, FakeKvEngine
+from sglang_live.extensions.elastic import mover
+from sglang_live.extensions.elastic.messages import Give, Given, Packet
+from sglang_live.extensions.elastic.mover import KvMover
+from sglang_live.extensions.elastic.policy import ElasticConfig
+from test.unit.extensions.elastic.fake_kv_engine import UNIT, FakeKvEngine
 
 pytestmark = pytest.mark.asyncio
 START = 20 * UNIT
@@ -21,7 +21,7 @@ class Pair:
     def __init__(self, path):
         self.path = path
         # The window is short: an engine's earlier need does not matter here.
-        self.mover = KvMover(path, ElasticConfig(elastic_window_s=0.001))
+        self.mover = KvMover(ElasticConfig(elastic_window_s=0.001))
         self.engines: dict[str, FakeKvEngine] = {}
 
     async def begin(self, stage: str, behaviour: str = "") -> FakeKvEngine:
@@ -59,7 +59,7 @@ class Pair:
 async def pair(tmp_path):
     before = len(os.listdir("/proc/self/fd"))
     made = Pair(tmp_path / "mover")
-    made.mover.start()
+    made.mover.start(tmp_path / "mover")
     yield made
     for engine in made.engines.values():
         engine.kill()
@@ -158,7 +158,7 @@ async def test_after_the_death_of_a_giver_the_next_one_begins_with_the_rest(pair
 
 
 async def test_nothing_is_promised_of_an_engine_that_does_not_answer(pair, monkeypatch):
-    monkeypatch.setattr(kv_mover, "_LATE_S", 0.2)
+    monkeypatch.setattr(mover, "_LATE_S", 0.2)
     await pair.both(talker="hangs_on_give")
     await pair.ask("thinker", needed=30 * UNIT)
     await pair.until(lambda: pair.count("orders_late") == 1)

@@ -10,8 +10,9 @@ import time
 import pytest
 import torch
 
-from sglang_live.bridge.tiers.elastic_orders import ElasticOrders
-from sglang_live.engine_channel.elastic import (
+from sglang_live.extensions.elastic.engine.orders import ElasticOrders
+from sglang_live.extensions.elastic.granules import count
+from sglang_live.extensions.elastic.messages import (
     ELASTIC_ENV,
     Give,
     Given,
@@ -24,11 +25,10 @@ from sglang_live.engine_channel.elastic import (
     receive,
     send,
 )
-from sglang_live.kv.elastic import ElasticConfig
-from sglang_live.kv.granules import count
-from sglang_live.stages.memory.kv_mover import KvMover
-from test.unit.bridge.memory.fake_vmm import FakeVmm
-from test.unit.bridge.tiers.test_elastic_pool import Engine
+from sglang_live.extensions.elastic.mover import KvMover
+from sglang_live.extensions.elastic.policy import ElasticConfig
+from test.unit.extensions.elastic.engine.fake_vmm import FakeVmm
+from test.unit.extensions.elastic.engine.test_pool import Engine
 
 START = {"thinker": 6000, "talker": 24_000}  # floors are 5,120 tokens
 
@@ -90,12 +90,10 @@ async def test_pools_stay_exact_while_the_mover_moves_their_memory(
 ):
     if device != "cpu":
         FakeVmm().install(monkeypatch)
-    mover = KvMover(tmp_path / "mover", ElasticConfig(elastic_window_s=0.05))
-    mover.start()
-    loops = [
-        Loop(mover._path, stage, page, seed, device, monkeypatch)
-        for seed, stage in enumerate(START)
-    ]
+    mover = KvMover(ElasticConfig(elastic_window_s=0.05))
+    path = tmp_path / "mover"
+    mover.start(path)
+    loops = [Loop(path, stage, page, seed, device, monkeypatch) for seed, stage in enumerate(START)]
     for loop in loops:
         await asyncio.to_thread(loop.begin)
     total = sum(loop.engine.pool.granules for loop in loops)

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_live.bridge.cache.radix import LiveRadixCache
-from sglang_live.bridge.memory.elastic_memory import Geometry
 from sglang_live.bridge.scheduler.best_effort import BestEffort
-from sglang_live.bridge.scheduler.elastic import Elastic, ElasticRound
+from sglang_live.extensions.elastic.engine.elastic_memory import Geometry
+from sglang_live.extensions.elastic.engine.part import Elastic, ElasticRound
 from test.unit.bridge.scheduler import fake_scheduler
 
 GEOMETRY = Geometry((128,) * 8, 1, 4096)  # 32 rows in 8 granules
@@ -96,7 +96,7 @@ def no_weight_versions(monkeypatch):
     def abort(req, finished_reason):
         return SimpleNamespace(rid=req.rid, finished_reason=finished_reason)
 
-    monkeypatch.setattr("sglang_live.bridge.scheduler.elastic._make_abort_req", abort)
+    monkeypatch.setattr("sglang_live.extensions.elastic.engine.part._make_abort_req", abort)
 
 
 def test_every_count_and_limit_follows_the_size():

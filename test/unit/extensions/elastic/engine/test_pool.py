@@ -9,14 +9,12 @@ import pytest
 import torch
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 
-from sglang_live.bridge.memory.elastic_buffers import (
+from sglang_live.extensions.elastic.engine.buffers import (
     BufferPlan,
     create_elastic_buffers,
-    elastic_buffers,
-    planned,
 )
-from sglang_live.bridge.tiers.elastic_pool import ElasticPool
-from test.unit.bridge.memory.fake_vmm import FakeVmm
+from sglang_live.extensions.elastic.engine.pool import ElasticPool
+from test.unit.extensions.elastic.engine.fake_vmm import FakeVmm
 
 N_HEADS, HEAD_DIM, N_LAYERS = 2, 16, 2
 
@@ -207,11 +205,3 @@ def test_other_pools_are_refused():
         )
     with pytest.raises(ValueError, match="does not fit SimpleNamespace"):
         ElasticPool(SimpleNamespace())
-
-
-def test_buffers_are_elastic_only_where_they_are_planned():
-    plan = BufferPlan(2, lambda *_: 1)
-    assert planned() is None
-    with elastic_buffers(plan):
-        assert planned() is plan
-    assert planned() is None

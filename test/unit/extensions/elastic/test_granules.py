@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sglang_live.kv.granules import Run, count, joined, split, without
+from sglang_live.extensions.elastic.granules import Run, count, joined, split, without
 
 
 def places(runs) -> list[tuple[int, int]]:

@@ -15,8 +15,8 @@ from math import lcm
 import torch
 from torch import Tensor
 
-from sglang_live.bridge.memory.granule_store import GranuleStore
-from sglang_live.kv.granules import Run, count, joined, split
+from sglang_live.extensions.elastic.engine.granule_store import GranuleStore
+from sglang_live.extensions.elastic.granules import Run, count, joined, split
 
 log = logging.getLogger(__name__)
 

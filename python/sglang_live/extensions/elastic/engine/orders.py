@@ -14,10 +14,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 
-from sglang_live.bridge.memory.elastic_memory import Geometry, Passed
-from sglang_live.bridge.memory.granule_store import GranuleStore
-from sglang_live.bridge.tiers.elastic_pool import ElasticPool
-from sglang_live.engine_channel.elastic import (
+from sglang_live.extensions.elastic.engine.elastic_memory import Geometry, Passed
+from sglang_live.extensions.elastic.engine.granule_store import GranuleStore
+from sglang_live.extensions.elastic.engine.pool import ElasticPool
+from sglang_live.extensions.elastic.messages import (
     ELASTIC_ENV,
     Give,
     Given,

@@ -7,7 +7,8 @@ import time
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from sglang_live.engine_channel.elastic import (
+from sglang_live.extensions.elastic.granules import Run, count, split
+from sglang_live.extensions.elastic.messages import (
     Give,
     Given,
     Hello,
@@ -21,7 +22,6 @@ from sglang_live.engine_channel.elastic import (
     receive,
     send,
 )
-from sglang_live.kv.granules import Run, count, split
 
 UNIT = 8
 _FORK = mp.get_context("fork")

@@ -1,7 +1,7 @@
 """Messages between an engine's scheduler and the mover of KV memory, over a Unix socket.
 
 Each is one packet of msgpack, with the files of the memory that it names (SCM_RIGHTS).
-Sizes are in granules (kv/granules.py).
+Sizes are in granules (granules.py).
 """
 
 import array
@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from sglang_live.kv.granules import Run
+from sglang_live.extensions.elastic.granules import Run
 
-# Path of the mover's socket, and the engine's stage. Empty or absent: the pool has one size.
+# Those whose pools exchange memory.
+STAGES = ("thinker", "talker")
+# Path of the mover's socket, and the engine's stage.
 ELASTIC_ENV = "SGLANG_LIVE_ELASTIC_KV"
 # A packet holds some thousand runs: more than a pool has layers.
 MAX_PACKET_BYTES = 1 << 18
@@ -49,7 +51,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 
 
 class Need(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """What an engine needs; see kv/elastic.py.
+    """What an engine needs; see policy.py.
 
     size: what it has.
     needed: of running and waiting requests now.

@@ -17,8 +17,8 @@ from sglang.srt.utils import cuda_vmm_utils as vmm
 from torch import Tensor
 
 from sglang_live.bridge.memory.cuda_memory import index_of, properties_of
-from sglang_live.bridge.memory.granule_store import GranuleStore
-from sglang_live.kv.granules import Run, count
+from sglang_live.extensions.elastic.engine.granule_store import GranuleStore
+from sglang_live.extensions.elastic.granules import Run, count
 
 
 class CudaGranules(GranuleStore):

@@ -2,7 +2,7 @@
 
 Every count of the pool's tokens follows: admission, limits of a request, idle checks, load. A
 request that exceeds the pool, but not what the other engine could hand over, waits for it.
-In: orders of the mover (stages/memory/kv_mover.py). Out: the pool's size, what requests need.
+In: orders of the mover (mover.py). Out: the pool's size, what requests need.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,10 +18,11 @@ from sglang.srt.managers.scheduler import _make_abort_req
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sglang_live.bridge.cache.radix import LiveRadixCache
-from sglang_live.bridge.memory.elastic_buffers import BufferPlan, elastic_buffers
+from sglang_live.bridge.memory.kv_memory import allocated_by
 from sglang_live.bridge.scheduler.part import Part, set_frozen
-from sglang_live.bridge.tiers.elastic_orders import RESERVE, ElasticOrders
-from sglang_live.bridge.tiers.elastic_pool import ElasticPool
+from sglang_live.extensions.elastic.engine.buffers import BufferPlan, create_elastic_buffers
+from sglang_live.extensions.elastic.engine.orders import RESERVE, ElasticOrders
+from sglang_live.extensions.elastic.engine.pool import ElasticPool
 
 # An engine with waiting requests tells what they need this often.
 _NEED_EVERY_S = 0.05
@@ -59,7 +60,8 @@ class Elastic(Part):
         scheduler = self._scheduler
         if scheduler.server_args.tp_size * scheduler.server_args.pp_size > 1:
             raise RuntimeError("elastic KV needs engines of one rank: no --tp-size, no --pp-size")
-        with elastic_buffers(BufferPlan(RESERVE, self._orders.greet)):
+        plan = BufferPlan(RESERVE, self._orders.greet)
+        with allocated_by(lambda _, pool: create_elastic_buffers(plan, pool)):
             yield
         runner = scheduler.tp_worker.model_runner
         if not hasattr(runner.token_to_kv_pool, "elastic_memory"):

@@ -11,11 +11,11 @@ import signal
 import pytest
 import torch
 
-from sglang_live.bridge.memory.elastic_buffers import store_of
-from sglang_live.bridge.memory.elastic_memory import ElasticMemory, Geometry, Passed
-from sglang_live.bridge.memory.file_granules import GRANULE_BYTES, FileGranules
-from sglang_live.bridge.memory.granule_store import GranuleStore
-from test.unit.bridge.memory.fake_vmm import FakeVmm
+from sglang_live.extensions.elastic.engine.buffers import store_of
+from sglang_live.extensions.elastic.engine.elastic_memory import ElasticMemory, Geometry, Passed
+from sglang_live.extensions.elastic.engine.file_granules import GRANULE_BYTES, FileGranules
+from sglang_live.extensions.elastic.engine.granule_store import GranuleStore
+from test.unit.extensions.elastic.engine.fake_vmm import FakeVmm
 
 
 @pytest.fixture(params=["cpu", "cuda"])

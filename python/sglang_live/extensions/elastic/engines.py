@@ -6,8 +6,8 @@ import socket
 import struct
 from dataclasses import dataclass
 
-from sglang_live.engine_channel.elastic import Hello, Need, Packet
-from sglang_live.kv.elastic import PeakWindow
+from sglang_live.extensions.elastic.messages import Hello, Need, Packet
+from sglang_live.extensions.elastic.policy import PeakWindow
 
 
 @dataclass(slots=True, eq=False)

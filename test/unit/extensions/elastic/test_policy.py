@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_live.kv.elastic import (
+from sglang_live.extensions.elastic.policy import (
     ElasticConfig,
     Move,
     PeakWindow,

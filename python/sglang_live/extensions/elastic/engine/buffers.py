@@ -1,15 +1,14 @@
 """A KV pool of SGLang whose buffers are in elastic memory, from its creation on."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from sglang_live.bridge.memory.elastic_memory import ElasticMemory, Geometry
-from sglang_live.bridge.memory.file_granules import FileGranules
-from sglang_live.bridge.memory.granule_store import GranuleStore
+from sglang_live.extensions.elastic.engine.elastic_memory import ElasticMemory, Geometry
+from sglang_live.extensions.elastic.engine.file_granules import FileGranules
+from sglang_live.extensions.elastic.engine.granule_store import GranuleStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,24 +21,6 @@ class BufferPlan:
 
     reserve: int
     granules: Callable[[GranuleStore, Geometry, int], int]
-
-
-_plan: BufferPlan | None = None
-
-
-@contextmanager
-def elastic_buffers(plan: BufferPlan) -> Iterator[None]:
-    """A pool that is created within it has its buffers in an ElasticMemory."""
-    global _plan
-    _plan = plan
-    try:
-        yield
-    finally:
-        _plan = None
-
-
-def planned() -> BufferPlan | None:
-    return _plan
 
 
 def create_elastic_buffers(plan: BufferPlan, pool: Any) -> None:
@@ -72,7 +53,7 @@ def create_elastic_buffers(plan: BufferPlan, pool: Any) -> None:
 def store_of(device: torch.device) -> GranuleStore:
     """Raises OSError, RuntimeError, ImportError: the device has no such memory."""
     if device.type == "cuda":
-        from sglang_live.bridge.memory.cuda_granules import CudaGranules
+        from sglang_live.extensions.elastic.engine.cuda_granules import CudaGranules
 
         return CudaGranules(device)
     return FileGranules()

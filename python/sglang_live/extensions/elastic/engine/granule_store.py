@@ -1,6 +1,6 @@
 """Memory in granules, wherever it is: the pieces in which KV pools exchange it.
 
-In: runs of granules (kv/granules.py), and files that stand for them in messages. Out: mappings in
+In: runs of granules (granules.py), and files that stand for them in messages. Out: mappings in
 reserved address space. Owner: one GranuleStore per ElasticMemory; its thread maps, one at a time.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from sglang_live.kv.granules import Run
+from sglang_live.extensions.elastic.granules import Run
 
 
 class GranuleStore(ABC):

@@ -4,7 +4,7 @@ In: what each engine needs. Out: orders to give and to take, one move at a time.
 pools, and what is on its way, always add up to what both began with, also when a process dies: the
 other engine keeps what it has, and the next process begins with the rest. The mover passes memory
 on as files, and has none of it itself, wherever it is.
-Owner: one KvMover per supervisor.
+Owner: the server's ElasticPools.
 """
 
 import asyncio
@@ -19,7 +19,10 @@ from pathlib import Path
 import msgspec
 
 from sglang_live.aio import background
-from sglang_live.engine_channel.elastic import (
+from sglang_live.extensions.elastic.engines import Engine, accepted
+from sglang_live.extensions.elastic.granules import Run, count
+from sglang_live.extensions.elastic.messages import (
+    STAGES,
     Give,
     Given,
     Hello,
@@ -35,19 +38,16 @@ from sglang_live.engine_channel.elastic import (
     receive,
     send,
 )
-from sglang_live.kv.elastic import (
+from sglang_live.extensions.elastic.policy import (
     ElasticConfig,
     PeakWindow,
     PoolView,
     decide,
     spare_for_requests,
 )
-from sglang_live.kv.granules import Run, count
-from sglang_live.stages.memory.engines import Engine, accepted
 
 log = logging.getLogger(__name__)
 
-_STAGES = ("thinker", "talker")
 # A need that falls out of the window is noticed by then.
 _REVIEW_S = 1.0
 # An engine that could not free its memory is not asked again at once.
@@ -65,7 +65,6 @@ class _EngineLostError(Exception):
 class KvMover:
     """
     Args:
-        path: of the socket, in a folder of this user alone.
         config: of the policy.
         now_s: clock of the policy's window.
 
@@ -75,11 +74,10 @@ class KvMover:
 
     def __init__(
         self,
-        path: Path,
         config: ElasticConfig | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ):
-        self._path, self._now_s = path, now_s
+        self._now_s = now_s
         self._config = config or ElasticConfig()
         self._window_s = self._config.elastic_window_s
         self._engines: dict[str, Engine] = {}
@@ -88,17 +86,22 @@ class KvMover:
         self._moving = asyncio.Lock()  # held while sizes change
         self._tasks: set[asyncio.Task[None]] = set()
         self._news = asyncio.Event()
-        self._paused_until_s = dict.fromkeys(_STAGES, 0.0)
+        self._paused_until_s = dict.fromkeys(STAGES, 0.0)
         self._is_late = False  # the answer to the open order
         self._listener: socket.socket | None = None
         self.counts: Counter[str] = Counter()
         self.move_s = 0.0
 
-    def start(self) -> None:
-        """Raises OSError: the socket cannot be made."""
+    def start(self, path: Path) -> None:
+        """
+        Args:
+            path: of the socket, in a folder of this user alone.
+        Raises:
+            OSError: it cannot be made.
+        """
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(str(self._path))
-        self._path.chmod(0o600)
+        self._listener.bind(str(path))
+        path.chmod(0o600)
         self._listener.listen(_MOST_UNNAMED)
         self._listener.setblocking(False)
         asyncio.get_running_loop().add_reader(self._listener, self._accept)
@@ -110,11 +113,11 @@ class KvMover:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
+            Path(self._listener.getsockname()).unlink(missing_ok=True)
             self._listener.close()
         for engine in [*self._engines.values(), *self._unnamed]:
             self._close(engine)
         self._engines, self._unnamed = {}, set()
-        self._path.unlink(missing_ok=True)
 
     def report(self) -> dict[str, float]:
         report = {name: float(n) for name, n in self.counts.items()} | {"move_s": self.move_s}
@@ -213,7 +216,7 @@ class KvMover:
         """Tell a new engine its size: what the other one has not."""
         async with self._moving:
             self._unnamed.discard(engine)
-            if hello.stage not in _STAGES or hello.stage in self._engines or engine.pidfd < 0:
+            if hello.stage not in STAGES or hello.stage in self._engines or engine.pidfd < 0:
                 self._close(engine)
                 self.counts["refused_connection"] += 1
                 return
@@ -225,7 +228,7 @@ class KvMover:
                 return
             self._starts.setdefault(hello.stage, hello.start)
             engine.size = hello.start
-            if other is not None and len(self._starts) == len(_STAGES):
+            if other is not None and len(self._starts) == len(STAGES):
                 rest = sum(self._starts.values()) - other.size
                 engine.size = max(hello.unit, min(rest, hello.limit))
             self._engines[hello.stage] = engine
@@ -233,7 +236,7 @@ class KvMover:
             log.info("kv_engine_joined stage=%s granules=%d", hello.stage, engine.size)
 
     def _other(self, stage: str) -> Engine | None:
-        return self._engines.get(_STAGES[1 - _STAGES.index(stage)])
+        return self._engines.get(STAGES[1 - STAGES.index(stage)])
 
     # --- moves ---
 
@@ -254,7 +257,7 @@ class KvMover:
     def _views(self) -> tuple[PoolView, PoolView] | None:
         """None: an engine is missing."""
         views = []
-        for stage in _STAGES:
+        for stage in STAGES:
             engine = self._engines.get(stage)
             if engine is None or engine.hello is None or engine.need is None:
                 return None
@@ -275,7 +278,7 @@ class KvMover:
 
     def _tell_obtainable(self) -> None:
         views = None if self._is_late else self._views()
-        for at, stage in enumerate(_STAGES):
+        for at, stage in enumerate(STAGES):
             engine = self._engines.get(stage)
             if engine is None:
                 continue
@@ -288,7 +291,7 @@ class KvMover:
         move = decide(views, self._config) if views is not None else None
         if move is None:
             return
-        giver_stage, receiver_stage = _STAGES[1 - move.receiver], _STAGES[move.receiver]
+        giver_stage, receiver_stage = STAGES[1 - move.receiver], STAGES[move.receiver]
         if self._now_s() < self._paused_until_s[giver_stage]:
             return
         giver, receiver = self._engines[giver_stage], self._engines[receiver_stage]
@@ -364,7 +367,8 @@ class KvMover:
         Raises:
             _EngineLostError: there will be none.
         """
-        engine.answer = answer = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Packet] = asyncio.get_running_loop().create_future()
+        engine.answer = answer
         if engine.pidfd < 0 or not self._send(engine, order, files):
             raise _EngineLostError
         try:

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from sglang_live.bridge.memory.granule_store import GranuleStore
-from sglang_live.kv.granules import Run, count, without
+from sglang_live.extensions.elastic.engine.granule_store import GranuleStore
+from sglang_live.extensions.elastic.granules import Run, count, without
 
 GRANULE_BYTES = mmap.PAGESIZE
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE

@@ -21,8 +21,8 @@ from sglang.srt.mem_cache.allocator import (
 )
 from torch import Tensor
 
-from sglang_live.bridge.memory.elastic_memory import ElasticMemory, Passed
-from sglang_live.kv.granules import Run
+from sglang_live.extensions.elastic.engine.elastic_memory import ElasticMemory, Passed
+from sglang_live.extensions.elastic.granules import Run
 
 log = logging.getLogger(__name__)
 

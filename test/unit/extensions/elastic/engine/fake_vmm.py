@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from sglang.srt.utils import cuda_vmm_utils as vmm
 
-from sglang_live.bridge.memory.file_granules import _LIBC
+from sglang_live.extensions.elastic.engine.file_granules import _LIBC
 
 GRANULE = 1 << 16
 _ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
