@@ -4,7 +4,7 @@ import ast
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -108,24 +108,28 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def imported(path: Path, *, for_types: bool = True) -> Iterator[str]:
-    """Absolute names of what a file imports, inside functions too.
-
-    for_types: also what it imports for types alone, under TYPE_CHECKING.
-    """
-    tree = ast.parse(path.read_text())
+@cache
+def _imports(path: Path) -> list[tuple[str, bool]]:
+    """Names that a file imports, and whether for types alone."""
+    found, tree = [], ast.parse(path.read_text())
     types: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
             types |= set(ast.walk(node))
-    for node in ast.walk(tree):
-        if node in types and not for_types:
-            continue
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Import):
+            found += [(alias.name, node in types) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [(f"{node.module}.{alias.name}", node in types) for alias in node.names]
+    return found
+
+
+def imported(path: Path, *, for_types: bool = True) -> list[str]:
+    """Absolute names of what a file imports, inside functions too.
+
+    for_types: also what it imports for types alone, under TYPE_CHECKING.
+    """
+    return [name for name, types in _imports(path) if for_types or not types]
 
 
 def own(name: str) -> str | None:
