@@ -231,6 +231,7 @@ def test_another_model_is_refused_in_one_line_and_leaves_nothing(
     tmp_path, capsys, changes, message
 ):
     file = write(tmp_path / "other.gguf", tensors(), **changes)
+    capsys.readouterr()  # the writer logs, if another test has set up logs
     assert main([str(file), str(tmp_path / "made")]) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert message in line

@@ -11,7 +11,7 @@ from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.client import StageClient
 from sglang_live.stages.transport.server import ServedJob, StageServer
 
-PATIENCE_S = 5.0  # how long a test waits for what must happen
+PATIENCE_S = 30.0  # how long a test waits for what must happen
 
 
 class Stage:

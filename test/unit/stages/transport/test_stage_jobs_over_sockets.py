@@ -36,7 +36,7 @@ from sglang_live.stages.transport.queues import WINDOW
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 ROWS = np.arange(600, dtype=np.float32).reshape(20, 30)
 
 
