@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 
 from sglang_live.client import clip
 from sglang_live.clock import MonotonicClock
-from sglang_live.gateway.config import MAX_FRAME_BYTES
+from sglang_live.gateway.http.body import MAX_FRAME_BYTES
 
 # Both servers send real speech: compression on the socket depends on what is sent.
 _SPEECH = Path(__file__).parents[1] / "workloads" / "clips" / "librivox_0870.flac"

@@ -2,11 +2,11 @@
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmark.load.server import LAUNCH_SERVER
-from sglang_live.config import ServerConfig
+from sglang_live.capacity.control import CapacityConfig
 from sglang_live.errors import BadInputError
 from sglang_live.extensions.planner.device_model.model import load_device_model
 from sglang_live.extensions.planner.simulation.load.storm import StormSpec
@@ -15,7 +15,7 @@ from sglang_live.policy.policies import NAMES
 
 WORKLOADS = Path(__file__).parent.parent / "workloads"
 FRAME_MS = 20
-_SERVER_SESSIONS = next(f.default for f in fields(ServerConfig) if f.name == "max_sessions")
+_SERVER_SESSIONS = CapacityConfig().max_sessions
 
 
 @dataclass(frozen=True, slots=True)

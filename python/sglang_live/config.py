@@ -1,168 +1,89 @@
-"""Settings of the server: frozen, checked when they are made.
+"""Settings of the server: frozen, checked when they are made. Its parts stand beside their readers.
 
-In: values, usually from arguments.py. Out: ServerConfig, or BadInputError for invalid values.
+In: flags (arguments.py). Out: ServerConfig, or BadInputError for invalid values.
 """
 
+import argparse
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from sglang_live.environment import cache_directory
+from sglang_live.capacity.control import CapacityConfig
+from sglang_live.environment import FolderConfig
 from sglang_live.errors import BadInputError
 from sglang_live.extension import Addition
+from sglang_live.gateway.auth import KeyConfig
+from sglang_live.gateway.connection_guard import ConnectionLimits
 from sglang_live.gateway.flex.gate import FlexConfig
+from sglang_live.gateway.http.media_guard import MediaConfig
+from sglang_live.gateway.listen_socket import ListenConfig
+from sglang_live.gateway.rate_limits import ClientLimits
 from sglang_live.kv.lending import LeaseConfig
 from sglang_live.kv.retention import RetentionConfig, RetentionFlags
 from sglang_live.model_source import ModelSource
 from sglang_live.models.family import ModelFacts
-from sglang_live.policy.policies import OFF, Policies
-from sglang_live.stages.spec import STUCK_AFTER_S, StageConfig
+from sglang_live.policy.policies import ALL, NAMES, Policies
+from sglang_live.settings import Check, Seconds, Settings, flag, part
+from sglang_live.stages.spec import StageConfig, StageOptions
 
-LOG_FORMATS = ("text", "json")
-SPEAKER_MODELS = ("resemblyzer",)
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-# One response every two seconds; the turns of a conversation take at least five.
-_RESPONSES_PER_MINUTE_OF_A_SESSION = 30
+_GIB = 1 << 30
 # Half of the pauses within turns are shorter; half a second of silence ends a turn by default.
 _SPECULATE_MS = 200
 # A recogniser and a voice take longer than the rest of that silence. Longer than the closures of
 # most stop consonants.
 _SPECULATE_RECOGNISED_MS = 80
+_WholeSeconds = Annotated[
+    float, Check("whole seconds, at least 1", lambda v: v >= 1 and float(v).is_integer())
+]
+_Size = Annotated[
+    float, Check("a number of GiB", math.isfinite), Check("positive", lambda v: v > 0)
+]
+
+
+def _speculate_ms(text: str) -> int | None:
+    if text in ("auto", "off"):
+        return None if text == "auto" else 0
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: positive milliseconds, auto or off")
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionStorage:
-    """Space on a disk for the KV of sessions whose users will not speak soon.
+class Scheduling(Settings):
+    """The policies that are on, and settings of some.
 
-    directory: folder of the file.
-    n_bytes: largest size of the file.
+    speculate_ms: 0: there are no speculative turns; None: as `speculation_ms` chooses.
     """
 
-    directory: Path
-    n_bytes: int
+    policies: Policies = flag(
+        ALL,
+        f"off, all, or some of these, separated by commas: {', '.join(NAMES)}",
+        name="live-policies",
+        value="NAMES",
+        unset="all",
+        read=Policies.from_flag,
+    )
+    speculate_ms: int | None = flag(
+        None,
+        "start a speculative turn after this much silence if the server has room, and truncate it "
+        "if the user goes on",
+        value="MS|auto|off",
+        unset="auto, 200 with the policy truncate, for a cascade 80",
+        read=_speculate_ms,
+    )
+    turn_prefill_s: _WholeSeconds = flag(
+        8.0,
+        "length of the pieces in which speech is prefilled while the user goes on speaking; "
+        "shorter ones gain more and are less exact, 8 is the encoder's own window",
+    )
 
-    def __post_init__(self) -> None:
-        if not self.directory.is_dir():
-            raise BadInputError(f"session-storage: there is no directory {self.directory}")
-        if self.n_bytes < 1:
-            raise BadInputError("session-storage-gib must be positive")
-
-    def to_env(self) -> str:
-        return f"{self.n_bytes}:{self.directory.resolve()}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """Settings of one server.
-
-    speaker_model: that tells users' voices from others; None: none does.
-    policies: the policies that are on; OFF: SGLang's own scheduling.
-    retention: bounds of what sessions keep of long conversations; None: sessions keep everything.
-        `kept_by` has those that apply.
-    leases: which stages lend or borrow KV memory.
-    session_storage: disk space of each thinker; None: KV stays in host memory.
-    api_keys: accepted keys; empty: no key is needed.
-    batch_only_keys: further ones, for flex requests and batches alone.
-    flex: bound on flex requests.
-    ssl_keyfile: private key of the certificate; None: it is in ssl_certfile.
-    operator_key: key for operations that affect all sessions; None: they are refused.
-    first_audio_s: longest time to the first audio of a turn that `admission` accepts.
-    turn_prefill_s: length of the pieces in which `turn-prefill` prefills speech, in whole seconds.
-    stuck_after_s: time after which an engine that has work and completes no round is restarted.
-    drain_s: time for running responses to end when the server is to stop.
-    speculate_ms: silence after which a speculative turn may start; 0: there are none; None: as
-        `speculation_ms` chooses.
-    max_sessions_per_key: as given; `sessions_per_key` is the limit that applies.
-    max_sessions_per_secret: sessions that one client secret may have open.
-    idle_session_s: silence of a client after which its session is closed; 0: no limit.
-    max_connections_per_address: None: twice max_sessions, at least 1,024.
-    first_request_s: time for a connection to send the headers of its first request.
-    max_responses_per_minute: as given; `responses_per_minute` is the limit that applies.
-    log_dir: folder for the stages' logs; None: stderr.
-    timeline_dir: folder for a timeline of each session; None: no timelines.
-    cpu_weights: of the thinker on a CPU: "int8", or "own", those of the checkpoint; "": as the
-        model prefers.
-    additions: of the extensions whose flags are given.
-    stage_key_file: file of the secret shared with stages on other hosts; "": no such file.
-    """
-
-    model: ModelSource
-    served_model_name: str
-    host: str = "127.0.0.1"
-    port: int = 30000
-    speaker_model: str | None = None
-    policies: Policies = OFF
-    retention: RetentionFlags | None = None
-    session_storage: SessionStorage | None = None
-    leases: LeaseConfig = field(default_factory=LeaseConfig)
-    api_keys: tuple[str, ...] = ()
-    batch_only_keys: tuple[str, ...] = ()
-    flex: FlexConfig = field(default_factory=FlexConfig)
-    ssl_certfile: Path | None = None
-    ssl_keyfile: Path | None = None
-    operator_key: str | None = None
-    allow_anonymous: bool = False
-    allow_local_media: bool = False
-    allow_private_media_urls: bool = False
-    max_sessions: int = 64
-    first_audio_s: float = 1.0
-    turn_prefill_s: float = 8.0
-    stuck_after_s: float = STUCK_AFTER_S
-    drain_s: float = 20.0
-    speculate_ms: int | None = None
-    max_sessions_per_key: int | None = None
-    max_sessions_per_secret: int = 4
-    idle_session_s: float = 1800.0
-    max_connections_per_address: int | None = None
-    first_request_s: float = 10.0
-    max_responses_per_minute: int | None = None
-    cache_dir: Path = field(default_factory=cache_directory)
-    log_dir: Path | None = None
-    log_format: str = "text"
-    timeline_dir: Path | None = None
-    cpu_weights: str = ""
-    stage_key_file: str = ""
-    additions: tuple[Addition, ...] = ()
-    stages: dict[str, StageConfig] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port < 65_536:
-            raise BadInputError(f"port {self.port} is out of range")
-        self._check_counts()
-        self._check_times()
-        if self.ssl_keyfile and not self.ssl_certfile:
-            raise BadInputError("--ssl-keyfile without --ssl-certfile")
-        for file in (self.ssl_certfile, self.ssl_keyfile):
-            if file and not file.is_file():
-                raise BadInputError(f"there is no file {file}")
-        self._check_access()
-
-    @property
-    def sessions_per_key(self) -> int | None:
-        """Sessions of one key. Several keys get three quarters each; None: no limit."""
-        if self.max_sessions_per_key is not None or len(self.api_keys) < 2:
-            return self.max_sessions_per_key
-        return max(1, self.max_sessions * 3 // 4)
-
-    @property
-    def responses_per_minute(self) -> int | None:
-        """Responses of one key per minute; None: no limit.
-
-        The default with keys is above the need of conversations and below that of a runaway loop.
-        """
-        if self.max_responses_per_minute is not None or not self.api_keys:
-            return self.max_responses_per_minute
-        return _RESPONSES_PER_MINUTE_OF_A_SESSION * (self.sessions_per_key or self.max_sessions)
-
-    def kept_by(self, model: ModelFacts) -> RetentionConfig | None:
-        """What sessions of this model keep; None: everything."""
-        if self.retention is None:
-            return None
-        args = self.stages["thinker"].args if "thinker" in self.stages else {}
-        limits = [args.get("context_length"), args.get("max_total_tokens")]
-        limits.append(model.good_tokens or model.context_tokens)
-        known = [limit for limit in limits if type(limit) is int and limit > 0]
-        return self.retention.suited_to(min(known, default=None))
+    def check(self) -> None:
+        if self.speculate_ms and not self.policies.truncate:
+            raise BadInputError(
+                "--speculate-ms needs the policy truncate, which removes speculative turns"
+            )
 
     def speculation_ms(self, *, recognises: bool) -> int | None:
         """Silence after which a speculative turn may start; None: there are none.
@@ -175,48 +96,103 @@ class ServerConfig:
             return None
         return _SPECULATE_RECOGNISED_MS if recognises else _SPECULATE_MS
 
-    def _check_counts(self) -> None:
-        for name in (
-            "max_sessions",
-            "max_sessions_per_key",
-            "max_sessions_per_secret",
-            "max_responses_per_minute",
-            "max_connections_per_address",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise BadInputError(f"{name.replace('_', '-')} must be at least 1, got {value}")
 
-    def _check_times(self) -> None:
-        if not (self.turn_prefill_s >= 1 and self.turn_prefill_s.is_integer()):
-            raise BadInputError("turn-prefill-s must be whole seconds, at least 1")
-        if self.speculate_ms and not self.policies.truncate:
-            raise BadInputError(
-                "--speculate-ms needs the policy truncate, which removes speculative turns"
-            )
-        if not 0 < self.first_audio_s < math.inf:
-            raise BadInputError("admission-first-audio-ms must be positive")
-        if not 0 < self.first_request_s < math.inf:
-            raise BadInputError("first-request-s must be positive")
-        if not 0 <= self.drain_s < math.inf:
-            raise BadInputError("drain-s must be seconds, at least 0")
-        if not 0 <= self.idle_session_s < math.inf:
-            raise BadInputError("idle-session-s must be seconds, at least 0")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionStorage(Settings):
+    """Space on a disk for the KV of sessions whose users will not speak soon."""
 
-    def _check_access(self) -> None:
-        keys = (*self.api_keys, *self.batch_only_keys)
-        if not all(key.strip() for key in keys):
-            raise BadInputError("an API key is empty")
-        # The message goes to the log, so it does not contain the key. HTTP headers lose spaces
-        # around a key, subprotocols cannot contain any, and two keys without a comma between them
-        # look like one.
-        if any(key.split() != [key] for key in keys):
-            raise BadInputError("an API key has spaces in it; a comma separates keys")
-        if self.batch_only_keys and not self.api_keys:
-            raise BadInputError("--batch-only-key needs --api-key: without one any key is accepted")
-        if set(self.batch_only_keys) & set(self.api_keys):
-            raise BadInputError("a key is both an --api-key and a --batch-only-key")
-        if self.host not in LOOPBACK and not self.api_keys and not self.allow_anonymous:
+    directory: Path | None = flag(
+        None,
+        "write KV that does not fit into a thinker's host memory to a file in this folder",
+        name="session-storage",
+        value="DIR",
+    )
+    gib: _Size = flag(16.0, "largest size of that file", name="session-storage-gib")
+
+    @property
+    def n_bytes(self) -> int:
+        return int(self.gib * _GIB)
+
+    def check(self) -> None:
+        if self.directory and not self.directory.is_dir():
+            raise BadInputError(f"session-storage: there is no directory {self.directory}")
+
+    def check_thinker(self, policies: Policies, args: Mapping[str, Any]) -> None:
+        """Raises BadInputError if there is no host memory that could overflow."""
+        if self.directory and not (policies.next_use and args.get("enable_hierarchical_cache")):
             raise BadInputError(
-                f"serving {self.host} without an API key: give --api-key, or --allow-anonymous"
+                "session-storage holds KV that does not fit into host memory: it needs the policy "
+                "next-use and --thinker.enable-hierarchical-cache"
             )
+
+    def to_env(self) -> str:
+        """ "": there is none."""
+        return f"{self.n_bytes}:{self.directory.resolve()}" if self.directory else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(Settings):
+    """Settings of one server, in the order of --help.
+
+    retention: bounds of what sessions keep of long conversations. `kept_by` has those that apply.
+    leases: which stages lend or borrow KV memory.
+    additions: of the extensions whose flags are given.
+    """
+
+    model: ModelSource = part("what to serve")
+    served_model_name: str = flag(
+        "",
+        "name for clients, such as gpt-realtime for one with a fixed name",
+        value="NAME",
+        unset="last part of the path",
+        group="what to serve",
+    )
+    speaker_model: Literal["resemblyzer"] | None = flag(
+        None,
+        "tell the user's voice from others over a response (docs/turn_taking.md)",
+        unset="none",
+        group="what to serve",
+    )
+    listen: ListenConfig = part("network and keys")
+    keys: KeyConfig = part("network and keys")
+    media: MediaConfig = part("network and keys")
+    scheduling: Scheduling = part("policies")
+    capacity: CapacityConfig = part("policies")
+    limits: ClientLimits = part("limits")
+    connections: ConnectionLimits = part("limits")
+    drain_s: Seconds = flag(
+        20.0,
+        "time for running responses to end after SIGTERM or SIGINT; a second signal ends the "
+        "server at once",
+        group="limits",
+    )
+    retention: RetentionFlags = part("memory of sessions")
+    session_storage: SessionStorage = part("memory of sessions")
+    leases: LeaseConfig = field(default_factory=LeaseConfig)
+    flex: FlexConfig = part("work in the background")
+    folders: FolderConfig = part("logs and folders")
+    stage_options: StageOptions = part("stages")
+    additions: tuple[Addition, ...] = ()
+    stages: dict[str, StageConfig]
+
+    @property
+    def policies(self) -> Policies:
+        return self.scheduling.policies
+
+    def kept_by(self, model: ModelFacts) -> RetentionConfig | None:
+        """What sessions of this model keep; None: everything."""
+        if not self.policies.retention or self.retention.window_tokens == 0:
+            return None
+        args = self.stages["thinker"].args if "thinker" in self.stages else {}
+        limits = [args.get("context_length"), args.get("max_total_tokens")]
+        limits.append(model.good_tokens or model.context_tokens)
+        known = [limit for limit in limits if type(limit) is int and limit > 0]
+        return self.retention.suited_to(min(known, default=None))
+
+    def check(self) -> None:
+        if not (self.listen.is_loopback or self.keys.api_keys or self.keys.allow_anonymous):
+            raise BadInputError(
+                f"serving {self.listen.host} without an API key: give --api-key, or "
+                "--allow-anonymous"
+            )
+        self.session_storage.check_thinker(self.policies, self.stages["thinker"].args)

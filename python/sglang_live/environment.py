@@ -1,6 +1,5 @@
 """What the environment of a program may lack: a home, a folder for derived files, UTF-8."""
 
-import argparse
 import codecs
 import errno
 import locale
@@ -8,9 +7,12 @@ import logging
 import os
 import sys
 import tempfile
+from dataclasses import MISSING, dataclass
 from pathlib import Path
+from typing import Literal
 
 from sglang_live.errors import BadInputError
+from sglang_live.settings import Settings, flag
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +33,6 @@ def start_in_utf8_mode() -> None:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def add_cache_argument(flags: argparse._ActionsContainer) -> None:
-    """Its value goes through cache_directory, which looks for a home only if it is absent."""
-    flags.add_argument(
-        "--cache-dir",
-        metavar="DIR",
-        help=f"derived and downloaded files (env {CACHE_ENV}; default: ~/.cache/sglang_live)",
-    )
-
-
 def cache_directory(given: str | Path | None = None) -> Path:
     """`given`, else $SGLANG_LIVE_CACHE, else ~/.cache/sglang_live.
 
@@ -55,6 +48,26 @@ def cache_directory(given: str | Path | None = None) -> Path:
             f"flag or in {CACHE_ENV}"
         )
     return home / ".cache" / "sglang_live"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderConfig(Settings):
+    """What a server writes besides its answers."""
+
+    cache_dir: Path = flag(
+        MISSING,
+        "derived and downloaded files",
+        factory=cache_directory,
+        env=CACHE_ENV,
+        unset="~/.cache/sglang_live",
+    )
+    log_dir: Path | None = flag(None, "write stage logs to files in this folder, not to stderr")
+    log_format: Literal["text", "json"] = flag(
+        "text", "json: one object a line on stderr and in log files"
+    )
+    timeline_dir: Path | None = flag(
+        None, "write a timeline of every session to a file in this folder"
+    )
 
 
 def check_cache_folder(folder: Path) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from sglang_live.devices import UsedDevices
 from sglang_live.policy.policies import Policies
+from sglang_live.settings import Settings
 
 if TYPE_CHECKING:  # their imports take longer than flags do
     from prometheus_client.registry import Collector
@@ -73,12 +74,11 @@ class Extension:
     """
     Attributes:
         title: of its flags in --help.
+        flags: settings with flags, whose defaults mean: this extension is off.
     """
 
     title: str = ""
-
-    def add_flags(self, flags: argparse._ActionsContainer) -> None:
-        """With defaults that mean: this extension is off."""
+    flags: type = Settings
 
     def addition(
         self, own: argparse.Namespace, policies: Policies, stages: Mapping[str, StageConfig]
@@ -86,7 +86,7 @@ class Extension:
         """What the flags ask for; None: nothing.
 
         Args:
-            own: values of all flags of the server.
+            own: values of all flags of the server. read_flags makes `self.flags` of them.
         Raises:
             BadInputError: for values that are wrong, or do not fit the other flags.
         """

@@ -10,6 +10,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
 
 import uvicorn
@@ -20,19 +21,23 @@ from starlette.applications import Starlette
 from sglang_live.aio import close_all, failed_tasks
 from sglang_live.arguments import parse
 from sglang_live.bridge.platform.media_urls import PRIVATE_MEDIA_ENV
-from sglang_live.capacity.control import CapacityConfig, CapacityControl
+from sglang_live.capacity.control import CapacityControl
 from sglang_live.clock import MonotonicClock
 from sglang_live.config import ServerConfig, SessionStorage
 from sglang_live.devices import UsedDevices, check_devices, devices_of_ranks
 from sglang_live.environment import provide_home, start_in_utf8_mode
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.app import build_app
-from sglang_live.gateway.config import MAX_FRAME_BYTES, GatewayConfig
+from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.connection_guard import ConnectionGuard, ConnectionLimits
 from sglang_live.gateway.draining import Drain
+from sglang_live.gateway.http.body import MAX_FRAME_BYTES
 from sglang_live.gateway.http.health import SERVING, Health
 from sglang_live.gateway.listen_socket import ListenSocket
+from sglang_live.gateway.model import ServedModel
 from sglang_live.gateway.native.limits import NativeLimits, found_in_templates
+from sglang_live.gateway.native.upstream import NativeConfig
+from sglang_live.gateway.realtime.turn_detection import TurnConfig
 from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path
 from sglang_live.model_flags import check_flags, check_sizes
 from sglang_live.models.composition import fetched
@@ -75,24 +80,25 @@ def main(argv: list[str] | None = None) -> int:
 
 def _main(argv: list[str], drops: LogDrops) -> int:
     config = parse(argv)
-    log_in_lines("", as_json=config.log_format == "json")
-    if config.log_dir is not None:
-        check_log_folder("--log-dir", config.log_dir)
-    if config.timeline_dir is not None:
-        check_log_folder("--timeline-dir", config.timeline_dir)
-    if config.ssl_certfile is not None:
-        check_certificate(config.ssl_certfile, config.ssl_keyfile)
+    folders = config.folders
+    log_in_lines("", as_json=folders.log_format == "json")
+    if folders.log_dir is not None:
+        check_log_folder("--log-dir", folders.log_dir)
+    if folders.timeline_dir is not None:
+        check_log_folder("--timeline-dir", folders.timeline_dir)
+    if config.listen.ssl_certfile is not None:
+        check_certificate(config.listen.ssl_certfile, config.listen.ssl_keyfile)
     check_machine(config.session_storage)
     check_devices(_used_devices(config))
     limits = connection_limits(config)
-    raise_open_files(config.max_sessions, limits.per_address + limits.silent)
-    model = config.model.load(config.cache_dir)
+    raise_open_files(config.capacity.max_sessions, limits.per_address + limits.silent)
+    model = config.model.load(folders.cache_dir)
     check_flags(config, model)
     check_sizes(config, model)
     if model.recordings is not None:
         check_recordings(model.recordings)
     _speaker_model(config)  # a download that fails does so before the stages start
-    provide_home(config.cache_dir)
+    provide_home(folders.cache_dir)
     return uvloop.run(_serve(config, model, drops))
 
 
@@ -112,12 +118,7 @@ def _used_devices(config: ServerConfig) -> list[UsedDevices]:
 
 
 def connection_limits(config: ServerConfig) -> ConnectionLimits:
-    # Behind a proxy all clients have one address: each has a session, and loads its page.
-    default = max(ConnectionLimits().per_address, 2 * config.max_sessions)
-    return ConnectionLimits(
-        request_s=config.first_request_s,
-        per_address=config.max_connections_per_address or default,
-    )
+    return replace(config.connections, max_sessions=config.capacity.max_sessions)
 
 
 def end_in_one_line(run: Callable[[], int]) -> int:
@@ -140,25 +141,26 @@ def end_in_one_line(run: Callable[[], int]) -> int:
     return status
 
 
-def check_machine(storage: SessionStorage | None) -> None:
+def check_machine(storage: SessionStorage) -> None:
     """Raises LiveError for faults that would end the start of an engine minutes later."""
     clear_dead()  # first, because leftovers of dead servers may fill the folders
     check_temporary_folder()
     check_shared_memory()
-    if storage is not None:
+    if storage.directory is not None:
         check_storage(storage.directory, storage.n_bytes)
 
 
 async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> int:
-    listen_socket = ListenSocket(config.host, config.port)
+    listen_socket = ListenSocket(config.listen.host, config.listen.port)
     run_dir, native_key = RunDir.make(), secrets.token_urlsafe(32)
-    if config.allow_private_media_urls:
+    if config.media.allow_private_media_urls:
         os.environ[PRIVATE_MEDIA_ENV] = "1"  # the engine checks where URLs redirect
     zygote, clock = Zygote() if is_useful() else None, MonotonicClock()
     suspects = Suspects(clock)
+    capacity = replace(config.capacity, adapts=config.policies.admission)
     supervisor = Supervisor(
         stage_specs(config, model, run_dir.path, native_key),
-        log_dir=config.log_dir,
+        log_dir=config.folders.log_dir,
         on_change=_announce,
         zygote=zygote,
         drops=drops,
@@ -174,7 +176,7 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
             supervisor,
             model_name=config.served_model_name,
             voices=model.voices,
-            capacity=CapacityControl(_capacity(config), clock, lambda: orchestrator.pools()),
+            capacity=CapacityControl(capacity, clock, lambda: orchestrator.pools()),
             policies=config.policies,
             clock=clock,
             suspects=suspects,
@@ -190,7 +192,7 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
         gc.freeze()  # see EngineHost.freeze
         stop_on_signals(server, drain, config.drain_s)
         listen_socket.open()
-        scheme = "https" if config.ssl_certfile else "http"
+        scheme = "https" if config.listen.ssl_certfile else "http"
         url = f"{scheme}://{listen_socket.location}"
         print(f"serving {config.served_model_name} on {url}", flush=True)
         await server.serve(sockets=[listen_socket.socket])
@@ -251,47 +253,51 @@ def _gateway_config(
     config: ServerConfig, model: ModelFacts, native: StageSpec | None
 ) -> GatewayConfig:
     """native: the thinker that serves SGLang's own API; None: no thinker of this machine."""
-    turn_prefill = config.policies.turn_prefill
     recognises = family_at(model.family).recogniser is not None
+    introduction, scheduling = config.model.introduction, config.scheduling
+    policies = scheduling.policies
     return GatewayConfig(
-        has_language_model=model.has_thinker,
-        api_keys=(*config.api_keys, *config.batch_only_keys),
-        batch_only_keys=config.batch_only_keys,
+        model=ServedModel(
+            has_language_model=model.has_thinker,
+            about=introduction.about,
+            suggestions=introduction.suggestions,
+            recognises=recognises,
+            hears=model.hears,
+            hears_one_utterance=model.hears_one_utterance,
+            knows_voices=config.speaker_model is not None,
+        ),
+        keys=config.keys,
+        limits=config.limits.of_server(config.capacity.max_sessions, len(config.keys.api_keys)),
+        media=config.media,
         flex=config.flex,
-        operator_key=config.operator_key,
-        own_pages_only=not config.allow_anonymous,
-        max_sessions_per_key=config.sessions_per_key,
-        max_sessions_per_secret=config.max_sessions_per_secret,
-        max_responses_per_minute=config.responses_per_minute,
-        idle_session_s=config.idle_session_s or None,
-        allow_local_media=config.allow_local_media,
-        allow_private_media_urls=config.allow_private_media_urls,
-        timeline_dir=config.timeline_dir,
-        native_api_key=native.native_key if native else None,
-        native_socket=native.native_socket if native else None,
+        turns=TurnConfig(
+            speculate_ms=scheduling.speculation_ms(recognises=recognises)
+            if model.has_thinker
+            else None,
+            # A chunk of a fixed length ends within a word, which a recogniser needs as a whole.
+            turn_prefill_s=(
+                scheduling.turn_prefill_s if policies.turn_prefill and not recognises else None
+            ),
+            prefills_at_pauses=policies.turn_prefill and recognises,
+            preheat=policies.preheat,
+        ),
+        native=NativeConfig(
+            native_api_key=native.native_key if native else None,
+            native_socket=native.native_socket if native else None,
+        ),
         retention=config.kept_by(model),
-        speculate_ms=(config.speculation_ms(recognises=recognises) if model.has_thinker else None),
-        # A chunk of a fixed length ends within a word, which a recogniser needs as a whole.
-        turn_prefill_s=config.turn_prefill_s if turn_prefill and not recognises else 0.0,
-        about=config.model.introduction.about,
-        suggestions=config.model.introduction.suggestions,
-        recognises=recognises,
-        hears=model.hears,
-        hears_one_utterance=model.hears_one_utterance,
-        knows_voices=config.speaker_model is not None,
-        prefills_at_pauses=turn_prefill and recognises,
-        preheat=config.policies.preheat,
+        timeline_dir=config.folders.timeline_dir,
     )
 
 
 def _http(config: ServerConfig, app: Starlette, metrics: GatewayMetrics) -> uvicorn.Config:
     http = uvicorn.Config(
         app,
-        host=config.host,
-        port=config.port,
+        host=config.listen.host,
+        port=config.listen.port,
         log_level="warning",
-        ssl_certfile=config.ssl_certfile,
-        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.listen.ssl_certfile,
+        ssl_keyfile=config.listen.ssl_keyfile,
         ws_max_size=MAX_FRAME_BYTES,
         ws_per_message_deflate=False,  # base64 of audio hardly compresses
         timeout_graceful_shutdown=5,
@@ -323,15 +329,7 @@ def _speaker_model(config: ServerConfig) -> SpeakerEncoder | None:
     def report(line: str) -> None:
         print(line, flush=True)
 
-    return SpeakerEncoder.load(fetched(RESEMBLYZER, config.cache_dir, report))
-
-
-def _capacity(config: ServerConfig) -> CapacityConfig:
-    return CapacityConfig(
-        max_sessions=config.max_sessions,
-        adapts=config.policies.admission,
-        first_packet_s=config.first_audio_s,
-    )
+    return SpeakerEncoder.load(fetched(RESEMBLYZER, config.folders.cache_dir, report))
 
 
 def _context(config: ServerConfig, model: ModelFacts) -> int:

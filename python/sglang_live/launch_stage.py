@@ -12,10 +12,11 @@ import argparse
 import ipaddress
 import os
 import sys
+from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from sglang_live.arguments import check_stuck, parse_storage
+from sglang_live.config import ServerConfig, SessionStorage
 from sglang_live.devices import (
     DEFAULT_DEVICE,
     UsedDevices,
@@ -23,36 +24,31 @@ from sglang_live.devices import (
     devices_of_ranks,
     read_devices,
 )
-from sglang_live.environment import (
-    add_cache_argument,
-    cache_directory,
-    provide_home,
-    start_in_utf8_mode,
-)
+from sglang_live.environment import FolderConfig, provide_home, start_in_utf8_mode
 from sglang_live.errors import BadInputError
-from sglang_live.flags import (
-    POLICIES_HELP,
-    HelpFormatter,
-    add_log_argument,
-    add_storage_arguments,
-    add_stuck_argument,
-    add_weights_argument,
-)
+from sglang_live.flags import HelpFormatter
 from sglang_live.gateway.listen_socket import ListenSocket
 from sglang_live.launch_server import check_machine, end_in_one_line
-from sglang_live.model_source import ModelSource, add_model_arguments
+from sglang_live.model_source import ModelSource
 from sglang_live.models.family import family_at
-from sglang_live.policy.policies import Policies
 from sglang_live.preflight import check_recordings
+from sglang_live.settings import Settings, add_flags, flag, read_flags
 from sglang_live.stage_specs import talker_voices, weights_environment
 from sglang_live.stages.run_dir import RunDir
-from sglang_live.stages.spec import SPEC_ENV, STAGES, StageSpec
+from sglang_live.stages.spec import SPEC_ENV, StageOptions, StageSpec
 from sglang_live.stages.stage_flags import STAGE_SETTINGS, check_engine, split_arguments
-from sglang_live.stages.transport.stage_key import (
-    add_key_arguments,
-    check_exposed,
-    host_and_port,
-)
+from sglang_live.stages.transport.stage_key import check_exposed, host_and_port
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnFlags(Settings):
+    """Those that the server does not have."""
+
+    stage: Literal["thinker", "talker", "vocoder"] = flag(MISSING, "which")
+    bind: str = flag(
+        MISSING, "tcp://HOST:PORT to listen on; an IPv6 address has brackets", value="URL"
+    )
+    device: str | None = flag(None, "of this replica", value="NAME", unset=DEFAULT_DEVICE)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -78,32 +74,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--stage", required=True, choices=STAGES, help="which")
-    add_model_arguments(parser)
-    parser.add_argument(
-        "--bind",
-        required=True,
-        metavar="URL",
-        help="tcp://HOST:PORT to listen on; an IPv6 address has brackets",
-    )
-    parser.add_argument(
-        "--served-model-name", metavar="NAME", help="as for the server (default: as there)"
-    )
-    add_cache_argument(parser)
-    parser.add_argument(
-        "--device", metavar="NAME", help=f"of this replica (default: {DEFAULT_DEVICE})"
-    )
-    parser.add_argument(
-        "--live-policies",
-        default="all",
-        metavar="NAMES",
-        help=f"{POLICIES_HELP}; the same as the server's (default: %(default)s)",
-    )
-    add_log_argument(parser)
-    add_storage_arguments(parser)
-    add_stuck_argument(parser)
-    add_weights_argument(parser)
-    add_key_arguments(parser)
+    add_flags(parser, OwnFlags)
+    add_flags(parser, ModelSource)
+    add_flags(parser, ServerConfig, "served_model_name", "policies")
+    add_flags(parser, FolderConfig, "cache_dir", "log_format")
+    add_flags(parser, SessionStorage)
+    add_flags(parser, StageOptions)
     return parser
 
 
@@ -119,17 +95,18 @@ def _spec(
         raise BadInputError("one stage needs no prefix: write --NAME, not --STAGE.NAME")
     if of_server := [name for name in STAGE_SETTINGS if name in engine_args]:
         raise BadInputError(f"--{of_server[0]} is the server's, not that of one stage")
-    policies = Policies.from_flag(own.live_policies)
+    policies, options = own.live_policies, read_flags(own, StageOptions)
     check_engine(own.stage, engine_args, policies)
-    if own.session_storage is not None and own.stage != "thinker":
+    storage = read_flags(own, SessionStorage)
+    if storage.directory is not None and own.stage != "thinker":
         raise BadInputError("session-storage is for the thinker only")
-    storage = parse_storage(own, policies, engine_args)
+    storage.check_thinker(policies, engine_args)
     check_machine(storage)
     device = _device(own.device, engine_args)
     _check_free(own.bind)
-    check_exposed((own.bind,), own.stage_key_file, own.allow_keyless_stages)
-    cache_dir = cache_directory(own.cache_dir)
-    model = ModelSource.of(own).load(cache_dir)
+    check_exposed((own.bind,), options.stage_key_file, options.allow_keyless_stages)
+    source, cache_dir = read_flags(own, ModelSource), read_flags(own, FolderConfig).cache_dir
+    model = source.load(cache_dir)
     if own.stage not in model.stages:
         raise BadInputError(f"--stage {own.stage}: this model has no {own.stage}")
     if model.recordings is not None and own.stage == "talker":
@@ -144,17 +121,17 @@ def _spec(
         cache_dir=str(cache_dir),
         address=own.bind,
         same_host=False,
-        key_file=own.stage_key_file,
+        key_file=options.stage_key_file,
         run_dir=str(RunDir.make(survives_exec=True).path),
-        served_name=own.served_model_name or Path(own.model_path).name,
+        served_name=own.served_model_name or source.usual_name,
         device=device,
         engine_args=engine_args,
         policies=policies,
         log_format=own.log_format,
         voices=talker_voices(own.stage, model),
-        session_storage=storage.to_env() if storage is not None else "",
-        stuck_after_s=check_stuck(own.stuck_after_s),
-        environment=weights_environment(own.stage, own.cpu_weights, model),
+        session_storage=storage.to_env(),
+        stuck_after_s=options.stuck_after_s,
+        environment=weights_environment(own.stage, options.cpu_weights, model),
     )
 
 

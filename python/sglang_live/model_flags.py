@@ -25,9 +25,9 @@ def check_flags(config: ServerConfig, model: ModelFacts) -> None:
     for addition in config.additions:
         addition.check(model)
     of_thinker = {
-        "--cpu-weights": config.cpu_weights,
-        "--session-storage": config.session_storage,
-        "--speculate-ms": config.speculate_ms,
+        "--cpu-weights": config.stage_options.cpu_weights,
+        "--session-storage": config.session_storage.directory,
+        "--speculate-ms": config.scheduling.speculate_ms,
         "--speaker-model": config.speaker_model,
     }
     for flag, value in of_thinker.items():

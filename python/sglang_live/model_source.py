@@ -7,13 +7,12 @@ import argparse
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 
 from sglang_live.environment import (
     CACHE_ENV,
-    add_cache_argument,
-    cache_directory,
+    FolderConfig,
     check_cache_folder,
     start_in_utf8_mode,
 )
@@ -42,6 +41,7 @@ from sglang_live.models.family import (
 from sglang_live.models.smollm2.location import converted_directory, is_converted
 from sglang_live.models.speech_kinds import RECOGNISERS, VOICES
 from sglang_live.models.voice_files import voice_files
+from sglang_live.settings import Settings, add_flags, flag, read_flags
 from sglang_live.stages.endings import telling_line
 
 OFFLINE = 3
@@ -76,38 +76,58 @@ _BUILT_IN = tuple(_INTRODUCTIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSource:
-    """
-    path: directory of a checkpoint, or the name of a demo.
-    families: modules of model families outside this package.
-    recogniser, voice: what hears and reads for a language model, names or paths; both or none.
-    language: that the recogniser hears; "": it detects it.
-    recordings: directory of recordings whose voices a talker takes on; None: none.
-    """
+class ModelSource(Settings):
+    path: str = flag(
+        MISSING,
+        f"checkpoint directory, or {DEMO}, {DEMO_RANDOM}, {CASCADE}",
+        name="model-path",
+        value="PATH",
+    )
+    families: tuple[str, ...] = flag(
+        (),
+        "module of a model family outside this package (docs/new_model.md); repeatable",
+        name="model-family",
+        value="MODULE",
+    )
+    recogniser: str = flag(
+        "",
+        f"hears for a language model that only reads: {', '.join(RECOGNISERS)}, or a directory "
+        "(docs/cascade.md)",
+        value="NAME|PATH",
+    )
+    language: str = flag(
+        "",
+        "that users speak, such as de",
+        name="recogniser-language",
+        value="CODE",
+        unset="detected in each utterance",
+    )
+    voice: str = flag(
+        "",
+        f"reads the text of a language model aloud: {', '.join(VOICES)}, or a directory or file "
+        "(docs/cascade.md)",
+        name="voice-model",
+        value="NAME|PATH",
+    )
+    recordings: Path | None = flag(
+        None,
+        "recordings of speakers, one file for each, whose voices the model takes on; the file's "
+        "name is the voice's (docs/cascade.md)",
+        name="voices",
+        value="DIR",
+        read=lambda text: Path(text).resolve() if text else None,
+    )
 
-    path: str
-    families: tuple[str, ...] = ()
-    recogniser: str = ""
-    voice: str = ""
-    language: str = ""
-    recordings: Path | None = None
-
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if bool(self.recogniser) != bool(self.voice) and self.path != CASCADE:
             raise BadInputError("--recogniser and --voice-model belong together")
         if self.language and not self.recogniser:
             raise BadInputError("--recogniser-language needs --recogniser")
 
-    @staticmethod
-    def of(own: argparse.Namespace) -> "ModelSource":
-        return ModelSource(
-            path=own.model_path,
-            families=tuple(own.model_family),
-            recogniser=own.recogniser,
-            voice=own.voice_model,
-            language=own.recogniser_language,
-            recordings=Path(own.voices).resolve() if own.voices else None,
-        )
+    @property
+    def usual_name(self) -> str:
+        """For clients: the last part of the path."""
+        return Path(self.path).resolve().name
 
     @property
     def introduction(self) -> Introduction:
@@ -186,49 +206,6 @@ class ModelSource:
         return directory
 
 
-def add_model_arguments(flags: argparse._ActionsContainer) -> None:
-    add = flags.add_argument
-    add(
-        "--model-path",
-        required=True,
-        metavar="PATH",
-        help=f"checkpoint directory, or {DEMO}, {DEMO_RANDOM}, {CASCADE}",
-    )
-    add(
-        "--model-family",
-        metavar="MODULE",
-        action="append",
-        default=[],
-        help="module of a model family outside this package (docs/new_model.md); repeatable",
-    )
-    add(
-        "--recogniser",
-        default="",
-        metavar="NAME|PATH",
-        help=f"hears for a language model that only reads: {', '.join(RECOGNISERS)}, or a "
-        "directory (docs/cascade.md)",
-    )
-    add(
-        "--recogniser-language",
-        metavar="CODE",
-        default="",
-        help="that users speak, such as de; by default it is detected in each utterance",
-    )
-    add(
-        "--voice-model",
-        default="",
-        metavar="NAME|PATH",
-        help=f"reads the text of a language model aloud: {', '.join(VOICES)}, or a directory or "
-        "file (docs/cascade.md)",
-    )
-    add(
-        "--voices",
-        metavar="DIR",
-        help="recordings of speakers, one file for each, whose voices the model takes on; the "
-        "file's name is the voice's (docs/cascade.md)",
-    )
-
-
 def _report(line: str) -> None:
     print(line, flush=True)
 
@@ -261,11 +238,11 @@ def main(argv: list[str] | None = None) -> int:
         Exit status: 2 if the model cannot be used, OFFLINE if a download failed.
     """
     parser = argparse.ArgumentParser(prog="python -m sglang_live.model_source")
-    add_model_arguments(parser)
-    add_cache_argument(parser)
+    add_flags(parser, ModelSource)
+    add_flags(parser, FolderConfig, "cache_dir")
     own = parser.parse_args(argv)
     try:
-        ModelSource.of(own).load(cache_directory(own.cache_dir))
+        read_flags(own, ModelSource).load(read_flags(own, FolderConfig).cache_dir)
     except BadInputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

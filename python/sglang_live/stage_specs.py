@@ -38,11 +38,11 @@ def stage_specs(
                     replica=replica,
                     model_path=str(model.path),
                     family=model.family,
-                    cache_dir=str(config.cache_dir),
+                    cache_dir=str(config.folders.cache_dir),
                     address=address,
                     same_host=not remote,
                     remote=remote,
-                    key_file=config.stage_key_file if remote else "",
+                    key_file=config.stage_options.stage_key_file if remote else "",
                     run_dir=str(run_dir),
                     served_name=config.served_model_name,
                     device=settings.devices[replica],
@@ -50,12 +50,12 @@ def stage_specs(
                     native_key=native_key if serves_native else "",
                     engine_args=_engine_args(stage, settings.args, _at_once(config)),
                     policies=config.policies,
-                    session_storage=_storage(stage, config),
+                    session_storage=config.session_storage.to_env() if stage == "thinker" else "",
                     leases=config.leases.roles.get(stage, ""),
                     voices=talker_voices(stage, model),
-                    log_format=config.log_format,
-                    stuck_after_s=config.stuck_after_s,
-                    environment=weights_environment(stage, config.cpu_weights, model),
+                    log_format=config.folders.log_format,
+                    stuck_after_s=config.stage_options.stuck_after_s,
+                    environment=weights_environment(stage, config.stage_options.cpu_weights, model),
                 )
             )
     specs += _lenders(config, [spec for spec in specs if spec.leases == BORROW])
@@ -87,7 +87,7 @@ def _lenders(config: ServerConfig, borrowers: list[StageSpec]) -> list[StageSpec
             },
             policies=config.policies,
             leases=LEND,
-            log_format=config.log_format,
+            log_format=config.folders.log_format,
         )
         for number, spec in enumerate(borrowers)
     ]
@@ -101,7 +101,7 @@ def _devices(settings: StageConfig) -> set[str]:
 
 
 def weights_environment(stage: str, cpu_weights: str, model: ModelFacts) -> dict[str, str]:
-    """cpu_weights: see ServerConfig."""
+    """cpu_weights: see StageOptions."""
     weights = cpu_weights or model.cpu_weights
     return {CPU_WEIGHTS_ENV: weights} if stage == "thinker" and weights == INT8 else {}
 
@@ -111,16 +111,10 @@ def talker_voices(stage: str, model: ModelFacts) -> str:
     return str(model.recordings) if stage == "talker" and model.recordings else ""
 
 
-def _storage(stage: str, config: ServerConfig) -> str:
-    if stage != "thinker" or config.session_storage is None:
-        return ""
-    return config.session_storage.to_env()
-
-
 def _at_once(config: ServerConfig) -> int:
     """Sessions, and requests that take none."""
     added = sum(addition.requests_at_once for addition in config.additions)
-    return config.max_sessions + config.flex.at_once + added
+    return config.capacity.max_sessions + config.flex.at_once + added
 
 
 def _engine_args(stage: str, args: dict[str, Any], at_once: int) -> dict[str, Any]:

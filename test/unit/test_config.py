@@ -11,6 +11,7 @@ from sglang_live.arguments import parse
 from sglang_live.config import ServerConfig
 from sglang_live.errors import BadInputError
 from sglang_live.flags import server_parser
+from sglang_live.gateway.http.media_guard import MediaConfig
 from sglang_live.kv.lending import LeaseConfig
 from sglang_live.kv.retention import RetentionFlags
 from sglang_live.model_source import ModelSource
@@ -33,12 +34,12 @@ def parsed(*argv: str) -> ServerConfig:
 
 def test_without_arguments_it_serves_only_this_machine():
     config = parsed()
-    assert (config.host, config.port) == ("127.0.0.1", 30000)
-    assert (config.api_keys, config.allow_anonymous) == ((), False)
-    assert not config.allow_local_media and not config.allow_private_media_urls
+    assert (config.listen.host, config.listen.port) == ("127.0.0.1", 30000)
+    assert (config.keys.api_keys, config.keys.allow_anonymous) == ((), False)
+    assert config.media == MediaConfig(allow_local_media=False, allow_private_media_urls=False)
     assert config.policies == Policies.parse(POLICIES)
     assert config.served_model_name == "demo"
-    assert config.log_dir is None and config.timeline_dir is None
+    assert config.folders.log_dir is None and config.folders.timeline_dir is None
     assert list(config.stages) == ["thinker", "talker", "vocoder"]
     assert all(stage.replicas == 1 and stage.args == {} for stage in config.stages.values())
 
@@ -139,10 +140,10 @@ def test_a_model_in_the_current_directory_has_its_name(tmp_path, monkeypatch):
 
 def test_paths_are_read_from_flags_and_environment(monkeypatch):
     monkeypatch.setenv("SGLANG_LIVE_CACHE", "/var/cache/live")
-    config = parsed("--log-dir", "/var/log/live", "--timeline-dir", "/var/timelines")
-    assert (config.cache_dir, config.log_dir) == (Path("/var/cache/live"), Path("/var/log/live"))
-    assert config.timeline_dir == Path("/var/timelines")
-    assert parsed("--cache-dir", "/other").cache_dir == Path("/other")
+    folders = parsed("--log-dir", "/var/log/live", "--timeline-dir", "/var/timelines").folders
+    assert (folders.cache_dir, folders.log_dir) == (Path("/var/cache/live"), Path("/var/log/live"))
+    assert folders.timeline_dir == Path("/var/timelines")
+    assert parsed("--cache-dir", "/other").folders.cache_dir == Path("/other")
 
 
 @pytest.mark.parametrize(
@@ -156,8 +157,9 @@ def test_paths_are_read_from_flags_and_environment(monkeypatch):
     ],
 )
 def test_speculative_turns_are_on_where_they_can_be_truncated(flags, ms):
-    assert parsed(*flags).speculation_ms(recognises=False) == ms
-    assert parsed(*flags).speculation_ms(recognises=True) == (80 if ms == 200 else ms)
+    scheduling = parsed(*flags).scheduling
+    assert scheduling.speculation_ms(recognises=False) == ms
+    assert scheduling.speculation_ms(recognises=True) == (80 if ms == 200 else ms)
 
 
 def test_speculative_turns_that_cannot_be_truncated_are_refused():
@@ -177,7 +179,7 @@ def test_other_values_of_speculate_ms_are_refused(wrong, capsys):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
 def test_loopback_needs_no_key(host):
-    assert parsed("--host", host).host == host
+    assert parsed("--host", host).listen.host == host
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com", "", "127.0.0.1 "])
@@ -192,8 +194,8 @@ def test_any_other_host_needs_a_key_or_allow_anonymous(host, monkeypatch):
 
 def test_keys_in_arguments_take_precedence_over_the_environment(monkeypatch):
     monkeypatch.setenv("SGLANG_LIVE_API_KEYS", " one, two,,\n")
-    assert parsed().api_keys == ("one", "two")
-    assert parsed("--api-key", "a", "--api-key", "b").api_keys == ("a", "b")
+    assert parsed().keys.api_keys == ("one", "two")
+    assert parsed("--api-key", "a", "--api-key", "b").keys.api_keys == ("a", "b")
 
 
 @pytest.mark.parametrize("key", ["", " "])
@@ -249,7 +251,7 @@ HOST_TIER = ("--thinker.enable-hierarchical-cache",)
 
 
 def test_session_storage_has_a_directory_and_a_size(tmp_path):
-    assert parsed(*HOST_TIER).session_storage is None
+    assert parsed(*HOST_TIER).session_storage.to_env() == ""
     flags = ["--session-storage", str(tmp_path), "--session-storage-gib", "0.5"]
     storage = parsed(*HOST_TIER, *flags).session_storage
     assert (storage.directory, storage.n_bytes) == (tmp_path, 1 << 29)
@@ -298,7 +300,6 @@ def test_the_window_is_half_of_what_the_model_is_good_for(argv, context, good, w
     ],
 )
 def test_without_a_window_or_the_policy_a_session_keeps_everything(argv, tmp_path):
-    assert parsed(*argv).retention is None
     assert parsed(*argv).kept_by(ModelSource(path="demo").load(tmp_path)) is None
 
 
@@ -439,13 +440,15 @@ def test_help_fits_80_columns_and_tells_defaults(monkeypatch, parser):
 
 @pytest.mark.parametrize("typed", ["::1", "[::1]"])
 def test_a_host_may_have_the_brackets_of_a_url(typed):
-    assert parse(["--model-path", "demo", "--host", typed]).host == "::1"
+    assert parse(["--model-path", "demo", "--host", typed]).listen.host == "::1"
 
 
 def test_configurations_cannot_change():
     config = parsed()
     with pytest.raises(AttributeError):
-        config.port = 1
+        config.listen.port = 1
+    with pytest.raises(AttributeError):
+        config.drain_s = 1.0
     with pytest.raises(AttributeError):
         StageConfig().replicas = 2
 
@@ -463,7 +466,9 @@ def test_configurations_cannot_change():
 )
 def test_limits_of_a_key_follow_from_the_number_of_keys(arguments, sessions, responses):
     config = parse(["--model-path", "demo", *arguments])
-    assert (config.sessions_per_key, config.responses_per_minute) == (sessions, responses)
+    limits = config.limits.of_server(config.capacity.max_sessions, len(config.keys.api_keys))
+    assert limits.max_sessions_per_key == sessions
+    assert limits.max_responses_per_minute == responses
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from sglang_live import arguments, launch_stage
 from sglang_live.client.__main__ import parse_args as parse_client
 from sglang_live.extensions.batches.client import parse_args as parse_batch
 from sglang_live.extensions.batches.metrics import BatchMetrics
+from sglang_live.flags import server_parser
 from sglang_live.model_source import ModelSource
 from sglang_live.policy.policies import NAMES
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
@@ -68,10 +69,15 @@ def words(pattern: re.Pattern, path: Path) -> list[str]:
 
 
 def own_flags() -> set[str]:
-    """Flags in the sources, and fields of dataclasses, from which flags are generated."""
+    """Flags of the server, in the sources, and fields of dataclasses that flags are made of."""
     text = "\n".join(path.read_text() for path in SOURCES)
     names = re.findall(r"^    (\w+): ", text, re.MULTILINE)
-    return {*re.findall(r"--([a-z][a-z0-9-]+)", text), *(name.replace("_", "-") for name in names)}
+    typed = {*re.findall(r"--([a-z][a-z0-9-]+)", text), *(n.replace("_", "-") for n in names)}
+    return typed | {flag.removeprefix("--") for flag in server_flags()}
+
+
+def server_flags() -> set[str]:
+    return {flag for action in server_parser()._actions for flag in action.option_strings}
 
 
 def sglang_flags() -> set[str]:
@@ -229,11 +235,8 @@ def unknown_to(stage: str, args: dict) -> set[str]:
 
 def test_every_flag_and_setting_is_explained():
     explained = (ROOT / "docs" / "configuration.md").read_text()
-    flags = [
-        flag
-        for source in (*PACKAGE.glob("*.py"), *PACKAGE.glob("extensions/*/extension.py"))
-        for flag in re.findall(r'"(--[a-z-]+)"', source.read_text())
-    ]
+    of_stage = {flag for one in launch_stage._parser()._actions for flag in one.option_strings}
+    flags = (server_flags() | of_stage) - {"-h", "--help"}
     assert [flag for flag in flags if f"`{flag}" not in explained] == []
     vocoder = [f"`--vocoder.{f.name.replace('_', '-')}`" for f in fields(VocoderConfig)]
     assert [flag for flag in vocoder if flag not in explained] == []

@@ -12,14 +12,19 @@ from sglang_live import extension
 PACKAGE = Path(extension.__file__).parent
 # Of one extension, which adds what there is to add.
 EXTENSION = """
+from dataclasses import dataclass
+
 from sglang_live.errors import BadInputError
 from sglang_live.extension import Extension
+from sglang_live.settings import Settings, flag
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EchoFlags(Settings):
+    echo: str | None = flag(None, "answer with it", value="WORD")
 
 class Echo(Extension):
     title = "echoes"
-
-    def add_flags(self, flags):
-        flags.add_argument("--echo", metavar="WORD", help="answer with it")
+    flags = EchoFlags
 
     def addition(self, own, policies, stages):
         if own.echo is None:

@@ -16,8 +16,8 @@ from sglang_live.arguments import parse
 from sglang_live.capacity.control import CapacityControl
 from sglang_live.clock import SimClock
 from sglang_live.errors import StageUnavailableError
-from sglang_live.gateway.config import MAX_FRAME_BYTES
 from sglang_live.gateway.draining import Drain
+from sglang_live.gateway.http.body import MAX_FRAME_BYTES
 from sglang_live.model_source import ModelSource
 from sglang_live.models.demo.location import TRAINED
 from sglang_live.models.family import CPU_WEIGHTS_ENV, INT8, ModelFacts
@@ -301,7 +301,7 @@ async def test_the_application_has_the_settings_of_the_server(model):
         supervisor,
         model_name=config.served_model_name,
         voices=model.voices,
-        capacity=CapacityControl(launch_server._capacity(config), clock, dict),
+        capacity=CapacityControl(config.capacity, clock, dict),
         policies=config.policies,
         clock=clock,
     )
@@ -311,10 +311,11 @@ async def test_the_application_has_the_settings_of_the_server(model):
     assert http.ws_max_size == MAX_FRAME_BYTES
     thinker = supervisor.replicas[0].spec
     gateway = launch_server._gateway_config(config, model, thinker)
-    assert (gateway.api_keys, gateway.turn_prefill_s) == (("k",), 4.0)
+    assert (gateway.keys.accepted, gateway.turns.turn_prefill_s) == (("k",), 4.0)
     cascade = replace(model, family="sglang_live.models.cascade.family")
-    assert launch_server._gateway_config(config, cascade, thinker).turn_prefill_s == 0
-    assert (gateway.native_api_key, gateway.native_socket) == ("key", thinker.native_socket)
+    assert launch_server._gateway_config(config, cascade, thinker).turns.turn_prefill_s is None
+    native = gateway.native
+    assert (native.native_api_key, native.native_socket) == ("key", thinker.native_socket)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         assert (await client.get("/health")).status_code == 503, "no stage is up"

@@ -15,6 +15,7 @@ from sglang_live.capacity.deadlines import DeadlineConfig, Deadlines, Kind
 from sglang_live.capacity.forecast import PoolForecast
 from sglang_live.clock import Clock
 from sglang_live.errors import CapacityError
+from sglang_live.settings import Count, Positive, Settings, flag
 
 # Shorter gaps are hardly noticed; the design targets count gaps from here as well.
 AUDIBLE_GAP_S = 0.1
@@ -25,11 +26,10 @@ _RETRY_AFTER_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityConfig:
+class CapacityConfig(Settings):
     """
     max_sessions: upper bound of the limit.
     adapts: whether the limit is lower where more sessions cannot be served in time.
-    first_packet_s: budget of a turn's first packet, from the decision that the user's turn is over.
     first_token_s: budget of the first token of a response without sound, which waits behind others.
     frame_share: budget of a frame, as a share of the time until the next.
     full_share: share of a KV pool in use from which no session is admitted.
@@ -37,9 +37,12 @@ class CapacityConfig:
     sample_s: time between two samples of the pools.
     """
 
-    max_sessions: int
+    max_sessions: Count = flag(64, "sessions at once", group="limits")
+    admission_first_audio_ms: Positive = flag(
+        1000.0,
+        "admit fewer sessions while more than one turn in ten takes longer to its first audio",
+    )
     adapts: bool = True
-    first_packet_s: float = 1.0
     first_token_s: float = 15.0
     frame_share: float = 0.5
     full_share: float = 0.95
@@ -48,11 +51,10 @@ class CapacityConfig:
     aimd: AimdConfig = field(default_factory=AimdConfig)
     deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)
 
-    def __post_init__(self) -> None:
-        if self.max_sessions < 1:
-            raise ValueError(f"max_sessions must be at least 1, got {self.max_sessions}")
-        if not 0 < self.first_packet_s < math.inf:
-            raise ValueError(f"first_packet_s must be positive, got {self.first_packet_s}")
+    @property
+    def first_packet_s(self) -> float:
+        """Budget of a turn's first packet, from the decision that the user's turn is over."""
+        return self.admission_first_audio_ms / 1000
 
 
 class Named(Protocol):

@@ -102,7 +102,7 @@ def build_app(
         clock=clock or MonotonicClock(),
         metrics=metrics,
     )
-    keys = Keys(config.api_keys)
+    keys = Keys(config.keys.accepted)
     flex = _flex_gate(config, metrics)
     answers = SpokenAnswers()
     proxy = None
@@ -125,7 +125,7 @@ def build_app(
     realtime = RealtimeRoute(services, keys, secrets)
     routes.found.append(WebSocketRoute(REALTIME_PATH, realtime.__call__))
     _add_speech(routes, parts, flex)
-    if config.has_language_model:
+    if config.model.has_language_model:
         _add_generating(routes, parts, flex, secrets)
     else:
         _add_refusals(routes)
@@ -148,7 +148,7 @@ def build_app(
         await close_all(*(part.close for part in closing if part is not None))
 
     middleware = [Middleware(Framing), Middleware(DrainGate, drain=drain)]
-    if config.own_pages_only and not config.api_keys:
+    if not config.keys.allow_anonymous and not config.keys.api_keys:
         middleware.append(Middleware(SameMachine, refused=metrics.errors))
     app = Starlette(
         routes=routes.found,
@@ -237,10 +237,10 @@ def _add_generating(
     # Without a key, a server with keys says nothing of its model.
     model = {
         "name": orchestrator.model_name,
-        "about": config.about,
-        "suggestions": list(config.suggestions),
+        "about": config.model.about,
+        "suggestions": list(config.model.suggestions),
     }
-    routes.found += page_routes({} if config.api_keys else model)
+    routes.found += page_routes({} if config.keys.api_keys else model)
 
 
 def _add_refusals(routes: _Routes) -> None:
@@ -253,7 +253,7 @@ def _add_refusals(routes: _Routes) -> None:
 
 def _add_speech(routes: _Routes, parts: GatewayParts, flex: FlexGate) -> None:
     services = parts.services
-    orchestrator, tiers = services.orchestrator, Tiers(services.config.batch_only_keys)
+    orchestrator, tiers = services.orchestrator, Tiers(services.config.keys.batch_only_keys)
     route = SpeechRoute(orchestrator, services.metrics, tiers, flex)
 
     def voices(request: Request) -> dict[str, Any]:
@@ -273,7 +273,7 @@ def _add_descriptions(
     orchestrator = services.orchestrator
     name = orchestrator.model_name
     model = {"id": name, "object": "model", "created": 0, "owned_by": "sglang_live"}
-    description = openapi.document(services.config.has_language_model)
+    description = openapi.document(services.config.model.has_language_model)
     for addition in added:
         description["paths"].update(addition.paths)
         description["components"]["schemas"].update(addition.schemas)

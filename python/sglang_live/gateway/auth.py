@@ -6,9 +6,13 @@ In: headers, offered subprotocols. Out: whether the client is allowed, and its k
 import hashlib
 import hmac
 from collections.abc import Iterable
+from dataclasses import dataclass
 from secrets import compare_digest, token_bytes
 
 from starlette.datastructures import Headers
+
+from sglang_live.errors import BadInputError
+from sglang_live.settings import Settings, flag
 
 REALTIME_SUBPROTOCOL = "realtime"
 # Browsers cannot set headers on a socket, so the key travels as a subprotocol.
@@ -16,6 +20,52 @@ _KEY_SUBPROTOCOL = "openai-insecure-api-key."
 _BEARER = "bearer "
 # Owner of what clients without a key do.
 ANONYMOUS = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyConfig(Settings):
+    """Without API keys no key is needed; without an operator's key its operations are refused."""
+
+    api_keys: tuple[str, ...] = flag(
+        (),
+        "accepted key; may be given several times",
+        name="api-key",
+        value="KEY",
+        env="SGLANG_LIVE_API_KEYS",
+        unset="no key is needed",
+    )
+    batch_only_keys: tuple[str, ...] = flag(
+        (),
+        "accepted key whose requests are all flex, and which opens no session; may be given "
+        "several times, and needs --api-key",
+        name="batch-only-key",
+        value="KEY",
+        env="SGLANG_LIVE_BATCH_ONLY_KEYS",
+    )
+    operator_key: str | None = flag(
+        None,
+        "key for operations that affect all sessions: /flush_cache",
+        value="KEY",
+        env="SGLANG_LIVE_OPERATOR_KEY",
+    )
+    allow_anonymous: bool = flag(False, "serve non-loopback without a key")
+
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        return (*self.api_keys, *self.batch_only_keys)
+
+    def check(self) -> None:
+        if not all(key.strip() for key in self.accepted):
+            raise BadInputError("an API key is empty")
+        # The message goes to the log, so it does not contain the key. HTTP headers lose spaces
+        # around a key, subprotocols cannot contain any, and two keys without a comma between them
+        # look like one.
+        if any(key.split() != [key] for key in self.accepted):
+            raise BadInputError("an API key has spaces in it; a comma separates keys")
+        if self.batch_only_keys and not self.api_keys:
+            raise BadInputError("--batch-only-key needs --api-key: without one any key is accepted")
+        if set(self.batch_only_keys) & set(self.api_keys):
+            raise BadInputError("a key is both an --api-key and a --batch-only-key")
 
 
 class Keys:

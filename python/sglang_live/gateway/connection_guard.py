@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sglang_live.errors import LiveError
 from sglang_live.gateway.errors import error_body, refuse
+from sglang_live.settings import Count, Positive, Settings, flag
 
 # Networks of IPv6 customers are usually a /64.
 _IPV6_PREFIX = 64
@@ -29,19 +30,30 @@ class TooManyConnectionsError(LiveError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits:
+class ConnectionLimits(Settings):
     """
-    request_s: seconds until the headers of a request are complete.
-    per_address: open connections of one address; of IPv6, of one /64 network.
-    silent_per_address: those of them without a request; the oldest is closed for a new one, so
-        that all clients behind one shared address can still connect.
+    max_sessions: of the server. Behind a proxy all clients have one address: each has a session,
+        and loads its page.
+    silent_per_address: connections of one address without a request; the oldest is closed for a
+        new one, so that all clients behind one shared address can still connect.
     silent: connections without a request of all addresses.
     """
 
-    request_s: float = 10.0
-    per_address: int = 1024
+    max_connections_per_address: Count | None = flag(
+        None,
+        "open connections of one address, of IPv6 of one /64 network",
+        unset="twice --max-sessions, at least 1024",
+    )
+    first_request_s: Positive = flag(
+        10.0, "close a connection without complete headers of a request after this time"
+    )
+    max_sessions: int = 0
     silent_per_address: int = 128
     silent: int = 2048
+
+    @property
+    def per_address(self) -> int:
+        return self.max_connections_per_address or max(1024, 2 * self.max_sessions)
 
 
 class ConnectionGuard:
@@ -78,7 +90,7 @@ class ConnectionGuard:
         if address is None or connection in self._silent:
             return
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(self._limits.request_s, self._close, connection, "silent")
+        timer = loop.call_later(self._limits.first_request_s, self._close, connection, "silent")
         self._silent[connection] = timer
         self._n_silent[address] += 1
         if self._n_silent[address] > self._limits.silent_per_address:

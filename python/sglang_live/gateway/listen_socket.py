@@ -5,10 +5,40 @@ Until it is open, the system refuses connections, as if no server ran.
 
 import errno
 import socket
+from dataclasses import dataclass
+from pathlib import Path
 
 from sglang_live.errors import BadInputError, LiveError
+from sglang_live.settings import Settings, flag
 
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _BACKLOG = 2048  # connections that wait to be accepted; uvicorn's default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenConfig(Settings):
+    host: str = flag(
+        "127.0.0.1",
+        "address to listen on; other machines reach 0.0.0.0, or :: with IPv6, which need --api-key "
+        "or --allow-anonymous",
+        read=lambda text: text.removeprefix("[").removesuffix("]"),
+    )
+    port: int = flag(30000, "to listen on; 0: any that is free, which is printed", value="PORT")
+    ssl_certfile: Path | None = flag(None, "serve https and wss with this certificate (PEM)")
+    ssl_keyfile: Path | None = flag(None, "its private key, if that is another file")
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host in _LOOPBACK
+
+    def check(self) -> None:
+        if not 0 <= self.port < 65_536:
+            raise BadInputError(f"port {self.port} is out of range")
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise BadInputError("--ssl-keyfile without --ssl-certfile")
+        for file in (self.ssl_certfile, self.ssl_keyfile):
+            if file and not file.is_file():
+                raise BadInputError(f"there is no file {file}")
 
 
 def _net_location(host: str, port: int) -> str:

@@ -3,11 +3,13 @@
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
 
 from sglang_live.errors import ModelNotFoundError
 from sglang_live.gateway.errors import ClientEventError, cut
 from sglang_live.gateway.flex.gate import FlexGate
 from sglang_live.orchestrator.session import Orchestrator, VoiceSession
+from sglang_live.settings import Settings
 
 # Clients of OpenAI's servers send one of these unless they are told another.
 _OPENAI_VOICES = (
@@ -19,6 +21,28 @@ _MOST_LISTED = 20
 _UNNAMED = "default"
 # Clients of OpenAI's servers send such a name in their settings, also if they are told a model.
 _OF_OPENAI = re.compile(r"(gpt|whisper)-[\w.:-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel(Settings):
+    """
+    has_language_model: False: the server only speaks text, and refuses conversations.
+    default_instructions: system prompt of a session without instructions.
+    about: what the page says of the model. suggestions: questions that it offers.
+    recognises: the model has a recogniser of its own. hears: the one language of it; "": it detects
+        the language of each utterance.
+    hears_one_utterance: recordings are transcribed utterance by utterance.
+    knows_voices: there is a speaker model, so that sessions ignore other voices by default.
+    """
+
+    has_language_model: bool = True
+    default_instructions: str = ""
+    about: str = ""
+    suggestions: tuple[str, ...] = ()
+    recognises: bool = False
+    hears: str = ""
+    hears_one_utterance: bool = False
+    knows_voices: bool = False
 
 
 def check_model(served: str, name: str | None, at: str = "model", *, stock: bool = False) -> None:

@@ -5,13 +5,50 @@ Owner: one RateLimits per process; sessions and HTTP requests of a key count tog
 """
 
 from collections import defaultdict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang_live.clock import Clock
 from sglang_live.errors import LiveError
+from sglang_live.settings import Count, Seconds, Settings, flag
 
 _WINDOW_S = 60.0
+# One response every two seconds; the turns of a conversation take at least five.
+_RESPONSES_PER_MINUTE_OF_A_SESSION = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientLimits(Settings):
+    """What one client may take. None: no limit."""
+
+    max_sessions_per_key: Count | None = flag(
+        None,
+        "sessions of one key and its client secrets at once",
+        unset="with several keys three quarters, else all",
+    )
+    max_sessions_per_secret: Count = flag(4, "sessions of one client secret at once")
+    max_responses_per_minute: Count | None = flag(
+        None,
+        "responses of one key and its client secrets",
+        unset="with keys 30 per session of the key, else no limit",
+    )
+    idle_session_s: Seconds = flag(
+        1800.0,
+        "close a session whose client sends nothing, not even audio, for this time; 0: never",
+    )
+
+    def of_server(self, max_sessions: int, n_keys: int) -> "ClientLimits":
+        """With the defaults that depend on the server's sessions and keys.
+
+        Several keys get three quarters of the sessions each. The number of responses is above the
+        need of conversations and below that of a runaway loop.
+        """
+        sessions, responses = self.max_sessions_per_key, self.max_responses_per_minute
+        if sessions is None and n_keys > 1:
+            sessions = max(1, max_sessions * 3 // 4)
+        if responses is None and n_keys:
+            responses = _RESPONSES_PER_MINUTE_OF_A_SESSION * (sessions or max_sessions)
+        return replace(self, max_sessions_per_key=sessions, max_responses_per_minute=responses)
 
 
 class RateLimitError(LiveError):

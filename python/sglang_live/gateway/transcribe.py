@@ -20,9 +20,9 @@ from sglang_live.core import (
     Usage,
 )
 from sglang_live.errors import StageFailedError
-from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.json_forms import check_neutral
+from sglang_live.gateway.model import ServedModel
 from sglang_live.interaction.presence import speech_only, utterances
 from sglang_live.interaction.silero import SpeechModel
 from sglang_live.orchestrator.session import VoiceSession
@@ -35,7 +35,7 @@ _MIN_TOKENS = 64
 
 
 def check_recognised(
-    config: GatewayConfig,
+    model: ServedModel,
     at: str,
     *,
     language: str | None,
@@ -46,10 +46,10 @@ def check_recognised(
 
     at: path of the settings, with a dot at its end.
     """
-    if not config.recognises:
+    if not model.recognises:
         return
-    same = (language or "").lower().split("-")[0] == config.hears
-    check_neutral(None if same else language, ("", config.hears), f"{at}language")
+    same = (language or "").lower().split("-")[0] == model.hears
+    check_neutral(None if same else language, ("", model.hears), f"{at}language")
     check_neutral(hint, ("",), f"{at}prompt")
     check_neutral(temperature, (0,), f"{at}temperature")
 

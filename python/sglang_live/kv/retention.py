@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from sglang_live.settings import Count, Settings, Whole, flag
+
 Span = tuple[int, int]  # half open, in tokens
 
 # Positions in reserve before the end of the RoPE table: a turn of two minutes is 1500 tokens of
@@ -54,13 +56,34 @@ class RetentionConfig:
         return replace(self, sink_tokens=sink, window_tokens=window)
 
 
+_USUAL = RetentionConfig()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetentionFlags:
+class RetentionFlags(Settings):
     """Bounds as an operator gave them; None: those that suit the model."""
 
-    sink_tokens: int | None = None
-    window_tokens: int | None = None
-    slack_tokens: int | None = None
+    window_tokens: Whole | None = flag(
+        None,
+        "latest part of a conversation that a session keeps; 0: everything",
+        name="retention-window",
+        value="TOKENS",
+        unset=f"{_USUAL.window_tokens}, at most half of what the model is good for",
+    )
+    sink_tokens: Count | None = flag(
+        None,
+        "first part of it that a session keeps",
+        name="retention-sink",
+        value="TOKENS",
+        unset="the instructions",
+    )
+    slack_tokens: Count | None = flag(
+        None,
+        "growth beyond both before the session is compacted",
+        name="retention-slack",
+        value="TOKENS",
+        unset=f"{_USUAL.slack_tokens}, at most a sixteenth of what the model is good for",
+    )
 
     def suited_to(self, good_tokens: int | None) -> RetentionConfig:
         """
@@ -69,17 +92,16 @@ class RetentionFlags:
                 window, and less where long instructions would leave less than a quarter of it to
                 the turn and its response. None: not known.
         """
-        usual = RetentionConfig()
         if good_tokens is None:
-            good_tokens = 2 * usual.window_tokens
-        slack = max(1, min(usual.slack_tokens, good_tokens // 16))
+            good_tokens = 2 * _USUAL.window_tokens
+        slack = max(1, min(_USUAL.slack_tokens, good_tokens // 16))
         given = self.window_tokens
         return RetentionConfig(
             sink_tokens=self.sink_tokens,
-            window_tokens=given or max(1, min(usual.window_tokens, good_tokens // 2)),
+            window_tokens=given or max(1, min(_USUAL.window_tokens, good_tokens // 2)),
             slack_tokens=self.slack_tokens or slack,
             within_tokens=None if given else max(1, good_tokens * 3 // 4),
-            window_frames=None if given else usual.window_tokens,
+            window_frames=None if given else _USUAL.window_tokens,
         )
 
 

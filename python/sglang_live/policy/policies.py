@@ -77,7 +77,7 @@ class Policies:
         names = [name.strip() for name in text.split(",") if name.strip()]
         if not names:
             raise BadInputError(f"unknown policies {text!r}; there are: {list(NAMES)}")
-        return cls.parse(POLICIES if text == "all" else names)
+        return ALL if text == "all" else cls.parse(names)
 
     @property
     def tells_best_effort(self) -> bool:
@@ -95,3 +95,4 @@ class Policies:
 
 
 OFF = Policies()
+ALL = Policies.parse(POLICIES)

@@ -4,12 +4,13 @@ is one JSON document in its environment."""
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from sglang_live.devices import DEFAULT_DEVICE
 from sglang_live.policy.policies import OFF, Policies
+from sglang_live.settings import Positive, Settings, flag
 from sglang_live.stages.run_dir import run_of
 
 SPEC_ENV = "SGLANG_LIVE_SPEC"
@@ -38,6 +39,27 @@ class StageConfig:
     connect: tuple[str, ...] = ()
     args: dict[str, Any] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageOptions(Settings):
+    """Of all stages, on this host and on others."""
+
+    cpu_weights: Literal["", "own", "int8"] = flag(
+        "",
+        "on a CPU, the thinker's weights: as in the checkpoint, or in 8 bits, several times as "
+        "fast",
+        unset="int8 for cascade, own for others",
+        group="what to serve",
+    )
+    stuck_after_s: Positive = flag(
+        STUCK_AFTER_S,
+        "restart an engine that has work and completes no round of it for this time",
+    )
+    stage_key_file: str = flag(
+        "", "secret shared with stages on other hosts, at least 32 bytes, mode 600"
+    )
+    allow_keyless_stages: bool = flag(False, "stages on other hosts without --stage-key-file")
 
 
 class StageSpec(msgspec.Struct, frozen=True, kw_only=True):

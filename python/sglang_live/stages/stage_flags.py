@@ -95,7 +95,7 @@ def check_engine(stage: str, args: dict[str, Any], policies: Policies) -> None:
     if stage == "vocoder":
         try:
             VocoderConfig(**args)
-        except ValueError as error:
+        except BadInputError as error:
             raise BadInputError(f"vocoder: {error}") from None
         return
     for name in _POSITIVE:

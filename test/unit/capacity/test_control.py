@@ -8,13 +8,13 @@ import pytest
 from sglang_live.capacity.aimd import AimdConfig
 from sglang_live.capacity.control import CapacityConfig, CapacityControl, Pool
 from sglang_live.clock import SimClock
-from sglang_live.errors import CapacityError
+from sglang_live.errors import BadInputError, CapacityError
 
 
 class Server:
     def __init__(self, **config):
         aimd = AimdConfig(first=4, few_s=0.0)
-        settings = {"max_sessions": 8, "first_packet_s": 0.5, "aimd": aimd, **config}
+        settings = {"max_sessions": 8, "admission_first_audio_ms": 500.0, "aimd": aimd, **config}
         self.clock, self.n_admitted = SimClock(), 0
         self.pools: dict[str, float] = {}  # share by replica
         self.control = CapacityControl(CapacityConfig(**settings), self.clock, self._read_pools)
@@ -242,9 +242,9 @@ def test_the_report_contains_the_pools(server):
     assert server.control.report().pools == {"thinker": (0.25, math.inf)}
 
 
-@pytest.mark.parametrize("bad", [{"max_sessions": 0}, {"first_packet_s": 0.0}])
+@pytest.mark.parametrize("bad", [{"max_sessions": 0}, {"admission_first_audio_ms": 0.0}])
 def test_settings_that_cannot_be_are_refused(bad):
-    with pytest.raises(ValueError):
+    with pytest.raises(BadInputError):
         CapacityConfig(**{"max_sessions": 1, **bad})
 
 
@@ -311,9 +311,9 @@ def test_the_bound_itself_is_named_where_the_limit_is_as_high():
     assert server.control.report().why == "4 of 4 sessions"
 
 
-@pytest.mark.parametrize("bad", [{"max_sessions": -1}, {"first_packet_s": math.inf}])
+@pytest.mark.parametrize("bad", [{"max_sessions": -1}, {"admission_first_audio_ms": math.inf}])
 def test_settings_beyond_their_bounds_are_refused(bad):
-    with pytest.raises(ValueError):
+    with pytest.raises(BadInputError):
         CapacityConfig(**{"max_sessions": 1, **bad})
 
 

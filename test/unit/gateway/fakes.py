@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -34,9 +34,11 @@ from sglang_live.core import (
 from sglang_live.errors import CapacityError
 from sglang_live.gateway.additions import GatewayAddition, GatewayParts
 from sglang_live.gateway.app import build_app
+from sglang_live.gateway.auth import KeyConfig
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.draining import Drain
 from sglang_live.gateway.http.health import Health
+from sglang_live.gateway.rate_limits import ClientLimits
 from sglang_live.gateway.realtime.connection import RealtimeConnection
 from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.interaction.silero import (
@@ -429,6 +431,20 @@ class Client:
         return (await self.until("session.updated"))[:-1]
 
 
+def config_of(**values: Any) -> GatewayConfig:
+    """By the names of settings alone, without those of their parts. Any page may ask."""
+    keys, limits = KeyConfig(allow_anonymous=True), ClientLimits(idle_session_s=0.0)
+    config = GatewayConfig(keys=keys, limits=limits)
+    parts = {one.name: getattr(config, one.name) for one in fields(config)}
+    inner = {
+        one.name: f"{name}.{one.name}"
+        for name, part in parts.items()
+        if is_dataclass(part)
+        for one in fields(part)
+    }
+    return config.changed({inner.get(name, name): value for name, value in values.items()})
+
+
 def app_of(
     orchestrator: FakeOrchestrator,
     *,
@@ -443,7 +459,7 @@ def app_of(
     stages = {"thinker": "serving"} if stages is None else stages
     return build_app(
         orchestrator,
-        config=GatewayConfig(**config),
+        config=config_of(**config),
         native_url=native_url,
         health=lambda: Health(stages),
         speech_model=speech_model or LoudnessModel(),
@@ -458,7 +474,7 @@ def services(
 ) -> RealtimeServices:
     shared = RealtimeServices(
         orchestrator=orchestrator,
-        config=GatewayConfig(**config),
+        config=config_of(**config),
         speech_model=LoudnessModel(),
         clock=clock or MonotonicClock(),
         metrics=GatewayMetrics(CollectorRegistry()),

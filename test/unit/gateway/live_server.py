@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from sglang_live.gateway.config import MAX_FRAME_BYTES
+from sglang_live.gateway.http.body import MAX_FRAME_BYTES
 
 
 class _Server(uvicorn.Server):

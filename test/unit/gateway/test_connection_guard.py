@@ -54,7 +54,7 @@ async def until_closed(reader: asyncio.StreamReader) -> bytes:
 
 @pytest.mark.parametrize("sent", [b"", b"G", b"GET /health HTTP/1.1\r\nHost: x\r\nX-Half: "])
 async def test_a_connection_without_a_complete_request_is_closed(sent):
-    async with guarded(request_s=0.2) as (host, port, metrics):
+    async with guarded(first_request_s=0.2) as (host, port, metrics):
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(sent)
         assert await until_closed(reader) == b""
@@ -63,7 +63,7 @@ async def test_a_connection_without_a_complete_request_is_closed(sent):
 
 
 async def test_a_second_request_has_the_same_deadline():
-    async with guarded(request_s=0.3) as (host, port, metrics):
+    async with guarded(first_request_s=0.3) as (host, port, metrics):
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"}}")
@@ -75,7 +75,7 @@ async def test_a_second_request_has_the_same_deadline():
 
 async def test_an_open_session_is_not_a_silent_connection():
     async with (
-        guarded(request_s=0.2) as (host, port, metrics),
+        guarded(first_request_s=0.2) as (host, port, metrics),
         connect(f"ws://{host}:{port}/v1/realtime") as socket,
     ):
         assert json.loads(await socket.recv())["type"] == "session.created"
@@ -86,7 +86,7 @@ async def test_an_open_session_is_not_a_silent_connection():
 
 
 async def test_a_thousand_silent_connections_do_not_block_others_of_their_address():
-    async with guarded(request_s=60.0) as (host, port, metrics):
+    async with guarded(first_request_s=60.0) as (host, port, metrics):
         silent = []
         for _ in range(20):
             opened = (asyncio.open_connection(host, port) for _ in range(50))
@@ -100,7 +100,7 @@ async def test_a_thousand_silent_connections_do_not_block_others_of_their_addres
 
 
 async def test_an_address_with_too_many_connections_gets_an_error_and_others_are_served():
-    async with guarded(per_address=2) as (host, port, metrics):
+    async with guarded(max_connections_per_address=2) as (host, port, metrics):
         url = f"ws://{host}:{port}/v1/realtime"
         async with connect(url), connect(url):
             reader, writer = await asyncio.open_connection(host, port)

@@ -15,7 +15,7 @@ FOREIGN_PAGES = (
 
 
 def app(**config):
-    return app_of(FakeOrchestrator(), **{"own_pages_only": True, **config})
+    return app_of(FakeOrchestrator(), **{"allow_anonymous": False, **config})
 
 
 async def status(path: str = "/v1/models", *, built=None, **headers: str) -> int:
@@ -74,4 +74,4 @@ async def test_with_keys_or_anonymous_access_every_page_is_accepted():
     with_key = app(api_keys=("k",))
     headers = {"origin": FOREIGN_PAGES[0], "host": FOREIGN_HOSTS[0], "authorization": "Bearer k"}
     assert await status(built=with_key, **headers) == 200
-    assert await status(built=app(own_pages_only=False), **headers) == 200
+    assert await status(built=app(allow_anonymous=True), **headers) == 200

@@ -89,7 +89,7 @@ def test_the_run_command_of_an_image_has_shared_memory_host_and_key(path, monkey
     monkeypatch.setenv("SGLANG_LIVE_API_KEYS", key)
     arguments = run[run.index(image) + 1 :] or default
     config = parse([*entry[entry.index("sglang_live.launch_server") + 1 :], *arguments])
-    assert (config.host, config.api_keys) == ("0.0.0.0", (key,))
+    assert (config.listen.host, config.keys.api_keys) == ("0.0.0.0", (key,))
 
 
 # --- docs/deploy.md ---
@@ -151,7 +151,7 @@ def test_commands_for_one_gpu_have_the_sizes_of_the_table(tmp_path, monkeypatch)
     commands = [c for block in blocks_of(section("One GPU")) for c in commands_of(block, tmp_path)]
     configs = [served(c, monkeypatch) for c in commands if c.module == "sglang_live.launch_server"]
     assert [c.stages["thinker"].args["max_total_tokens"] for c in configs] == n_tokens
-    assert [c.max_sessions for c in configs] == sessions
+    assert [c.capacity.max_sessions for c in configs] == sessions
     assert all(c.stages["talker"].args["max_total_tokens"] == 100_000 for c in configs)
 
 

@@ -83,7 +83,7 @@ class BatchApi(GatewayAddition):
         self._runner = Runner(
             store,
             lines,
-            keys=services.config.api_keys or (ANONYMOUS,),
+            keys=services.config.keys.accepted or (ANONYMOUS,),
             check_model=lambda name: check_model(orchestrator.model_name, name),
             load=load,
             drain=services.drain,

@@ -1,15 +1,16 @@
 """The Batch API: /v1/files and /v1/batches, on a server with --batch-dir."""
 
 import argparse
-import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sglang_live.errors import BadInputError, LiveError
+from sglang_live.errors import LiveError
 from sglang_live.extension import Addition, Extension
 from sglang_live.extensions.batches.config import ROUTES, BatchConfig
 from sglang_live.policy.policies import Policies
+from sglang_live.settings import Count, Positive, Settings, flag, read_flags
 
 if TYPE_CHECKING:
     from sglang_live.gateway.additions import GatewayAddition, GatewayParts
@@ -17,6 +18,23 @@ if TYPE_CHECKING:
 
 _GIB = 1 << 30
 _DEFAULTS = BatchConfig()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFlags(Settings):
+    batch_dir: Path | None = flag(
+        None, "serve /v1/files and /v1/batches, and keep their files and results in this folder"
+    )
+    batch_at_once: Count = flag(
+        _DEFAULTS.at_once,
+        "lines of batches that run at the same time, fewer beside sessions, and at most 8 where "
+        "the engines do not say what they take",
+    )
+    batch_gib_per_key: Positive = flag(
+        _DEFAULTS.max_key_bytes / _GIB,
+        "size of the files of one key, results included",
+        value="GIB",
+    )
 
 
 class NoBatchesError(LiveError):
@@ -40,44 +58,19 @@ class NoBatches(Addition):
 
 class BatchesExtension(Extension):
     title = "batches"
-
-    def add_flags(self, flags: argparse._ActionsContainer) -> None:
-        add = flags.add_argument
-        add(
-            "--batch-dir",
-            metavar="DIR",
-            help="serve /v1/files and /v1/batches, and keep their files and results in this folder",
-        )
-        add(
-            "--batch-at-once",
-            type=int,
-            default=_DEFAULTS.at_once,
-            metavar="N",
-            help="lines of batches that run at the same time, fewer beside sessions, and at most 8 "
-            "where the engines do not say what they take (default: %(default)d)",
-        )
-        add(
-            "--batch-gib-per-key",
-            type=float,
-            default=_DEFAULTS.max_key_bytes / _GIB,
-            metavar="GIB",
-            help="size of the files of one key, results included (default: %(default)g)",
-        )
+    flags = BatchFlags
 
     def addition(
         self, own: argparse.Namespace, policies: Policies, stages: "Mapping[str, StageConfig]"
     ) -> Addition:
-        if own.batch_at_once < 1:
-            raise BadInputError(f"batch-at-once must be at least 1, got {own.batch_at_once}")
-        if not 0 < own.batch_gib_per_key < math.inf:
-            raise BadInputError("batch-gib-per-key must be positive")
-        if not own.batch_dir:
+        flags = read_flags(own, BatchFlags)
+        if flags.batch_dir is None:
             return NoBatches()
         from sglang_live.extensions.batches.api import Batches
 
-        max_key_bytes = max(1, int(own.batch_gib_per_key * _GIB))
-        config = BatchConfig(at_once=own.batch_at_once, max_key_bytes=max_key_bytes)
-        return Batches(Path(own.batch_dir), config)
+        max_key_bytes = max(1, int(flags.batch_gib_per_key * _GIB))
+        config = BatchConfig(at_once=flags.batch_at_once, max_key_bytes=max_key_bytes)
+        return Batches(flags.batch_dir, config)
 
 
 EXTENSION = BatchesExtension()

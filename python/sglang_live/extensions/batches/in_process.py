@@ -95,10 +95,10 @@ def line_endpoints(parts: GatewayParts, flex: FlexGate) -> dict[str, Endpoint]:
     """
     services, proxy = parts.services, parts.proxy
     orchestrator, config = services.orchestrator, services.config
-    metrics, max_bytes = services.metrics, config.max_body_bytes
+    metrics, max_bytes = services.metrics, config.inputs.max_body_bytes
     speech = SpeechRoute(orchestrator, metrics, Tiers(), flex)
     endpoints: dict[str, Endpoint] = {SPEECH: speech.__call__}
-    if not config.has_language_model:
+    if not config.model.has_language_model:
         return endpoints
     speech_model = services.speech_model
     transcribe = TranscriptionRoute(orchestrator, config, speech_model, flex)

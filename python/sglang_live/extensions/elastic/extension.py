@@ -2,26 +2,27 @@
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sglang_live.errors import BadInputError
 from sglang_live.extension import Addition, Extension
 from sglang_live.extensions.elastic.messages import STAGES
 from sglang_live.policy.policies import Policies
+from sglang_live.settings import Settings, flag
 
 if TYPE_CHECKING:
     from sglang_live.stages.spec import StageConfig
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticFlags(Settings):
+    elastic_kv: bool = flag(False, "thinker and talker exchange memory of their KV")
+
+
 class ElasticExtension(Extension):
     title = "elastic pools"
-
-    def add_flags(self, flags: argparse._ActionsContainer) -> None:
-        flags.add_argument(
-            "--elastic-kv",
-            action="store_true",
-            help="thinker and talker exchange memory of their KV",
-        )
+    flags = ElasticFlags
 
     def addition(
         self, own: argparse.Namespace, policies: Policies, stages: "Mapping[str, StageConfig]"

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from sglang_live.errors import BadInputError, LiveError
+from sglang_live.errors import LiveError
+from sglang_live.settings import Count, Positive, Settings, Whole, flag
 
 # About the time of a flex response beside listeners.
 _RETRY_AFTER_S = 30.0
@@ -25,24 +26,21 @@ class FlexBusyError(LiveError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlexConfig:
+class FlexConfig(Settings):
     """
-    at_once: flex requests that run at the same time, at most.
     waiting: further ones that wait for a place.
     wait_s: longest wait for a place.
     run_s: longest time of a written response, from its place on.
     """
 
-    at_once: int = 32
-    waiting: int = 256
-    wait_s: float = 600.0
-    run_s: float = 3600.0
-
-    def __post_init__(self) -> None:
-        if self.at_once < 1:
-            raise BadInputError(f"flex-at-once must be at least 1, got {self.at_once}")
-        if self.waiting < 0 or min(self.wait_s, self.run_s) <= 0:
-            raise ValueError("waiting must not be negative, wait_s and run_s be positive")
+    at_once: Count = flag(
+        32,
+        "HTTP requests of service tier flex that run at the same time; others wait",
+        name="flex-at-once",
+    )
+    waiting: Whole = 256
+    wait_s: Positive = 600.0
+    run_s: Positive = 3600.0
 
 
 class FlexGate:

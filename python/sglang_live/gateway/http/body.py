@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -19,12 +20,18 @@ from starlette.types import Message, Send
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.errors import ClientEventError, cut
 from sglang_live.gateway.json_forms import decoder_of, read_form
+from sglang_live.settings import Count, Positive, Settings
+from sglang_live.sound.decoder import MAX_CLIP_S
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 Form = TypeVar("Form")
 
+_MIB = 1024 * 1024
+# For the WebSocket server (uvicorn's ws_max_size). 15 MiB of audio are 20 MiB of base64 plus an
+# envelope; with the margin, somewhat larger appends get an error instead of a closed socket.
+MAX_FRAME_BYTES = 24 * _MIB
 # RFC 8187: charset'language'name, percent-encoded.
 _EXTENDED_NAME = re.compile(
     rb";\s*filename\*\s*=\s*\"?(?P<charset>[\w-]+)'[^']*'(?P<name>[^;\"\s]*)", re.IGNORECASE
@@ -35,6 +42,25 @@ _NOT_IN_NAMES = re.compile(r'[\x00-\x1f"\\]')
 STALLED_AFTER_S = 60.0
 # The largest body takes 600 s at 1 Mbit/s.
 BODY_PAUSE_S, BODY_S = 20.0, 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputLimits(Settings):
+    """
+    max_body_bytes: body of one HTTP request.
+    max_frame_bytes: one event of a session, as text.
+    max_append_bytes: audio in one event, decoded from base64.
+    max_input_audio_s: seconds of uncommitted audio; with voice detection, of one turn.
+    """
+
+    max_body_bytes: Count = 64 * _MIB
+    max_frame_bytes: Count = MAX_FRAME_BYTES
+    max_append_bytes: Count = 15 * _MIB
+    max_input_audio_s: Positive = MAX_CLIP_S
+
+    def check(self) -> None:
+        if self.max_frame_bytes < self.max_append_bytes * 4 // 3:
+            raise BadInputError("max_frame_bytes must hold max_append_bytes in base64")
 
 
 class BodyTooLargeError(BadInputError):

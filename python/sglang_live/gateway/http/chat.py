@@ -80,12 +80,12 @@ class ChatRoute:
     ):
         self._orchestrator, self._config, self._metrics = orchestrator, config, metrics
         self._text_only, self._owner = text_only, owner
-        self._flex, self._tiers = flex, Tiers(config.batch_only_keys)
+        self._flex, self._tiers = flex, Tiers(config.keys.batch_only_keys)
         self._answers = answers
         self._context_limit = ContextLimit(orchestrator, metrics)
 
     async def __call__(self, request: Request) -> Response:
-        body = await read_body(request, self._config.max_body_bytes)
+        body = await read_body(request, self._config.inputs.max_body_bytes)
         if self._text_only and not _is_ours(body):
             return await self._text_only(request, body)
         refuse_query(request)
@@ -111,10 +111,10 @@ class ChatRoute:
     def _turn(self, form: ChatForm, salt: str, tier: Tier) -> TurnRequest:
         check_model(self._orchestrator.model_name, form.model)
         instructions, history = history_of(
-            form.messages, self._answers, max_audio_s=self._config.max_input_audio_s
+            form.messages, self._answers, max_audio_s=self._config.inputs.max_input_audio_s
         )
         return TurnRequest(
-            instructions=instructions or self._config.default_instructions,
+            instructions=instructions or self._config.model.default_instructions,
             history=history,
             voice=known_voice(self._orchestrator.voices, form.voice, "audio.voice"),
             wants_audio=form.wants_audio,

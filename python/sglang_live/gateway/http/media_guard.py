@@ -11,12 +11,13 @@ import ipaddress
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from sglang_live.addresses import is_public
 from sglang_live.errors import BadInputError
-from sglang_live.gateway.config import GatewayConfig
+from sglang_live.settings import Settings, flag
 
 Resolve = Callable[[str], Awaitable[list[str]]]
 
@@ -34,8 +35,14 @@ class MediaRefusedError(BadInputError):
     code = "media_refused"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaConfig(Settings):
+    allow_local_media: bool = flag(False, "HTTP requests may name files of this machine")
+    allow_private_media_urls: bool = flag(False, "HTTP requests may name hosts of its network")
+
+
 class MediaGuard:
-    def __init__(self, config: GatewayConfig, resolve: Resolve | None = None):
+    def __init__(self, config: MediaConfig, resolve: Resolve | None = None):
         self._allow_local = config.allow_local_media
         self._allow_private = config.allow_private_media_urls
         self._resolve = resolve or resolve_host

@@ -107,7 +107,7 @@ class TranscriptionRoute:
     ):
         self._orchestrator, self._config = orchestrator, config
         self._speech_model, self._flex = speech_model, flex
-        self._tiers = Tiers(config.batch_only_keys)
+        self._tiers = Tiers(config.keys.batch_only_keys)
 
     async def __call__(self, request: Request) -> Response:
         order = await self._read(request)
@@ -123,7 +123,8 @@ class TranscriptionRoute:
     async def _read(self, request: Request) -> _Order:
         refuse_query(request)
         try:
-            async with multipart(request, self._config.max_body_bytes, max_fields=32) as form:
+            max_bytes = self._config.inputs.max_body_bytes
+            async with multipart(request, max_bytes, max_fields=32) as form:
                 return await self._order(form, request.headers)
         except OSError as error:  # the folder for temporary files is full
             log.error("upload_not_kept error=%s", error)
@@ -145,12 +146,12 @@ class TranscriptionRoute:
         tier = self._tiers.of(headers, asked.service_tier or None)
         language, hint = asked.language or None, asked.prompt or None
         check_recognised(
-            self._config, "", language=language, hint=hint, temperature=asked.temperature
+            self._config.model, "", language=language, hint=hint, temperature=asked.temperature
         )
-        data = await file.read()
+        data, max_s = await file.read(), self._config.inputs.max_input_audio_s
         return _Order(
-            audio=await asyncio.to_thread(read_audio, data, max_s=self._config.max_input_audio_s),
-            in_seconds=self._config.recognises,
+            audio=await asyncio.to_thread(read_audio, data, max_s=max_s),
+            in_seconds=self._config.model.recognises,
             language=language,
             hint=hint,
             temperature=asked.temperature,
@@ -166,7 +167,7 @@ class TranscriptionRoute:
                 session,
                 (order.audio,),
                 self._speech_model,
-                apart=self._config.hears_one_utterance,
+                apart=self._config.model.hears_one_utterance,
                 language=order.language,
                 hint=order.hint,
                 temperature=order.temperature,

@@ -64,15 +64,15 @@ class NativeProxy:
         flex: FlexGate | None = None,
         answers: SpokenAnswers | None = None,
     ):
-        self._keys = Keys(config.api_keys)
+        self._keys = Keys(config.keys.accepted)
         self._rate_limits = rate_limits or RateLimits(None, MonotonicClock())
         self._suspects = suspects or Suspects(MonotonicClock())
         self._config = config
         self._metrics = metrics
         self._orchestrator = orchestrator
         self._sessions = NativeSessions(
-            config.max_native_sessions_per_key,
-            config.max_native_sessions,
+            config.native.max_native_sessions_per_key,
+            config.native.max_native_sessions,
             MonotonicClock().now_s,
         )
         self._running = RunningNames()
@@ -85,14 +85,14 @@ class NativeProxy:
             answers or SpokenAnswers(),
         )
         self._flex = flex or FlexGate(FlexConfig())
-        self._upstream = Upstream(native_url, config)
+        self._upstream = Upstream(native_url, config.native)
 
     async def close(self) -> None:
         await self._upstream.close()
 
     async def __call__(self, request: Request) -> Response:
         try:
-            raw = await read_body(request, self._config.max_body_bytes)
+            raw = await read_body(request, self._config.inputs.max_body_bytes)
         except LiveError as error:
             return self._refused(request.scope["path"], error)
         return await self.pass_on(request, raw)

@@ -90,9 +90,9 @@ class RequestCheck:
         answers: SpokenAnswers,
     ):
         self._config, self._orchestrator, self._sessions = config, orchestrator, sessions
-        self._forms, self._guard = forms(limits, answers), MediaGuard(config)
+        self._forms, self._guard = forms(limits, answers), MediaGuard(config.media)
         self._limits, self._running = limits, running
-        self._tiers = Tiers(config.batch_only_keys)
+        self._tiers = Tiers(config.keys.batch_only_keys)
 
     def sender(self, request: Request, route: str) -> None:
         """Check whether the web page and the key of the request may use the route."""
@@ -100,10 +100,10 @@ class RequestCheck:
         if host is not None and not is_host(host):
             raise ParameterError("Host", "must be a name, and a port if there is one.")
         is_foreign = request.headers.get("sec-fetch-site") == "cross-site"
-        if is_foreign and (route == FLUSH or not self._config.api_keys):
+        if is_foreign and (route == FLUSH or not self._config.keys.api_keys):
             raise ForeignPageError("A page of another site may not send this.")
         if route == FLUSH:
-            known = self._config.operator_key
+            known = self._config.keys.operator_key
             if not known or not Keys((known,)).allow(request.headers):
                 raise OperatorOnlyError("/flush_cache is for the holder of --operator-key.")
 

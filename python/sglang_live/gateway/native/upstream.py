@@ -6,14 +6,32 @@ In: checked requests. Out: the upstream's responses. Owner: one Upstream per Nat
 import asyncio
 from collections.abc import Awaitable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 
 import aiohttp
 from starlette.requests import Request
 from yarl import URL
 
 from sglang_live.aio import background
-from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.native.routes import forwarded
+from sglang_live.settings import Count, Positive, Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeConfig(Settings):
+    """
+    max_native_sessions_per_key: open sessions of SGLang's own API per key.
+    max_native_sessions: the same for all keys together.
+    native_api_key: key of SGLang's own API; None: it has no key.
+    native_socket: Unix socket of SGLang's own API; None: its URL is reached by TCP.
+    native_connect_timeout_s: seconds to connect to it.
+    """
+
+    max_native_sessions_per_key: Count = 16
+    max_native_sessions: Count = 32
+    native_api_key: str | None = None
+    native_socket: str | None = None
+    native_connect_timeout_s: Positive = 5.0
 
 
 class Upstream:
@@ -22,7 +40,7 @@ class Upstream:
     base_url: its host only has a meaning if the config names no Unix socket.
     """
 
-    def __init__(self, base_url: str, config: GatewayConfig):
+    def __init__(self, base_url: str, config: NativeConfig):
         self._base_url, self._config = base_url.rstrip("/"), config
         self._client: aiohttp.ClientSession | None = None
         self._aborts: set[asyncio.Task[None]] = set()

@@ -98,7 +98,7 @@ class ClientSecretsRoute:
 
     def __init__(self, services: RealtimeServices, keys: Keys, secrets: ClientSecrets):
         self._services, self._keys, self._secrets = services, keys, secrets
-        self._tiers = Tiers(services.config.batch_only_keys)
+        self._tiers = Tiers(services.config.keys.batch_only_keys)
 
     async def __call__(self, request: Request) -> Response:
         owner = self._keys.owner(request.headers)

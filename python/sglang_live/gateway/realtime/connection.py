@@ -96,7 +96,7 @@ class RealtimeConnection:
         self._wire = wire
         self._services = services
         self._metrics = services.metrics
-        self._outbox = Outbox(wire.send, services.config.send_buffer_bytes)
+        self._outbox = Outbox(wire.send, services.config.sessions.send_buffer_bytes)
 
     async def run(self) -> None:
         """Serve until the client leaves. Faults of a client or stage raise nothing."""
@@ -179,8 +179,8 @@ class RealtimeConnection:
 
     async def _until_idle(self, session: RealtimeSession) -> IdleSessionError:
         """Wait until the client has sent nothing for too long and no response runs or plays."""
-        clock, limit_s = self._services.clock, self._services.config.idle_session_s
-        while limit_s is None:
+        clock, limit_s = self._services.clock, self._services.config.limits.idle_session_s
+        while not limit_s:
             await asyncio.Event().wait()
         while (left_s := self._received_at_s + limit_s - clock.now_s()) > 0 or session.at_work:
             await clock.sleep(max(left_s, min(_IDLE_POLL_S, limit_s)))
@@ -210,7 +210,7 @@ class RealtimeConnection:
     def _parse(self, frame: str | bytes) -> AnyClientEvent:
         if isinstance(frame, bytes):
             raise ClientEventError("Binary frames hold no events.", code="invalid_event")
-        max_bytes = self._services.config.max_frame_bytes
+        max_bytes = self._services.config.inputs.max_frame_bytes
         if len(frame) > max_bytes:
             raise ClientEventError(
                 f"Event too large: at most {max_bytes} bytes.", code="event_too_large"
@@ -285,7 +285,7 @@ class SocketWire:
 class RealtimeRoute:
     def __init__(self, services: RealtimeServices, keys: Keys, secrets: ClientSecrets):
         self._services, self._keys, self._secrets = services, keys, secrets
-        self._tiers = Tiers(services.config.batch_only_keys)
+        self._tiers = Tiers(services.config.keys.batch_only_keys)
         self._open: Counter[str] = Counter()  # sessions by key, and by client secret
 
     async def __call__(self, socket: WebSocket) -> None:
@@ -321,7 +321,7 @@ class RealtimeRoute:
 
     def _refusal(self, socket: WebSocket, holders: list[str]) -> dict[str, Any] | None:
         try:
-            if not self._services.config.has_language_model:
+            if not self._services.config.model.has_language_model:
                 raise NoLanguageModelError
             self._tiers.check_heard(holders[0])
             self._check_room(*holders)
@@ -332,13 +332,13 @@ class RealtimeRoute:
         return None
 
     def _check_room(self, owner: str, secret: str | None = None) -> None:
-        config = self._services.config
-        limit = config.max_sessions_per_key
+        limits = self._services.config.limits
+        limit = limits.max_sessions_per_key
         if limit is not None and self._open[owner] >= limit:
             raise TooManySessionsError(f"This key has {limit} sessions open, its limit.")
-        limit = config.max_sessions_per_secret
-        if secret is not None and self._open[secret] >= limit:
-            raise TooManySessionsError(f"This client secret has {limit} sessions open, its limit.")
+        most = limits.max_sessions_per_secret
+        if secret is not None and self._open[secret] >= most:
+            raise TooManySessionsError(f"This client secret has {most} sessions open, its limit.")
 
     async def _deny(self, socket: WebSocket) -> None:
         self._services.metrics.sessions_refused.labels(InvalidKeyError.code).inc()

@@ -113,11 +113,12 @@ class RealtimeServices:
     )
 
     def __post_init__(self) -> None:
-        self.rate_limits = RateLimits(self.config.max_responses_per_minute, self.clock)
-        self.out_of_band_slots = OutOfBandSlots(self.config.max_out_of_band_responses_in_all)
-        self.item_budget = ItemBudget(self.config.max_conversation_bytes_of_all)
+        limits = self.config.sessions
+        self.rate_limits = RateLimits(self.config.limits.max_responses_per_minute, self.clock)
+        self.out_of_band_slots = OutOfBandSlots(limits.max_out_of_band_responses_in_all)
+        self.item_budget = ItemBudget(limits.max_conversation_bytes_of_all)
         self.context_limit = ContextLimit(self.orchestrator, self.metrics)
-        self.loop_lag = LoopLag(self.clock, self.metrics, self.config.max_loop_lag_s)
+        self.loop_lag = LoopLag(self.clock, self.metrics, limits.max_loop_lag_s)
         self.scorer = SpeechScorer(self.speech_model)
         model = self.endpoint_model
         self.endpoint = EndpointThreads(model) if model else None

@@ -73,7 +73,8 @@ class RealtimeSession:
         self._owner = owner
         self._emit = emit = outbox.emit
         self._services = services
-        self._conversation = Conversation(config.max_conversation_bytes, services.item_budget)
+        max_bytes = config.sessions.max_conversation_bytes
+        self._conversation = Conversation(max_bytes, services.item_budget)
         self._timeline = Timeline(
             session.session_id,
             began_s=services.clock.now_s(),
@@ -92,7 +93,7 @@ class RealtimeSession:
             emit,
             services.metrics,
             services.context_limit,
-            max_bytes=config.max_append_bytes,
+            max_bytes=config.inputs.max_append_bytes,
         )
 
         turn_runner = TurnRunner(
@@ -112,7 +113,7 @@ class RealtimeSession:
             turn_runner=turn_runner,
             clock=services.clock,
             metrics=services.metrics,
-            max_out_of_band_responses=config.max_out_of_band_responses,
+            max_out_of_band_responses=config.sessions.max_out_of_band_responses,
             out_of_band_slots=services.out_of_band_slots,
             admit=self._admit,
         )
@@ -121,7 +122,7 @@ class RealtimeSession:
             emit,
             services.metrics,
             services.scorer.model,
-            apart=config.hears_one_utterance,
+            apart=config.model.hears_one_utterance,
             past_first_audio=self._responses.past_first_audio,
             admit=self._admit,
         )
@@ -132,7 +133,7 @@ class RealtimeSession:
             metrics=services.metrics,
             admit=self._admit,
             budget=services.item_budget,
-            max_bytes=config.max_conversation_bytes,
+            max_bytes=max_bytes,
         )
         self._turns = TurnTaking(
             config=self._config,
@@ -223,7 +224,7 @@ class RealtimeSession:
             event.response,
             self._config,
             self._conversation,
-            max_audio_bytes=self._services.config.max_append_bytes,
+            max_audio_bytes=self._services.config.inputs.max_append_bytes,
             now_s=self._services.clock.now_s(),
             voice_locked=self._responses.has_spoken,
         )

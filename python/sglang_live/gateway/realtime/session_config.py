@@ -202,9 +202,11 @@ def initial_config(
         model=model,
         voice=default_voice,
         voices=voices,
-        instructions=gateway.default_instructions,
+        instructions=gateway.model.default_instructions,
         truncation=Truncation(retention=gateway.retention),
-        turn_detection=TurnDetection(vad=gateway.vad, ignore_other_voices=gateway.knows_voices),
+        turn_detection=TurnDetection(
+            vad=gateway.turns.vad, ignore_other_voices=gateway.model.knows_voices
+        ),
     )
 
 
@@ -241,7 +243,7 @@ def update_config(
             if heard := changes.get("transcription"):
                 at = "session.audio.input.transcription."
                 language, hint = heard.get("language"), heard.get("prompt")
-                check_recognised(gateway, at, language=language, hint=hint)
+                check_recognised(gateway.model, at, language=language, hint=hint)
         if form.audio.output:
             changes |= output_changes(form.audio.output, defaults, path="session.audio.output")
     check_voice(changes, current, locked=voice_locked, path="session.audio.output")

@@ -3,7 +3,7 @@
 In: TurnDetectionForm and the current settings. Out: TurnDetection, or ClientEventError.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec import UNSET
@@ -11,6 +11,26 @@ from msgspec import UNSET
 from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.realtime.events import TurnDetectionForm
 from sglang_live.interaction.vad import DetectionKind, TurnDetection, VadSettings
+from sglang_live.settings import Count, Positive, Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnConfig(Settings):
+    """
+    vad: defaults for server_vad; confirm_ms also for semantic_vad.
+    speculate_ms: milliseconds of silence before a speculative turn; None: no speculative turns.
+    turn_prefill_s: seconds of speech in each piece of a turn prefill; None: there are no pieces.
+    prefills_at_pauses: turn prefill of what a recogniser heard up to each pause of the user.
+    preheat: whether instructions and conversation are prefilled, where their KV is missing, when
+        the user begins to speak.
+    """
+
+    vad: VadSettings = field(default_factory=VadSettings)
+    speculate_ms: Count | None = None
+    turn_prefill_s: Positive | None = None
+    prefills_at_pauses: bool = False
+    preheat: bool = False
+
 
 # --- settings of frame mode: audio in frames of fixed length, without turns ---
 # It is the `turn_detection` type "frames". In: TurnDetectionForm. Out: FrameSettings.

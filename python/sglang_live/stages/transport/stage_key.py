@@ -5,7 +5,6 @@ CURVE, RFC 26), which is derived from the file too: so the file identifies both 
 connection is encrypted.
 """
 
-import argparse
 import hashlib
 import re
 from pathlib import Path
@@ -83,17 +82,3 @@ def check_exposed(addresses: tuple[str, ...], key_file: str, allowed: bool) -> N
                 f"{address} without a key: give --stage-key-file to both ends, or "
                 "--allow-keyless-stages on a network where every machine is yours"
             )
-
-
-def add_key_arguments(flags: argparse._ActionsContainer) -> None:
-    flags.add_argument(
-        "--stage-key-file",
-        default="",
-        metavar="FILE",
-        help="secret shared with stages on other hosts, at least 32 bytes, mode 600",
-    )
-    flags.add_argument(
-        "--allow-keyless-stages",
-        action="store_true",
-        help="stages on other hosts without --stage-key-file",
-    )

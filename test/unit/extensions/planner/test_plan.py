@@ -71,9 +71,9 @@ def test_the_flags_of_every_layout_are_accepted_by_the_server(gpu, number):
         assert stages["thinker"].args["max_total_tokens"] == memory.thinker_tokens
         assert stages["talker"].args["max_total_tokens"] == memory.talker_tokens
         assert ("quantization" in stages["thinker"].args) == memory.fp8
-        assert config.max_sessions == 50
+        assert config.capacity.max_sessions == 50
     assert sorted(used) == sorted(f"cuda:{n}" for n in range(24))
-    assert len({parse(argv).port for argv in commands}) == len(commands)
+    assert len({parse(argv).listen.port for argv in commands}) == len(commands)
 
 
 @pytest.mark.parametrize("gpu", ["h100", "h200"])

@@ -221,7 +221,7 @@ async def test_a_flex_request_ends_when_its_time_is_over():
 
 
 async def test_a_key_for_batches_alone_is_always_flex_and_opens_no_session():
-    keys = dict(api_keys=("user", "batches"), batch_only_keys=("batches",))
+    keys = dict(api_keys=("user",), batch_only_keys=("batches",))
     headers = {"Authorization": "Bearer batches"}
     async with proxied(**keys) as (http, sglang):
         response = await http.post(

@@ -3,9 +3,10 @@
 import httpx
 import pytest
 
+from sglang_live.errors import BadInputError
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.interaction.vad import VadSettings
-from test.unit.gateway.fakes import MODEL, FakeOrchestrator, app_of
+from test.unit.gateway.fakes import MODEL, FakeOrchestrator, app_of, config_of
 
 
 def client(stages=None, **config) -> httpx.AsyncClient:
@@ -90,12 +91,12 @@ async def test_native_routes_are_absent_without_a_native_server():
     ],
 )
 def test_invalid_settings_are_refused(wrong):
-    with pytest.raises(ValueError):
-        GatewayConfig(**wrong)
+    with pytest.raises(BadInputError):
+        config_of(**wrong)
 
 
 def test_default_settings_are_valid_and_frozen():
     config = GatewayConfig()
-    assert config.vad == VadSettings()
+    assert config.turns.vad == VadSettings()
     with pytest.raises(AttributeError):
-        config.api_keys = ("x",)
+        config.keys.api_keys = ("x",)

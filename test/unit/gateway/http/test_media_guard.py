@@ -2,8 +2,7 @@
 
 import pytest
 
-from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.http.media_guard import MediaGuard, MediaRefusedError
+from sglang_live.gateway.http.media_guard import MediaConfig, MediaGuard, MediaRefusedError
 
 ADDRESSES = {
     "media.example": ["93.184.216.34", "2606:2800:220:1::1"],
@@ -44,7 +43,7 @@ def bodies(source: str) -> list[dict]:
 
 async def refused(body, **config) -> bool:
     try:
-        await MediaGuard(GatewayConfig(**config), resolve).check(body)
+        await MediaGuard(MediaConfig(**config), resolve).check(body)
     except MediaRefusedError:
         return True
     return False

@@ -6,10 +6,9 @@ import httpx
 import pytest
 
 from sglang_live.gateway.app import build_app
-from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.http.health import Health
 from sglang_live.gateway.native.limits import NativeLimits, found_in_templates
-from test.unit.gateway.fakes import FakeOrchestrator, LoudnessModel
+from test.unit.gateway.fakes import FakeOrchestrator, LoudnessModel, config_of
 
 HI = {"role": "user", "content": "Hi."}
 
@@ -31,7 +30,7 @@ def test_a_template_reads_the_settings_that_it_names(tmp_path, template, reads):
 async def test_settings_that_the_template_does_not_read_are_refused():
     app = build_app(
         FakeOrchestrator(),
-        config=GatewayConfig(),
+        config=config_of(),
         native_url="http://native",
         health=lambda: Health({}),
         speech_model=LoudnessModel(),

@@ -4,7 +4,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -104,10 +103,10 @@ def listening(
     scripts: Sequence[list] = (),
     **config: object,
 ) -> RealtimeServices:
-    base = services(FakeOrchestrator(list(scripts)))
+    base = services(FakeOrchestrator(list(scripts)), **config)
     shared = RealtimeServices(
         orchestrator=base.orchestrator,
-        config=replace(base.config, **config),
+        config=base.config,
         speech_model=base.speech_model,
         endpoint_model=endpoint,
         clock=base.clock,

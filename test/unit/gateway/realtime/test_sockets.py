@@ -14,7 +14,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from sglang_live.core import AudioDelta, AudioPart
-from sglang_live.gateway.config import MAX_FRAME_BYTES
+from sglang_live.gateway.http.body import MAX_FRAME_BYTES
 from sglang_live.interaction.silero import SileroModel
 from test.protocol import schema
 from test.unit.gateway.fakes import MODEL, FakeOrchestrator, app_of, full, spoken, tone

@@ -1,7 +1,6 @@
 """Turn prefill: chunks of a long utterance are prefilled; the item is one message."""
 
 import asyncio
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from sglang_live.core import INPUT_RATE_HZ, AudioPart
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.realtime.session_config import first_config
+from sglang_live.gateway.realtime.turn_detection import TurnConfig
 from sglang_live.gateway.realtime.turns.turn_prefill import TurnPrefill
 from sglang_live.interaction.input_buffer import InputBuffer
 from sglang_live.interaction.turn_end import PAUSE_MS
@@ -26,7 +26,9 @@ class Turn:
         self.buffer.append(np.zeros(start, np.int16))
         self.prefilled: list[int] = []
         self.accepts = True
-        self.prefill = TurnPrefill(GatewayConfig(turn_prefill_s=chunk_s, preheat=preheats), self)
+        self.prefill = TurnPrefill(
+            TurnConfig(turn_prefill_s=chunk_s or None, preheat=preheats), self
+        )
         self._rng = np.random.default_rng(1)
 
     def prefill_turn(self, config, chunks) -> bool:
@@ -146,7 +148,7 @@ def test_there_is_no_preheat_without_its_policy_or_before_speech():
 class PausedTurn(Turn):
     def __init__(self):
         super().__init__(chunk_s=0.0)
-        self.prefill = TurnPrefill(GatewayConfig(prefills_at_pauses=True), self)
+        self.prefill = TurnPrefill(TurnConfig(prefills_at_pauses=True), self)
 
     def pause(self, silent_s: float = 0.2) -> None:
         """The user falls silent, which is detected after silent_s."""
@@ -230,8 +232,7 @@ def test_a_refused_prefill_leaves_the_turn_whole():
 
 
 def eager(orchestrator: FakeOrchestrator):
-    base = services(orchestrator)
-    return replace(base, config=replace(base.config, turn_prefill_s=1.0))
+    return services(orchestrator, turn_prefill_s=1.0)
 
 
 async def test_a_session_prefills_the_utterance_and_its_turn_has_the_same_chunks():
@@ -265,9 +266,7 @@ async def test_while_a_response_is_made_nothing_is_prefilled():
 
 async def test_a_session_preheats_its_conversation_when_its_user_begins_to_speak():
     orchestrator = FakeOrchestrator([spoken("Yes."), spoken("And yes.")])
-    base = services(orchestrator)
-    preheating = replace(base, config=replace(base.config, preheat=True))
-    async with connected(orchestrator, preheating) as client:
+    async with connected(orchestrator, preheat=True) as client:
         client.append(tone(600) + bytes(48_000))
         await client.until("response.done")
         [first] = orchestrator.session.prefilled  # the instructions alone
@@ -282,9 +281,7 @@ async def test_a_session_preheats_its_conversation_when_its_user_begins_to_speak
 
 async def test_with_a_recogniser_the_turn_and_its_transcript_have_what_was_heard_in_the_pause():
     orchestrator = FakeOrchestrator([spoken("Yes."), spoken("hello")])
-    base = services(orchestrator)
-    config = replace(base.config, prefills_at_pauses=True)
-    async with connected(orchestrator, replace(base, config=config)) as client:
+    async with connected(orchestrator, prefills_at_pauses=True) as client:
         client.send(
             "session.update",
             session={

@@ -69,7 +69,7 @@ class BargeIn:
         emit: Emit,
         on_words: Callable[[SpeechDismissed], None],
     ):
-        self._recognises = services.config.recognises
+        self._recognises = services.config.model.recognises
         self._clock = services.clock
         self._metrics = services.metrics
         self._audible = responses.audible

@@ -18,10 +18,10 @@ import numpy as np
 from sglang_live.aio import background
 from sglang_live.core import AudioPart
 from sglang_live.errors import LiveError
-from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.realtime.responses.speculation import Utterance
 from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.realtime.session_config import SessionConfig
+from sglang_live.gateway.realtime.turn_detection import TurnConfig
 from sglang_live.gateway.transcribe import text_of
 from sglang_live.interaction.endpoint import MODEL_SAMPLES, EndpointThreads
 from sglang_live.interaction.input_buffer import InputBuffer
@@ -69,9 +69,9 @@ class _Pause:
     is_scoring: bool = False
 
 
-def speculates(detection: TurnDetection, gateway: GatewayConfig) -> bool:
+def speculates(detection: TurnDetection, config: TurnConfig) -> bool:
     """Whether a pause may start a speculative turn."""
-    return detection.create_response and gateway.speculate_ms is not None
+    return detection.create_response and config.speculate_ms is not None
 
 
 class PauseJudge:
@@ -93,7 +93,7 @@ class PauseJudge:
         on_resume: Callable[[], None],
     ):
         self._endpoint = services.endpoint
-        self._gateway = services.config
+        self._config = services.config.turns
         self._clock = services.clock
         self._metrics = services.metrics
         self._session = session
@@ -110,9 +110,9 @@ class PauseJudge:
             # The silence ends a turn whose verdict does not come.
             silent_ms = silence_ms(cutoff_ms(detection.eagerness))
             return replace(detection.vad, silence_duration_ms=silent_ms, pause_ms=PAUSE_MS)
-        pause_ms = PAUSE_MS if self._gateway.prefills_at_pauses else None
-        if speculates(detection, self._gateway):
-            pause_ms = self._gateway.speculate_ms
+        pause_ms = PAUSE_MS if self._config.prefills_at_pauses else None
+        if speculates(detection, self._config):
+            pause_ms = self._config.speculate_ms
         return replace(detection.vad, pause_ms=pause_ms)
 
     def begin(
@@ -135,7 +135,7 @@ class PauseJudge:
         self._latest = pause = _Pause(event, detector, turn_start, detection.eagerness)
         self._score_if_due(pause, self._endpoint, event.at_ms - event.speech_end_ms)
         # Audio that turn prefill has not had recognised would be recognised for this alone.
-        if self._gateway.prefills_at_pauses and not utterance[-1].parts:
+        if self._config.prefills_at_pauses and not utterance[-1].parts:
             language = (config.transcription or {}).get("language")
             if self._words is not None:
                 self._words.cancel()

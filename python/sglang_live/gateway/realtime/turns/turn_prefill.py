@@ -17,11 +17,11 @@ from dataclasses import replace
 import numpy as np
 
 from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem
-from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.responses.speculation import Utterance
 from sglang_live.gateway.realtime.responses.turn_runner import TurnRunner
 from sglang_live.gateway.realtime.session_config import SessionConfig
+from sglang_live.gateway.realtime.turn_detection import TurnConfig
 from sglang_live.interaction.input_buffer import InputBuffer
 from sglang_live.interaction.turn_end import PAUSE_MS
 
@@ -35,12 +35,13 @@ _LONG_SAMPLES = 8 * INPUT_RATE_HZ
 
 
 class TurnPrefill:
-    def __init__(self, gateway: GatewayConfig, turn_runner: TurnRunner) -> None:
-        """gateway: says whether there is a preheat, and whether chunks have a fixed length or end
-        at pauses."""
-        self._chunk_samples = round(gateway.turn_prefill_s * INPUT_RATE_HZ)  # 0: no fixed length
-        self._preheats = gateway.preheat
-        self._at_pauses = gateway.prefills_at_pauses
+    def __init__(self, config: TurnConfig, turn_runner: TurnRunner) -> None:
+        """config: says whether there is a preheat, and whether chunks have a fixed length or end at
+        pauses."""
+        # 0: no fixed length.
+        self._chunk_samples = round((config.turn_prefill_s or 0) * INPUT_RATE_HZ)
+        self._preheats = config.preheat
+        self._at_pauses = config.prefills_at_pauses
         self._turn_runner = turn_runner
         self._min_rest = 0 if self._at_pauses else _MIN_REST_SAMPLES
         self.reset()

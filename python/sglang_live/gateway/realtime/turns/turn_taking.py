@@ -84,17 +84,18 @@ class TurnTaking:
     emit: Emit
 
     def __post_init__(self) -> None:
-        self._gateway = self.services.config
+        self._settings = self.services.config.turns
+        self._limits = self.services.config.inputs
         self._clock = self.services.clock
         self._metrics = self.services.metrics
         self._turn_runner = self.responses.turn_runner
-        self._buffer = InputBuffer(self._gateway.max_input_audio_s)
+        self._buffer = InputBuffer(self._limits.max_input_audio_s)
         self._decoder = WireDecoder(self.config.input_format)
         self._detector: SpeechDetector | None = None
         self._next_item()
         self._turn_start_ms = 0
         self._pause_ms: int | None = None  # where the model stops to hear, if the turn ends here
-        self._turn_prefill = TurnPrefill(self._gateway, self._turn_runner)
+        self._turn_prefill = TurnPrefill(self._settings, self._turn_runner)
         session = self._turn_runner.session
         self._judge = PauseJudge(
             self.services,
@@ -155,7 +156,7 @@ class TurnTaking:
             ClientEventError: the audio is malformed or too long.
             BufferFullError: the buffer is full, and only the client can empty it.
         """
-        form, limit = self.config.input_format, self._gateway.max_append_bytes
+        form, limit = self.config.input_format, self._limits.max_append_bytes
         raw = decode_base64(event.audio, form, max_bytes=limit, param="audio")
         if self._detector is None and not self.frames.on:
             self._buffer.check_room(int(form.duration_ms(len(raw)) * SAMPLES_PER_MS))
@@ -268,7 +269,7 @@ class TurnTaking:
         """End a turn that is too long, and drop the silence before a turn."""
         begin = self._turn_start_ms * SAMPLES_PER_MS
         if detector.speaking and self._buffer.end_sample - begin > self._buffer.max_samples:
-            log.warning("turn_too_long max_s=%g", self._gateway.max_input_audio_s)
+            log.warning("turn_too_long max_s=%g", self._limits.max_input_audio_s)
             self._on_stopped(detector.force_stop("too_long"))
         if not detector.speaking:
             begin = min(detector.earliest_turn, self._barge_in.needed_from)
@@ -322,7 +323,7 @@ class TurnTaking:
         start, end = self._turn_start_ms * SAMPLES_PER_MS, pause.at_ms * SAMPLES_PER_MS
         self._turn_prefill.pause(self.config, self._buffer, start, end)
         utterance = self._turn_prefill.so_far(AudioPart(self._buffer.peek(start, end)))
-        if speculates(detection, self._gateway):
+        if speculates(detection, self._settings):
             self._pause_ms = pause.at_ms
             self._turn_runner.speculate(self.config, utterance)
         self._judge.begin(pause, detector, start, utterance, self.config)
@@ -375,7 +376,7 @@ class TurnTaking:
         previous = self.items.conversation.last_id
         self.emit("input_audio_buffer.committed", previous_item_id=previous, item_id=item.id)
         self.items.add(item)
-        heard = utterance if self._gateway.prefills_at_pauses and is_speech is None else ()
+        heard = utterance if self._settings.prefills_at_pauses and is_speech is None else ()
         self.transcripts.add(item, audio, self.config.transcription, heard, begin)
 
     def _respond(self, speech_end_ms: int | None = None) -> None:

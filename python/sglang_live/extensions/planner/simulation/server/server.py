@@ -50,7 +50,7 @@ class Server:
             CapacityConfig(
                 max_sessions=spec.max_sessions,
                 adapts=policies.admission,
-                first_packet_s=spec.first_audio_s,
+                admission_first_audio_ms=1000 * spec.first_audio_s,
             ),
             events,
             self._pools,
