@@ -19,6 +19,7 @@ from sglang_live.extensions.batches.metrics import BatchMetrics
 from sglang_live.flags import server_parser
 from sglang_live.model_source import ModelSource
 from sglang_live.policy.policies import NAMES
+from sglang_live.settings import flags_of
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
 from sglang_live.stages.vocoder.config import VocoderConfig
 from sglang_live.telemetry.metrics import GatewayMetrics
@@ -238,8 +239,8 @@ def test_every_flag_and_setting_is_explained():
     of_stage = {flag for one in launch_stage._parser()._actions for flag in one.option_strings}
     flags = (server_flags() | of_stage) - {"-h", "--help"}
     assert [flag for flag in flags if f"`{flag}" not in explained] == []
-    vocoder = [f"`--vocoder.{f.name.replace('_', '-')}`" for f in fields(VocoderConfig)]
-    assert [flag for flag in vocoder if flag not in explained] == []
+    vocoder = {f"--vocoder.{flag.name}" for flag in flags_of(VocoderConfig)}
+    assert [flag for flag in vocoder if f"`{flag}" not in explained] == []
     policies = (ROOT / "docs" / "scheduling.md").read_text().split("\n## ")[0]
     assert [name for name in NAMES if f"`{name}`" not in policies] == []
 

@@ -38,7 +38,7 @@ def homeless(monkeypatch):
 def test_a_given_cache_folder_needs_no_home(homeless, monkeypatch):
     assert parse(["--model-path", "demo", "--cache-dir", "/c"]).folders.cache_dir == Path("/c")
     monkeypatch.setenv(CACHE_ENV, "/of/environment")
-    assert parse(["--model-path", "demo"]).cache_dir == Path("/of/environment")
+    assert parse(["--model-path", "demo"]).folders.cache_dir == Path("/of/environment")
     assert is_demo(str(TRAINED)) and not is_demo("/elsewhere")
 
 

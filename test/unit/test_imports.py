@@ -79,7 +79,7 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_190,
+    "": 3_950,
     "bridge": 11_170,
     "capacity": 680,
     "client": 880,
@@ -87,13 +87,13 @@ BUDGETS = {
     "extensions/batches": 2_860,
     "extensions/elastic": 2_240,
     "extensions/planner": 5_470,
-    "gateway": 13_740,
+    "gateway": 13_840,
     "interaction": 3_240,
     "kernels": 20,
-    "kv": 1_410,
+    "kv": 1_430,
     "models": 9_670,
     "orchestrator": 2_370,
-    "policy": 2_000,
+    "policy": 2_010,
     "sound": 820,
     "speakable": 2_020,
     "stages": 8_260,

@@ -35,7 +35,7 @@ class Room(Settings):
 class House(Settings):
     name: str = flag(MISSING, "of the house", group="address")
     room: Room = part("rooms")
-    keys: tuple[str, ...] = flag((), "of the door", name="key", env="KEYS", group="address")
+    keys: tuple[str, ...] = flag((), "to its rooms", name="key", env="KEYS", group="address")
     kind: Literal["", "brick", "wood"] = flag("", "of its walls", group="walls")
     plan: Path | None = flag(None, "drawing", env="PLAN", group="walls")
     lit: bool = flag(False, "at night", group="walls")
