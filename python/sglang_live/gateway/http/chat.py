@@ -86,7 +86,7 @@ class ChatRoute:
 
     async def __call__(self, request: Request) -> Response:
         body = await read_body(request, self._config.inputs.max_body_bytes)
-        if self._text_only and not _is_ours(body):
+        if self._text_only and not _is_ours(body, recognises=self._config.model.recognises):
             return await self._text_only(request, body)
         refuse_query(request)
         form = read_json(body, ChatForm)
@@ -287,9 +287,14 @@ async def _with_errors(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[by
             yield _event({"error": error_body(error)})
 
 
-def _is_ours(body: bytes) -> bool:
-    """Whether the request names the audio modality or forces a function call, which SGLang's route
-    makes no call of where it has no parser. Returns False if it is not JSON."""
+def _is_ours(body: bytes, *, recognises: bool) -> bool:
+    """Whether SGLang's route cannot serve the request: it names the audio modality, forces a
+    function call, of which that route makes none where it has no parser, or has sound for a model
+    that only reads. Returns False if it is not JSON.
+
+    Args:
+        recognises: a recogniser writes down what the model is to hear.
+    """
     try:
         form = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -297,8 +302,24 @@ def _is_ours(body: bytes) -> bool:
     if not isinstance(form, dict):
         return False
     modalities = form.get("modalities")
+    if isinstance(modalities, list) and "audio" in modalities:
+        return True
     forces = form.get("tool_choice") not in (None, "auto", "none")
-    return forces or (isinstance(modalities, list) and "audio" in modalities)
+    return forces or (recognises and _has_sound(form.get("messages")))
+
+
+def _has_sound(messages: Any) -> bool:
+    contents = [
+        message.get("content")
+        for message in (messages if isinstance(messages, list) else ())
+        if isinstance(message, dict)
+    ]
+    return any(
+        isinstance(part, dict) and part.get("type") == "input_audio"
+        for content in contents
+        if isinstance(content, list)
+        for part in content
+    )
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

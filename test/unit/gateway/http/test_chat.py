@@ -119,6 +119,24 @@ async def test_without_sglangs_own_api_answers_are_written_as_well():
     assert text == "Good morning."
 
 
+HEARD = [{"type": "input_audio", "input_audio": {"data": clip(), "format": "wav"}}]
+
+
+@pytest.mark.parametrize(
+    ("content", "recognises", "is_turn"),
+    [("Hi.", True, False), (HEARD, True, True), (HEARD, False, False)],
+)
+async def test_sound_for_a_model_that_only_reads_is_recognised(content, recognises, is_turn):
+    """Of chats in writing; SGLang's own route, which has no recogniser, serves the others."""
+    orchestrator = FakeOrchestrator([written("Good morning.")])
+    app = app_of(orchestrator, native_url="http://127.0.0.1:9", recognises=recognises)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        messages = [HELLO, {"role": "user", "content": content}]
+        response = await http.post(PATH, json={"messages": messages})
+    assert response.status_code == (200 if is_turn else 503)
+
+
 async def test_the_model_sees_the_conversation():
     orchestrator = FakeOrchestrator()
     audio = {"type": "input_audio", "input_audio": {"data": clip(), "format": "wav"}}
