@@ -87,7 +87,7 @@ BUDGETS = {
     "extensions/batches": 2_860,
     "extensions/elastic": 2_240,
     "extensions/planner": 5_470,
-    "gateway": 13_840,
+    "gateway": 13_860,
     "interaction": 3_240,
     "kernels": 20,
     "kv": 1_430,
