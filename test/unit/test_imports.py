@@ -86,7 +86,7 @@ BUDGETS = {
     "engine_channel": 750,
     "extensions/batches": 2_860,
     "extensions/elastic": 2_240,
-    "extensions/planner": 5_470,
+    "extensions/planner": 5_380,
     "gateway": 13_860,
     "interaction": 3_240,
     "kernels": 20,

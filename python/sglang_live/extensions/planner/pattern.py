@@ -1,11 +1,11 @@
 """How the users talk, and what that makes of a session: its turns, its tokens, its load."""
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
-from sglang_live.errors import BadInputError
 from sglang_live.extensions.planner.simulation.server.session import History
 from sglang_live.extensions.planner.simulation.server.sessions import (
     AUDIO_TOKENS_PER_S,
@@ -15,40 +15,27 @@ from sglang_live.extensions.planner.simulation.server.sessions import (
 from sglang_live.extensions.planner.simulation.workload import Workload
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.policy.view import FRAME_S
+from sglang_live.settings import Check, Count, Settings, Share, flag
 
 # Turns of each user in a simulated run, and the seed of their draws.
 _TURNS, _SEED = 6, 1
 
 
+def _from(least: float) -> Check:
+    return Check(f"a number from {least:g}", lambda v: least <= v < math.inf)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TalkPattern:
-    """
-    talk_s: mean duration of a user's turn. response_s: of a whole response.
-    interruptions: share of responses that the user interrupts.
-    session_min: minutes of a session.
-    frames_per_token: codec frames for a token of text; English takes 3.7.
-    header_tokens: of the instructions.
-    """
-
-    talk_s: float = 5.0
-    response_s: float = 7.0
-    interruptions: float = 0.2
-    session_min: float = 5.0
-    frames_per_token: float = 3.7
-    header_tokens: int = 200
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value, flag = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
-            if not math.isfinite(value) or value < 0:
-                raise BadInputError(f"{flag} must be a number from 0, got {value}")
-        if self.interruptions > 1:
-            raise BadInputError(f"--interruptions is a share up to 1, got {self.interruptions:g}")
-        for name, least in (("talk_s", 0.5), ("response_s", 0.5), ("session_min", 0.1)):
-            if getattr(self, name) < least:
-                raise BadInputError(f"--{name.replace('_', '-')} is at least {least}")
-        if self.frames_per_token < 1 or self.header_tokens < 1:
-            raise BadInputError("--frames-per-token and --header-tokens are at least 1")
+class TalkPattern(Settings):
+    talk_s: Annotated[float, _from(0.5)] = flag(5.0, "of a user's turn, on average")
+    response_s: Annotated[float, _from(0.5)] = flag(7.0, "of a response, on average")
+    interruptions: Share = flag(0.2, "of responses that the user interrupts", value="SHARE")
+    session_min: Annotated[float, _from(0.1)] = flag(5.0, "of a session", value="MIN")
+    # English takes 3.7.
+    frames_per_token: Annotated[float, _from(1)] = flag(
+        3.7, "codec frames for a token of text", value="X"
+    )
+    header_tokens: Count = flag(200, "instructions")
 
     @property
     def workload(self) -> Workload:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 from sglang_live.extensions.planner.simulation.engine.pool import PoolFullError
 from sglang_live.extensions.planner.simulation.load.stats import (
@@ -9,19 +10,20 @@ from sglang_live.extensions.planner.simulation.load.stats import (
     TTFP_SLO_MS,
     PointStats,
 )
+from sglang_live.settings import Check, Positive, Settings, flag
 
 Measure = Callable[[str, int], PointStats]
+_PartOfAll = Annotated[float, Check("a share up to 1", lambda v: 0 < v <= 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slo:
-    """
-    first_audio_ms: P90 of the first audio, from the detected end of the turn.
-    continuous: share of the responses without an audible gap.
-    """
-
-    first_audio_ms: float = TTFP_SLO_MS
-    continuous: float = CONTINUITY_SLO
+class Slo(Settings):
+    first_audio_ms: Positive = flag(
+        TTFP_SLO_MS, "P90 of the first audio, from the detected end of a turn"
+    )
+    continuous: _PartOfAll = flag(
+        CONTINUITY_SLO, "of responses without an audible gap", value="SHARE"
+    )
 
     def is_met(self, point: PointStats) -> bool:
         """Also, no turn failed. False if there are too few turns to tell."""
