@@ -55,7 +55,7 @@ def rounds_of(
         chunk_tokens: the engine's own prefill chunk; None or negative if it has none.
         cpu_s: clock by which the decisions' own cost is measured.
     """
-    if not decides_rounds(policies):
+    if not policies.decides_rounds:
         return None
     if chunk_tokens and chunk_tokens > 0:
         least = min(chunk_tokens, config.stage.min_chunk_tokens)
@@ -63,11 +63,6 @@ def rounds_of(
             {"stage.chunk_tokens": chunk_tokens, "stage.min_chunk_tokens": least}
         )
     return Rounds(RoundPolicy.of(policies, config), cpu_s)
-
-
-def decides_rounds(policies: Policies) -> bool:
-    """Whether any of these policies decides about rounds; the others concern turns only."""
-    return policies.order is not None or policies.pacing or policies.tells_best_effort
 
 
 class Rounds:

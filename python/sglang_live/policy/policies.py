@@ -80,6 +80,11 @@ class Policies:
         return ALL if text == "all" else cls.parse(names)
 
     @property
+    def decides_rounds(self) -> bool:
+        """Whether any of these policies decides about rounds; the others concern turns only."""
+        return self.order is not None or self.pacing or self.tells_best_effort
+
+    @property
     def tells_best_effort(self) -> bool:
         """Whether best-effort work is told from other work without listeners."""
         return self.hybrid or self.bros

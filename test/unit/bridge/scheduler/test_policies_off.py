@@ -1,6 +1,5 @@
 """With every policy off the thinker's engine runs SGLang's own scheduling loop."""
 
-from sglang_live.bridge.rounds import decides_rounds
 from sglang_live.bridge.seams import all_seams
 from sglang_live.engine_channel.inbox import POLICIES_ENV, policies_from_env
 from sglang_live.policy.policies import Policies
@@ -27,9 +26,9 @@ def test_no_seam_of_the_thinker_is_in_the_scheduling_loop():
 
 def test_with_policies_off_the_talkers_scheduler_takes_no_decisions(monkeypatch):
     monkeypatch.delenv(POLICIES_ENV, raising=False)
-    assert not decides_rounds(policies_from_env())
-    assert not decides_rounds(Policies(truncate=True))
-    assert decides_rounds(Policies(pacing=True, truncate=True))
+    assert not policies_from_env().decides_rounds
+    assert not Policies(truncate=True).decides_rounds
+    assert Policies(pacing=True, truncate=True).decides_rounds
 
 
 def targets(policies: tuple[str, ...]) -> set[str]:
