@@ -72,7 +72,8 @@ class StageFailedError(LiveError):
         super().__init__(message)
         self.reason = reason
         if reason == ContextLengthError.code:
-            self.code, self.http_status = reason, ContextLengthError.http_status
+            self.code = reason
+            self.http_status = ContextLengthError.http_status
 
 
 class DeadlineError(LiveError):

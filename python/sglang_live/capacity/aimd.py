@@ -71,7 +71,9 @@ class Aimd:
         self.limit = self._config.first
         self._quiet = math.inf  # the smallest share of a window
         self._proven = 0  # most sessions of a window that was in time
-        self._late, self._late_s = 0, 0.0  # late windows in a row: number, duration
+        # Late windows in a row: number, duration.
+        self._late = 0
+        self._late_s = 0.0
         self._since_fall: int | None = None  # windows; None: never, or long ago
         self._calm = 0  # sum of sessions over windows with slack at the limit
         self._aged = 0.0  # part of the next rise by age
@@ -102,7 +104,8 @@ class Aimd:
         self._age(idle_s, verdict.lasted_s - idle_s if is_calm else 0.0)
 
     def _in_time(self, verdict: Verdict, n_sessions: int, expected: float | None) -> None:
-        self._late, self._late_s = 0, 0.0
+        self._late = 0
+        self._late_s = 0.0
         if verdict.share is not None:
             self._quiet = min(self._quiet, verdict.share)
             self._proven = max(self._proven, n_sessions)
@@ -118,7 +121,9 @@ class Aimd:
         self._aged -= whole
         self.limit = min(self._config.first, self.limit + whole)
         if self.limit == self._config.first:
-            self._since_fall, self._aged = None, 0.0  # as after a start
+            # As after a start.
+            self._since_fall = None
+            self._aged = 0.0
 
     @property
     def _target(self) -> float:
@@ -144,7 +149,9 @@ class Aimd:
     def _fall(self, n_sessions: int) -> None:
         self.limit = max(self._config.least, int(n_sessions * self._config.decrease))
         self._proven = min(self._proven, self.limit)
-        self._since_fall, self._calm, self._aged = 0, 0, 0.0
+        self._since_fall = 0
+        self._calm = 0
+        self._aged = 0.0
 
     @staticmethod
     def _expected(share: float | None, n_sessions: int, n_new: int) -> float | None:

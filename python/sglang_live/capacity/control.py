@@ -106,16 +106,22 @@ class CapacityControl:
         clock: Clock,
         pools: Callable[[], Mapping[str, Pool]] = dict,
     ):
-        self._config, self._clock, self._read_pools = config, clock, pools
+        self._config = config
+        self._clock = clock
+        self._read_pools = pools
         self._aimd = Aimd(config.aimd)
         self._deadlines = Deadlines(config.deadlines)
         self._pools: Mapping[str, Pool] = {}
         self._forecasts: dict[str, PoolForecast] = {}  # by replica
-        self._sampled_s, self._n_sampled = -math.inf, 0  # the latest sample: time, sessions
+        # The latest sample: time, sessions.
+        self._sampled_s = -math.inf
+        self._n_sampled = 0
         self._share: float | None = None
         self._n_sessions = self._n_most = 0  # now, and at most in this window
         self._new: dict[str, float] = {}  # admission of the sessions that have taken no turn
-        self._idle_s, self._idle_since_s = 0.0, clock.now_s()  # of this window, without sessions
+        # Of this window, without sessions.
+        self._idle_s = 0.0
+        self._idle_since_s = clock.now_s()
 
     # --- sessions ---
 
@@ -235,7 +241,8 @@ class CapacityControl:
         now_s = self._clock.now_s()
         if now_s - self._sampled_s >= self._config.sample_s:
             self._sampled_s = now_s
-            self._pools, self._n_sampled = dict(self._read_pools()), self._n_sessions
+            self._pools = dict(self._read_pools())
+            self._n_sampled = self._n_sessions
             known = self._forecasts
             self._forecasts = {name: known.get(name, PoolForecast()) for name in self._pools}
             for name, forecast in self._forecasts.items():
@@ -245,7 +252,8 @@ class CapacityControl:
             n_new = sum(now_s - admitted_s <= _FIRST_TURN_S for admitted_s in self._new.values())
             self._count_idle(now_s)
             self._aimd.window(verdict, self._n_most, n_new, idle_s=self._idle_s)
-            self._n_most, self._idle_s = self._n_sessions, 0.0
+            self._n_most = self._n_sessions
+            self._idle_s = 0.0
 
     def _count_idle(self, now_s: float) -> None:
         if not self._n_sessions:

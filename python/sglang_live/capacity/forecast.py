@@ -41,7 +41,8 @@ class PoolForecast:
         self._samples.append((now_s, session_s, share))
         while now_s - self._samples[0][0] > self._history_s:
             self._samples.popleft()
-        self.share, self.n_sessions = share, n_sessions
+        self.share = share
+        self.n_sessions = n_sessions
         self.rate = self._slope()
 
     def saturates_in_s(self, n_sessions: int | None = None) -> float:

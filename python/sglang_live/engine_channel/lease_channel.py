@@ -114,7 +114,8 @@ class BrokerLink:
     """
 
     def __init__(self, path: str, introduction: Callable[[], tuple[Message, tuple[int, ...]]]):
-        self._path, self._introduction = path, introduction
+        self._path = path
+        self._introduction = introduction
         self._channel: LeaseChannel | None = None
         self._next_try_s = 0.0
         self.refused = ""  # the broker's reason; it is not asked again
@@ -180,8 +181,11 @@ class Partner:
     """
 
     def __init__(self, name: str, pid: int, pidfd: int, bell: Bell):
-        self.name, self.pid, self.bell = name, pid, bell
-        self._pidfd, self._poll = pidfd, select.poll()
+        self.name = name
+        self.pid = pid
+        self.bell = bell
+        self._pidfd = pidfd
+        self._poll = select.poll()
         self._poll.register(pidfd, select.POLLIN)
 
     @property

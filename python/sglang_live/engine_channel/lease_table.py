@@ -68,7 +68,8 @@ class LeaseTable:
         self._lender = lender.reshape(N_ROWS, n_ranks)
         self._borrower = borrower.reshape(N_ROWS, n_ranks)
         self._states = states.reshape(2, n_ranks)
-        self.n_ranks, self.rank = n_ranks, rank
+        self.n_ranks = n_ranks
+        self.rank = rank
         self.fd = fd if own else -1
         if not own:
             os.close(fd)

@@ -37,7 +37,9 @@ class LenderLink:
     """
 
     def __init__(self, member: Member, fd: int, memory: Memory):
-        self._member, self._fd, self._memory = member, fd, memory
+        self._member = member
+        self._fd = fd
+        self._memory = memory
         self._own_table = self.table = self._new_table()
         self.bell = Bell()
         self.meeting: Meeting | None = None

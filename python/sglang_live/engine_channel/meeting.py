@@ -30,7 +30,10 @@ class Meeting:
     """
 
     def __init__(self, partner: Partner, table: LeaseTable, side: int, now_s: float):
-        self.partner, self.table, self._side, self._met_s = partner, table, side, now_s
+        self.partner = partner
+        self.table = table
+        self._side = side
+        self._met_s = now_s
         self.has_begun = self.is_over = self._has_ended = False
         table.tell(side, MET)
 

@@ -123,7 +123,8 @@ class VictimIndex:
         self._entries: dict[Hashable, _Entry] = {}
         self._last_seq = 0
         # Protected keys have an order of their own, for when no others are left.
-        self._free, self._kept = _Order(), _Order()
+        self._free = _Order()
+        self._kept = _Order()
         self._protected: LazyHeap[_Entry] = LazyHeap()
 
     def __len__(self) -> int:
@@ -165,8 +166,10 @@ class VictimIndex:
             entry = self._entries[key] = _Entry(key)
         else:
             self._leave(entry)
-        entry.n_tokens, entry.whole = n_tokens, whole
-        entry.at_s, entry.known = at_s, next_use_s is not None
+        entry.n_tokens = n_tokens
+        entry.whole = whole
+        entry.at_s = at_s
+        entry.known = next_use_s is not None
         self._enter(entry)
 
     def remove(self, key: Hashable) -> None:

@@ -72,7 +72,8 @@ class HeardFeed:
     """Tells the engine what was heard of many requests, in few messages; none without news."""
 
     def __init__(self, send: Callable[[HeardOfMany], None], clock: Clock):
-        self._send, self._clock = send, clock
+        self._send = send
+        self._clock = clock
         self._newest: dict[str, Heard] = {}
         self._flushing: asyncio.Task[None] | None = None
 

@@ -51,7 +51,8 @@ class KeyGuard:
     """Passes on requests with the key as a bearer token; responds to others with 401."""
 
     def __init__(self, app: ASGIApp, key: str):
-        self._app, self._expected = app, f"Bearer {key}".encode()
+        self._app = app
+        self._expected = f"Bearer {key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":

@@ -31,7 +31,8 @@ class ProgressWatch:
             round_tokens: tokens of all prompts in the running round.
         """
         if not has_work or n_steps != self._n_steps:
-            self._n_steps, self._since_s = n_steps, now_s
+            self._n_steps = n_steps
+            self._since_s = now_s
             return False
         return now_s - self._since_s > self.limit_s * max(1.0, round_tokens / ROUND_TOKENS)
 

@@ -103,7 +103,8 @@ class StageLogs:
         self, log_dir: Path | None, drops: LogDrops | None = None, *, as_json: bool = False
     ):
         self._as_json = as_json
-        self._log_dir, self._drops = log_dir, drops or LogDrops()
+        self._log_dir = log_dir
+        self._drops = drops or LogDrops()
         self._outputs: dict[str, _Output] = {}
         self._selector = selectors.DefaultSelector()
         self._lock = threading.Lock()

@@ -113,12 +113,16 @@ class Supervisor:
         on_death: Callable[[str, list[str]], None] = lambda name, jobs: None,
     ):
         self._zygote = zygote
-        self._run, self.queue_counts = new_run(), QueueCounts()
+        self._run = new_run()
+        self.queue_counts = QueueCounts()
         self.replicas = [Replica(spec) for spec in specs]
-        self._log_dir, self._on_change = log_dir, on_change
-        self._drops, self._on_death = drops, on_death
+        self._log_dir = log_dir
+        self._on_change = on_change
+        self._drops = drops
+        self._on_death = on_death
         self._logs: StageLogs | None = None
-        self._command, self._clock = command, clock or MonotonicClock()
+        self._command = command
+        self._clock = clock or MonotonicClock()
         self._watchers: list[asyncio.Task[None]] = []
         sockets = {lease_socket(spec.run_dir) for spec in specs if spec.leases}
         self.lease_brokers = [LeaseBroker(path) for path in sorted(sockets)]
@@ -244,7 +248,8 @@ class Supervisor:
 
     async def _spawn(self, replica: Replica) -> None:
         spec = replica.spec
-        replica.status, replica.oom_kills = None, oom_kills()
+        replica.status = None
+        replica.oom_kills = oom_kills()
         _remove_stale_socket(spec.address)
         environment = {**os.environ, **spec.environment, SPEC_ENV: spec.to_env()}
         assert self._logs is not None

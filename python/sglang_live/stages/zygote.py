@@ -183,7 +183,8 @@ class Zygote:
                 begun.set_exception(gone)
             for ended in self._ended.values():
                 ended.set_result(-signal.SIGKILL)
-            self._begun, self._ended = {}, {}
+            self._begun = {}
+            self._ended = {}
 
 
 # --- the process itself ---

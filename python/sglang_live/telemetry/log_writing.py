@@ -56,8 +56,11 @@ class LogWriter:
     """
 
     def __init__(self, name: str, drops: LogDrops, *, wait_s: float = 0.0):
-        self._name, self._drops, self._wait_s = name, drops, wait_s
-        self.missing, self.error = 0, ""
+        self._name = name
+        self._drops = drops
+        self._wait_s = wait_s
+        self.missing = 0
+        self.error = ""
 
     def write(self, fd: int, data: bytes) -> bool:
         """Returns False if a part of the data was dropped."""
@@ -65,7 +68,8 @@ class LogWriter:
             note = f"({self.missing} lines were dropped here: {self.error})\n"
             if self._put(fd, note.encode()) is not None:
                 return self._drop(data)
-            self.missing, self.error = 0, ""
+            self.missing = 0
+            self.error = ""
         left = self._put(fd, data)
         return left is None or self._drop(left)
 
@@ -105,7 +109,8 @@ class _UnfailingStream(io.RawIOBase):
     """An output stream of this process whose writes never fail."""
 
     def __init__(self, fd: int, writer: LogWriter):
-        self._fd, self._writer = fd, writer
+        self._fd = fd
+        self._writer = writer
 
     def writable(self) -> bool:
         return True

@@ -10,7 +10,8 @@ class TurnTrace:
     """
 
     def __init__(self, clock: Clock):
-        self._clock, self._began_s = clock, clock.now_s()
+        self._clock = clock
+        self._began_s = clock.now_s()
         self.marks: dict[str, float] = {}
 
     def mark(self, name: str) -> None:

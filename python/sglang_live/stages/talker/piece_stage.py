@@ -82,14 +82,18 @@ class PieceSpeech:
     """
 
     def __init__(self, model: PieceTalker, clock: Clock):
-        self._model, self._clock = model, clock
-        self._cutter, self._text = Pieces(model.style), TokenPlaces()
+        self._model = model
+        self._clock = clock
+        self._cutter = Pieces(model.style)
+        self._text = TokenPlaces()
         # Without a bound: the text of one response.
         self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
         self._character_s = SLOW_CHARACTER_S
         self._before_s = 0.0  # speech of the pieces that have ended
         self._heard: tuple[Heard, float] | None = None  # with the time at which it came
-        self.rid, self.n_frames, self.n_read = "", 0, 0
+        self.rid = ""
+        self.n_frames = 0
+        self.n_read = 0
 
     @property
     def n_unspeakable(self) -> int:
@@ -198,7 +202,8 @@ class PieceStage:
         self.engine = self.host.engine
         self._outbox, feed, self._clock = outbox, FeedSocket(inbox), MonotonicClock()
         self._heard = HeardFeed(feed.send, self._clock) if spec.policies else None
-        self._totals, self._stream_events = PolicyTotals(), StreamEventRoutes()
+        self._totals = PolicyTotals()
+        self._stream_events = StreamEventRoutes()
         self._n_jobs = 0
         self._counts = dict.fromkeys(
             ("pieces", "frames", "speech_truncated", "codes_refused", "unspeakable"), 0.0

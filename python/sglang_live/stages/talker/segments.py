@@ -113,7 +113,8 @@ class Segments:
         most_bytes: int = MOST_STATES_BYTES,
     ):
         self._model = model
-        self._send, self._most_bytes = send, most_bytes
+        self._send = send
+        self._most_bytes = most_bytes
         self._sessions: dict[str, dict[str, _Segment]] = {}
         # By id, used longest ago first: the message, and the bytes of its states.
         self._held: OrderedDict[int, tuple[_Segment, int]] = OrderedDict()

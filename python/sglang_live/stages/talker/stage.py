@@ -92,12 +92,15 @@ class TalkerStage:
             },
         )
         self.engine = self.host.engine
-        self._outbox, self._feed = outbox, FeedSocket(inbox)
+        self._outbox = outbox
+        self._feed = FeedSocket(inbox)
         self._segments = Segments(self.model, self._feed.send)
         self._frames: dict[str, FrameQueue] = {}
         self._heard = HeardFeed(self._feed.send, MonotonicClock()) if spec.policies else None
         self._bounds = spec.policies.retention
-        self._totals, self._n_frames, self._n_dropped = PolicyTotals(), 0, 0
+        self._totals = PolicyTotals()
+        self._n_frames = 0
+        self._n_dropped = 0
         self._n_left_out = self._n_begun_anew = self._n_unspeakable = 0
         self._stream_events = StreamEventRoutes()
         self._warm_up_rid = ids.new_rid(SPEAK_PREFIX, WARM_UP)

@@ -38,11 +38,16 @@ class ResponseOutput:
         report_heard: Callable[[Heard], None],
         has_functions: bool = True,
     ):
-        self._job, self._end_ids, self._report_heard = job, end_ids, report_heard
+        self._job = job
+        self._end_ids = end_ids
+        self._report_heard = report_heard
         self.ids: list[int] = []
         self.parts = ResponseParts(call_begin_id, has_functions)
-        self.finish, self.n_audio = "", 0
-        self._n_sent, self._sent, self._n_unreported = 0, "", 0
+        self.finish = ""
+        self.n_audio = 0
+        self._n_sent = 0
+        self._sent = ""
+        self._n_unreported = 0
         self._told_of_call = False
         self._heard = Heard(job.job_id, 0.0, False, FIRST_INTERRUPTS)
 
@@ -75,7 +80,8 @@ class ResponseOutput:
         self._n_unreported += n_new
         begins = self.parts.has_call and not self._told_of_call
         if begins or self._n_unreported >= _PROGRESS_EVERY:
-            self._told_of_call, self._n_unreported = self.parts.has_call, 0
+            self._told_of_call = self.parts.has_call
+            self._n_unreported = 0
             await self._job.send(FunctionCallProgress(self._job.job_id))
 
 

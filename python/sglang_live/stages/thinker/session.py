@@ -222,7 +222,8 @@ class ThinkerSession:
         self._tell_bound(retention)
         start, new = self.ledger, fitting[len(self.ledger.items) :]
         yield Started(new)
-        self._places, self.lost = [], False
+        self._places = []
+        self.lost = False
         response_ids: list[int] | None = None
         async with aclosing(self._run(new, opening, sampling, state)) as events:
             async for event in events:
@@ -450,7 +451,9 @@ class ThinkerSession:
         hidden states it would then never get.
         """
         self.engine_session = ids.new_engine_session(self.session_id)
-        self.instructions, self.ledger, self.bound = instructions, Ledger(), None
+        self.instructions = instructions
+        self.ledger = Ledger()
+        self.bound = None
         opened = False
         try:
             await open_session(self.host, self.engine_session)

@@ -106,14 +106,17 @@ class ThinkerStage:
         self._sessions: dict[str, ThinkerSession] = {}
         self._busy: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._items: dict[str, dict[str, HistoryItem]] = defaultdict(dict)
-        self._outbox, self._states, self._totals = outbox, AudioStates(), PolicyTotals()
+        self._outbox = outbox
+        self._states = AudioStates()
+        self._totals = PolicyTotals()
         self._stream_events = StreamEventRoutes()
         self._feed = ThinkerFeed(FeedSocket(inbox), MonotonicClock()) if spec.policies else None
         if (feed := self._feed) is not None:
             self.host.owes = lambda: feed.awaits_answer
         names = ("sessions_rebuilt", "sessions_truncated", "truncations_refused")
         self._counts = dict.fromkeys(names, 0.0)
-        self._preheats, self._packing = Preheats(), Packing(self._items)
+        self._preheats = Preheats()
+        self._packing = Packing(self._items)
 
     async def start(self) -> None:
         self._reader = vital(self._read_reports(), "read reports")

@@ -23,7 +23,8 @@ class Job:
         self.job_id = job_id
         self._client = client
         self._unread = Unread()
-        self._window, self._count = SendWindow(), ReceiveCount()
+        self._window = SendWindow()
+        self._count = ReceiveCount()
         self._tensors: list[wire.TensorFrames] = []
         self._begun = self._over = self._broken = self.cancelled = False
 
@@ -39,8 +40,10 @@ class Job:
         """
         if self.cancelled:
             return
-        self._begun, self._over = True, False
-        self._window, self._count = SendWindow(), ReceiveCount()
+        self._begun = True
+        self._over = False
+        self._window = SendWindow()
+        self._count = ReceiveCount()
         await self._client.send(opener, tensors)
 
     async def send(self, message: AnyMessage, tensors: wire.TensorFrames | None = None) -> None:
@@ -185,7 +188,9 @@ class StageClient:
         counts: queues.QueueCounts | None = None,
         patience_s: float = queues.PATIENCE_S,
     ):
-        self.name, self.same_host, self._patience_s = name, same_host, patience_s
+        self.name = name
+        self.same_host = same_host
+        self._patience_s = patience_s
         self._shm_run = shm_run
         self.counts = counts or queues.QueueCounts()
         self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)

@@ -134,7 +134,8 @@ class LeaseBroker:
 
     def _take(self, engine: _Engine, message: Message, fds: list[int]) -> None:
         close_all(engine.fds)
-        engine.message, engine.fds = message, fds
+        engine.message = message
+        engine.fds = fds
         engine.partners = list(message.get("partners", ()))
         reason = self._refusal(engine)
         if reason is not None:

@@ -50,7 +50,8 @@ class ReceiveCount:
     """The receiver's side: counts until a credit is due."""
 
     def __init__(self, every: int = CREDIT_EVERY):
-        self._every, self._taken = every, 0
+        self._every = every
+        self._taken = 0
 
     def took_one(self) -> int:
         """Returns the credit to send now; 0: none."""

@@ -46,11 +46,15 @@ class ServedJob:
     """
 
     def __init__(self, server: "StageServer", peer: bytes, opener: Opener, frames: list[bytes]):
-        self.job_id, self.opener, self.frames = opener.job_id, opener, frames
+        self.job_id = opener.job_id
+        self.opener = opener
+        self.frames = frames
         self.key = peer, opener.job_id
-        self._server, self._peer = server, peer
+        self._server = server
+        self._peer = peer
         self._unread = queues.Unread()
-        self._window, self._count = SendWindow(), ReceiveCount()
+        self._window = SendWindow()
+        self._count = ReceiveCount()
         self.task: asyncio.Task[None] | None = None
         self.error: LiveError | None = None
 
@@ -124,8 +128,12 @@ class StageServer:
         patience_s: float = queues.PATIENCE_S,
     ):
         self.shm_run = shm_run
-        self.same_host, self._tick_s, self._patience_s = same_host, tick_s, patience_s
-        self._run, self._close_session, self._ready = run, close_session, ready
+        self.same_host = same_host
+        self._tick_s = tick_s
+        self._patience_s = patience_s
+        self._run = run
+        self._close_session = close_session
+        self._ready = ready
         self._on_hint = on_hint
         # By peer and job id: two servers may give their jobs the same id.
         self._jobs: dict[tuple[bytes, str], ServedJob] = {}

@@ -166,7 +166,8 @@ class VocoderEngine:
         self._config = config
         self._jobs: dict[str, _Job] = {}
         self._decoding: list[VocoderBatch] = []
-        self._flex, self._flex_debt = FlexConfig(), FlexDebt()
+        self._flex = FlexConfig()
+        self._flex_debt = FlexDebt()
         self._n_arrivals = 0  # a counter replaces a clock: urgency needs the order only
 
     def warm_up(self) -> None:
@@ -311,7 +312,8 @@ class VocoderEngine:
         while job.later and not len(job.pending):
             job.pending = job.later.pop(0)
             if job.is_begun:
-                job.stream, job.is_begun = self._decoder.new_stream(), False
+                job.stream = self._decoder.new_stream()
+                job.is_begun = False
 
     def _wanted_frames(self, job: _Job) -> int:
         config = self._config

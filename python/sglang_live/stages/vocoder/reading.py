@@ -68,7 +68,8 @@ class ReadingStage:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="voice", initializer=begin)
         self._flex = FlexConfig()
         self._orders: asyncio.PriorityQueue[_Order] = asyncio.PriorityQueue()
-        self._numbers, self._jobs = itertools.count(), 0
+        self._numbers = itertools.count()
+        self._jobs = 0
         self._beside_others_s = -math.inf  # latest time at which two responses were in progress
         # Heard responses that send a piece and then order the next one at once.
         self._coming: set[str] = set()
@@ -229,12 +230,15 @@ class _Response:
     def __init__(
         self, job: ServedJob, request: VocoderRequest, cutter: Pieces, begins_early: bool
     ) -> None:
-        self.job, self.request = job, request
+        self.job = job
+        self.request = request
         # Without a bound: the text of one response.
         self.pieces: asyncio.Queue[Piece | _Beginning | None] = asyncio.Queue()
         self.begun: PieceSound | None = None
-        self._cutter, self._text = cutter, TokenPlaces()
-        self._began_s, self._spoken_s = time.monotonic(), 0.0
+        self._cutter = cutter
+        self._text = TokenPlaces()
+        self._began_s = time.monotonic()
+        self._spoken_s = 0.0
         self._text_since_s: float | None = None
         self._may_begin = begins_early
 
