@@ -190,7 +190,7 @@ class PiecewisePrompt(ABC):
 class TalkerReadPrompt(PiecewisePrompt):
     """A prompt whose user messages a talker reads, too.
 
-    script_style: of texts that it speaks word for word (speakable/verbatim.py).
+    script_style: of texts that it speaks word for word (speakable/pieces.py).
     """
 
     script_style: SpeechStyle | None = None

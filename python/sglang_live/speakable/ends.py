@@ -6,6 +6,8 @@ In: what stands before a gap, and the first character behind it. Out: a Strength
 import re
 from enum import IntEnum
 
+from sglang_live.speakable.letters import NUMBERED, TITLES
+from sglang_live.speakable.moments import SHORT_MONTHS
 from sglang_live.speakable.numbers import listed
 
 
@@ -21,19 +23,13 @@ CLOSERS = "\"'”’»)]}*_~`"
 LOOK_BEHIND = 48
 
 # After these a sentence goes on, whatever follows.
-_TITLES = frozenset(
-    listed(
-        "dr mr mrs ms prof st mt ft gen col sgt capt lt rev hon gov sen rep pres vs cf ca "
-        "approx est al incl esp resp viz eg ie messrs mme mlle"
-    )
-)
+_BEFORE_NAMES = frozenset(map(str.lower, TITLES)) | {
+    *listed("vs cf ca approx est al incl esp resp viz eg ie messrs mme mlle")
+}
 # After these a number goes on: No. 5, Fig. 3, pp. 10, Jan. 5.
-_BEFORE_NUMBERS = frozenset(
-    listed(
-        "no nos p pp fig figs vol ch sec eq eqs art op tab ex nr jan feb mar apr jun jul "
-        "aug sep sept oct nov dec"
-    )
-)
+_BEFORE_NUMBERS = frozenset(map(str.lower, NUMBERED.keys() | SHORT_MONTHS.keys() - {"May"})) | {
+    *listed("eqs art op tab ex nr")
+}
 # Of the form of initials, but often the last word of a sentence.
 _LAST_WORDS = frozenset(("a.m", "p.m", "i"))
 _INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]")
@@ -53,7 +49,7 @@ def _after_period(before: str, following: str) -> Strength:
         return Strength.CLAUSE
     found = _LAST_TOKEN.search(before[:-1])
     token = found[0].lower() if found else ""
-    if following.islower() or token in _TITLES:
+    if following.islower() or token in _BEFORE_NAMES:
         return Strength.WORD
     if token in _BEFORE_NUMBERS and following.isdigit():
         return Strength.NONE

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from sglang_live.speakable.numbers import cardinal, listed, ordinal
 
 _NAME = r"(?=\s+(?:[A-Z]|and\s+(?:Mrs|Ms|Dr)\b))"
-_TITLES = {
-    "Dr": "Doctor", "Mr": "Mister", "Mrs": "Missus", "Ms": "Ms", "Prof": "Professor",
-    "St": "Saint", "Mt": "Mount", "Gen": "General", "Col": "Colonel", "Sgt": "Sergeant",
-    "Capt": "Captain", "Lt": "Lieutenant", "Rev": "Reverend", "Gov": "Governor",
-    "Sen": "Senator", "Rep": "Representative", "Pres": "President",
+TITLES = {
+    "Dr": "Doctor", "Mr": "Mister", "Mrs": "Missus", "Ms": "Miz", "Prof": "Professor",
+    "St": "Saint", "Mt": "Mount", "Ft": "Fort", "Gen": "General", "Col": "Colonel",
+    "Sgt": "Sergeant", "Capt": "Captain", "Lt": "Lieutenant", "Maj": "Major", "Cpl": "Corporal",
+    "Adm": "Admiral", "Cmdr": "Commander", "Rev": "Reverend", "Fr": "Father",
+    "Msgr": "Monsignor", "Gov": "Governor", "Sen": "Senator", "Rep": "Representative",
+    "Pres": "President", "Hon": "Honorable", "Supt": "Superintendent", "Atty": "Attorney",
 }  # fmt: skip
 _PHRASES = {
     r"[eE]\.\s?g\.": "for example", r"[iI]\.\s?e\.": "that is", r"vs\.?": "versus",
@@ -31,9 +33,13 @@ _PHRASES = {
 _ENDING = {
     "etc": "et cetera", "Etc": "et cetera", "Jr": "Junior", "Sr": "Senior", "Inc": "Incorporated",
     "Ltd": "Limited", "Corp": "Corporation", "Co": "Company", "Ave": "Avenue",
-    "Blvd": "Boulevard", "Rd": "Road", "Dept": "Department",
+    "Blvd": "Boulevard", "Rd": "Road", "Ln": "Lane", "Hwy": "Highway", "Pkwy": "Parkway",
+    "Apt": "Apartment", "Ste": "Suite", "Bldg": "Building", "Dept": "Department",
+    "Bros": "Brothers", "Univ": "University", "Assn": "Association", "Govt": "Government",
+    "Mon": "Monday", "Tue": "Tuesday", "Tues": "Tuesday", "Wed": "Wednesday",
+    "Thu": "Thursday", "Thurs": "Thursday", "Fri": "Friday",
 }  # fmt: skip
-_NUMBERED = {"No": "number", "no": "number", "Nos": "numbers", "Fig": "figure", "fig": "figure",
+NUMBERED = {"No": "number", "no": "number", "Nos": "numbers", "Fig": "figure", "fig": "figure",
              "Vol": "volume", "vol": "volume", "pp": "pages", "p": "page", "Ch": "chapter",
              "Sec": "section", "Eq": "equation", "Figs": "figures"}  # fmt: skip
 _NUMBER_WORDS = (
@@ -85,8 +91,8 @@ _ROMAN = (
 )
 _ROMAN_PART = re.compile(
     r"\b(Chapter|Part|Section|Book|Volume|Act|Scene|Phase|Type|Class|Grade|Level|Stage|Title|"
-    r"Article|Appendix|Figure|Table|Step|Unit|World War|Super Bowl|Mark|Rocky|Apollo|"
-    r"Final Fantasy|chapter|part|section|act|scene|phase|type|stage)\s+" + _ROMAN
+    r"Episode|Round|Article|Appendix|Figure|Table|Step|Unit|World War|Super Bowl|Mark|Rocky|"
+    r"Apollo|Gemini|Final Fantasy|chapter|part|section|act|scene|phase|type|stage)\s+" + _ROMAN
 )
 _KINGS = (
     "Louis|Henry|Charles|George|Edward|William|James|Elizabeth|Richard|John Paul|Pius|Benedict|"
@@ -112,12 +118,12 @@ def without_roman(text: str) -> str:
     return _ROMAN_KING.sub(lambda found: f"{found[1]} the {ordinal(roman(found[2]))}", text)
 
 
-_BEFORE_DIGITS = re.compile(rf"(?<![\w.])({'|'.join(_NUMBERED)})\.\s?(?=\d)")
+_BEFORE_DIGITS = re.compile(rf"(?<![\w.])({'|'.join(NUMBERED)})\.\s?(?=\d)")
 
 
 def without_number_signs(text: str) -> str:
     """Words for No. 5, Fig. 3 and pp. 10."""
-    return _BEFORE_DIGITS.sub(lambda found: f"{_NUMBERED[found[1]]} ", text)
+    return _BEFORE_DIGITS.sub(lambda found: f"{NUMBERED[found[1]]} ", text)
 
 
 def _ends_sentence(found: re.Match[str]) -> bool:
@@ -138,11 +144,11 @@ def _initials(found: re.Match[str]) -> str:
 _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     *((re.compile(rf"(?<![\w.]){short}(?!\w)"), words) for short, words in _PHRASES.items()),
     (
-        re.compile(rf"\b({'|'.join(_TITLES)})\.{_NAME}"),
-        lambda found: _TITLES[found[1]],
+        re.compile(rf"\b({'|'.join(TITLES)})\.{_NAME}"),
+        lambda found: TITLES[found[1]],
     ),
     (re.compile(rf"(?<![\w.])({'|'.join(_ENDING)})\.(?!\w)"), _ending),
-    (re.compile(r"(?<=[A-Z][a-z]) St\b\.?(?!\s+[A-Z])"), " Street"),
+    (re.compile(r"\b([A-Z][a-z]+) St\b\.?(?!\s+[A-Z])"), r"\1 Street"),
     (_INITIALS, _initials),
     (_INITIAL, lambda found: found[1] if not _ends_sentence(found) else found[0]),
 )

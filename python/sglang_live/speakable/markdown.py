@@ -1,15 +1,107 @@
-"""Text of a piece of markdown: marks, tags and targets of links are removed.
+"""Markdown of a growing text: which blocks are not spoken, and plain text of the others.
 
-In: a piece of a response, whose marks need not be complete. Out: plain text on one line, in which
-line breaks have become ends of sentences. Pure.
+Lines takes one character after the other and tells when fenced code and rows of tables begin and
+end. plain() takes a piece, whose marks need not be complete: marks, tags and targets of links are
+removed, LaTeX becomes symbols and words, and line breaks ends of sentences. Pure.
 """
 
 import html
 import re
 from collections.abc import Callable
+from enum import Enum
 
 from sglang_live.speakable.ends import is_soft
-from sglang_live.speakable.latex import without_latex
+from sglang_live.speakable.numbers import listed
+
+_PREFIX = re.compile(r"[\s>]*(?:(?:[-*+]|\d{1,3}[.)])\s+)?[\s>]*")
+_MAX_PREFIX = 40
+_FENCE = 3
+
+
+class Block(Enum):
+    TEXT = "text"
+    CODE = "code"
+    TABLE = "table"
+
+
+class Lines:
+    """
+    Attributes:
+        block: what the last character is part of. It becomes CODE with the last mark of a fence,
+            `marks` characters after the block's begin, and TABLE with a row's first mark.
+        marks: number of characters of the opening mark that were seen when the block began.
+    """
+
+    def __init__(self) -> None:
+        self.block = Block.TEXT
+        self.marks = 0
+        self._prefix: str | None = ""  # of the line, while it may open a block
+        self._fence = ""
+        self._opening = False  # the fence's own line is not complete
+        self._line = ""  # in code, the line's first characters
+
+    def step(self, char: str) -> bool:
+        """Take the next character; True if a skipped block ends behind it."""
+        if self.block is Block.CODE:
+            return self._in_code(char)
+        if char == "\n":
+            ended = self.block is Block.TABLE
+            self.block = Block.TEXT
+            self._prefix = ""
+            self.marks = 0
+            return ended
+        if self._prefix is not None and self.block is Block.TEXT:
+            self._at_start(char, self._prefix)
+        return False
+
+    def _at_start(self, char: str, prefix: str) -> None:
+        if char in "`~" and (not self.marks or prefix[-1] == char):
+            self.marks += 1
+            self._prefix = prefix + char
+            if self.marks == _FENCE:
+                self.block = Block.CODE
+                self._fence = char * _FENCE
+                self._line = ""
+                self._opening = True
+        elif char == "|" and not self.marks:
+            self.block = Block.TABLE
+            self.marks = 1
+        elif self.marks or len(prefix) >= _MAX_PREFIX:
+            self._prefix = None
+        else:
+            grown = prefix + char
+            opens = _PREFIX.fullmatch(grown) or is_growing_marker(grown)
+            self._prefix = grown if opens else None
+
+    def _in_code(self, char: str) -> bool:
+        if char != "\n":
+            if self._opening and not self._line and char == self._fence[0]:
+                # A fence of more marks than this is closed by any that has as many.
+                self._fence = (self._fence + char)[:_MAX_PREFIX]
+                return False
+            # A line that is longer than this closes no fence, and need not be kept.
+            if len(self._line) <= _MAX_PREFIX:
+                self._line += char
+            return False
+        line, self._line = self._line, ""
+        if self._opening:
+            self._opening = False
+            # CommonMark: with a further backtick in its line it is inline code.
+            closes = self._fence[0] == "`" and "`" in line
+        else:
+            mark = line.lstrip(" \t>").rstrip()
+            closes = mark.startswith(self._fence) and not mark.strip(self._fence[0])
+        if closes:
+            self.block = Block.TEXT
+            self._prefix = ""
+            self.marks = 0
+        return closes
+
+
+def is_growing_marker(prefix: str) -> bool:
+    """Whether a list mark may be complete with the next character."""
+    return re.fullmatch(r"[\s>]*(?:[-*+]|\d{1,3}[.)]?)", prefix) is not None
+
 
 _QUOTE = re.compile(r"^\s*(?:>\s?)+")
 _RULE = re.compile(r"^\s*(?:([-*_=])(?:\s*\1){2,}|=+|\[[^\]\s]+\]:\s+\S.*|[\s|:-]*\|[\s|:-]*)\s*$")
@@ -96,3 +188,65 @@ def _joined(lines: list[str]) -> str:
         text += stripped
         ends = False
     return text
+
+
+# Commands of LaTeX that are frequent in responses; others are left out.
+_SYMBOLS = {
+    "times": "×", "cdot": "×", "div": "÷", "pm": "±", "leq": "≤", "le": "≤", "geq": "≥",
+    "ge": "≥", "neq": "≠", "ne": "≠", "approx": "≈", "infty": "∞", "rightarrow": "→", "to": "→",
+    "implies": "⇒", "Rightarrow": "⇒", "equiv": "≡", "in": "∈", "sum": "∑", "int": "∫",
+    "partial": "∂", "circ": "°", "ldots": "…", "cdots": "…", "dots": "…", "ln": "L N",
+}  # fmt: skip
+_WORDS = frozenset(
+    listed(
+        "alpha beta gamma delta epsilon zeta eta theta lambda mu nu xi pi rho sigma tau "
+        "phi chi psi omega Gamma Delta Theta Lambda Pi Sigma Phi Psi Omega log sin cos "
+        "tan exp max min lim"
+    )
+)
+_GROUP = r"\{([^{}]*)\}"
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[^{}]*\}")
+_FRACTION = re.compile(r"\\[dt]?frac\s*" + _GROUP + r"\s*" + _GROUP)
+_ROOT = re.compile(r"\\sqrt\s*" + _GROUP)
+_TEXT = re.compile(r"\\(?:text|mathrm|mathbf|mathit|boxed|operatorname)\s*" + _GROUP)
+_POWER = re.compile(r"\^" + _GROUP)
+_INDEX = re.compile(r"(?<=[A-Za-z0-9])_(?:" + _GROUP + r"|(?=\w))")
+_COMMAND = re.compile(r"\\([A-Za-z]+)(?![A-Za-z])\s?")
+_SPACE = re.compile(r"\\(?:[,;:! ]|\\)|&(?=\s*[=<>])")
+_DELIMITER = re.compile(r"\\[()\[\]]|\$\$")
+_DOLLARS = re.compile(r"\$(?!\d[\d,.]*\s)([^$\n]*[\\^_=][^$\n]*)\$(?!\d)")
+_DEPTH = 4
+
+
+def _command(found: re.Match[str]) -> str:
+    name = found[1]
+    if name in _SYMBOLS:
+        return f" {_SYMBOLS[name]} "
+    return f" {name} " if name in _WORDS else " "
+
+
+def without_latex(text: str) -> str:
+    """The text with symbols and words for its commands, on which maths.py goes on."""
+    if "\\" not in text and "$" not in text:
+        return text
+    # A folder's name is no command.
+    if "\\" in text and re.search(r"[A-Za-z]:\\", text):
+        return text.replace("\\", " ")
+    text = _ENVIRONMENT.sub(" ", text.replace("{,}", ","))
+    text = _DOLLARS.sub(r" \1 ", _DELIMITER.sub(" ", text))
+    for _ in range(_DEPTH):
+        before = text
+        text = _TEXT.sub(r" \1 ", text)
+        text = _ROOT.sub(r" √ \1 ", text)
+        text = _FRACTION.sub(_fraction, text)
+        text = _POWER.sub(r"^\1", text)
+        if text == before:
+            break
+    if "\\" in text:
+        text = _INDEX.sub(r" \1", text)
+    return _COMMAND.sub(_command, _SPACE.sub(" ", text))
+
+
+def _fraction(found: re.Match[str]) -> str:
+    above, below = found[1].strip(), found[2].strip()
+    return f" {above}/{below} " if (above + below).isdigit() else f" {above} over {below} "

@@ -12,15 +12,15 @@ from sglang_live.speakable.numbers import cardinal, clock, digits, listed, ordin
 MONTHS = listed(
     "January February March April May June July August September October November December"
 )
-_SHORT = {month[:3]: month for month in MONTHS} | {"Sept": "September"}
-_MONTH = rf"({'|'.join([*MONTHS, *sorted(_SHORT, key=len, reverse=True)])})\.?(?![a-z])"
+SHORT_MONTHS = {month[:3]: month for month in MONTHS} | {"Sept": "September"}
+_MONTH = rf"({'|'.join([*MONTHS, *sorted(SHORT_MONTHS, key=len, reverse=True)])})\.?(?![a-z])"
 _DAY = r"(0?[1-9]|[12]\d|3[01])"
 _YEAR = r"([12]\d{3})"
 _HALF = r"(?:\s?([aApP])\.?[mM](?:\.(?=\s+[a-z]|[,;:)])|(?![\w.])|(?=\.)))"
 
 
 def _month(text: str) -> str:
-    return _SHORT.get(text.rstrip("."), text)
+    return SHORT_MONTHS.get(text.rstrip("."), text)
 
 
 def _date(month: str, day: str, year_text: str | None) -> str:

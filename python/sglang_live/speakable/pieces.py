@@ -9,6 +9,7 @@ Limits.longest, so no text, whatever it is, waits for more than that.
 """
 
 import re
+import unicodedata
 from dataclasses import dataclass
 
 from sglang_live.speakable.ends import (
@@ -22,7 +23,7 @@ from sglang_live.speakable.ends import (
     strength,
     strength_without_gap,
 )
-from sglang_live.speakable.lines import Block, Lines
+from sglang_live.speakable.markdown import Block, Lines
 from sglang_live.speakable.style import SpeechStyle, is_speakable
 from sglang_live.speakable.words import wording_of
 
@@ -335,3 +336,32 @@ def _is_plain(word: str, before: str) -> bool:
 def _starts_line(before: str, so_far: bool) -> bool:
     """Whether what follows a piece is the first text of its line."""
     return before.rstrip(" \t").endswith("\n") or (so_far and not before.strip())
+
+
+_MARKUP = re.compile(r"<!--.*?(?:-->|\Z)|</?[a-zA-Z][^<>]*>", re.DOTALL)
+# Control, format, private and unassigned characters, other symbols such as emoji, and what modifies
+# these: variation selectors, marks around them.
+_SILENT = frozenset(("Cc", "Cf", "Co", "Cs", "Cn", "So", "Sk", "Me"))
+
+
+def spoken_text(text: str, style: SpeechStyle | None) -> str:
+    """What has a sound of a text that a talker speaks word for word; "" if nothing has.
+
+    A talker makes noise of what it cannot read, for as long as its bound allows.
+
+    Args:
+        style: of a talker that reads words alone. None: it reads whatever is written, in any
+            script.
+    """
+    if style is not None:
+        pieces = Pieces(style)
+        return " ".join(p.spoken for p in (*pieces.add(text), *pieces.end()) if p.spoken)
+    kept = "".join(map(_heard, _MARKUP.sub(" ", text)))
+    return kept if is_speakable(kept) else ""
+
+
+def _heard(char: str) -> str:
+    if char.isspace():
+        return char
+    is_selector = "\ufe00" <= char <= "\ufe0f" or "\U000e0100" <= char <= "\U000e01ef"
+    return "" if is_selector or unicodedata.category(char) in _SILENT else char

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_live.speakable.pieces import Pieces
+from sglang_live.speakable.pieces import Pieces, spoken_text
 from sglang_live.speakable.style import SpeechStyle, is_speakable
-from sglang_live.speakable.verbatim import spoken_text
 
 WORDS = SpeechStyle(folds=True)
 SILENT = [

@@ -135,6 +135,7 @@ CASES = {
     "Roman numerals": [
         ("Chapter IV, Louis XIV", "Chapter four, Louis the fourteenth."),
         ("World War II", "World War two."),
+        ("Episode V", "Episode five."),
         ("I am V", "I am V."),
         ("Part I think", "Part I think."),
         ("Type C and Vitamin D", "Type C and Vitamin D."),
@@ -170,6 +171,10 @@ CASES = {
         ("A. B. Smith", "A B Smith."),
         ("A is after B. B is before C.", "A is after B. B is before C."),
         ("St. Paul, No. 5, pp. 3-4", "Saint Paul, number five, pages three to four."),
+        ("Ms. Ray and Maj. Brown", "Miz Ray and Major Brown."),
+        ("on Main St. in Rome, Apt. 5", "on Main Street in Rome, Apartment five."),
+        ("See you on Mon. or Thurs. evening", "See you on Monday or Thursday evening."),
+        ("I said no. He ate a fig.", "I said no. He ate a fig."),
     ],
     "acronyms": [
         ("USA, GPU and NASA", "U S A, G P U and NASA."),

@@ -10,7 +10,7 @@ from sglang_live.messages import (
     WireSegment,
 )
 from sglang_live.models.prompt import PiecewisePrompt, TalkerReadPrompt
-from sglang_live.speakable.verbatim import spoken_text
+from sglang_live.speakable.pieces import spoken_text
 from sglang_live.stages.thinker.hearing import Hearing
 from sglang_live.stages.thinker.items import history_item
 from sglang_live.stages.transport.server import ServedJob
