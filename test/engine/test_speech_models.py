@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmark.word_errors import word_errors, words_of
-from sglang_live.models.hibari import HibariVoice
+from sglang_live.models.hibari import EnglishReader, HibariVoice
 from sglang_live.models.kokoro import KokoroVoice
 from sglang_live.models.moonshine import MoonshineRecogniser
 from sglang_live.models.packages import HIBARI, MOONSHINE, fetch
@@ -114,6 +114,20 @@ def test_a_text_sounds_the_same_each_time_and_shorter_at_a_higher_speed(voice):
     fast = voice.synthesise(text, "heart", speed=1.5)
     assert len(fast.pcm) < 0.8 * len(once.pcm)
     assert once.words[-1].end_s <= len(once.pcm) / voice.sample_rate_hz
+
+
+@pytest.mark.parametrize(
+    ("text", "signs"),
+    [
+        ("He said no.", "hˌi sˈɛd nˈO."),
+        ("I ate a fig.", "ˌI ˈAt ɐ fˈɪɡ."),
+        ("Type C blood", "tˈIp sˈi blˈʌd"),
+        ("Part I think", "pˈɑɹt ˌI θˈɪŋk"),
+    ],
+)
+def test_words_are_read_as_they_are(text, signs):
+    _, [phonemes] = EnglishReader.load(fetch(HIBARI)).read(text)
+    assert "".join(phoneme.sign for phoneme in phonemes).strip() == signs
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ BUDGETS = {
     "interaction": 3_240,
     "kernels": 20,
     "kv": 1_430,
-    "models": 9_670,
+    "models": 9_660,
     "orchestrator": 2_370,
     "policy": 2_010,
     "sound": 820,

@@ -1,9 +1,9 @@
 """hibari through onnxruntime: phonemes to a spectrum, which numpy makes a waveform.
 
-In: text. Out: int16 at 24 kHz, and the end of each word. Weights, pronunciation rules and signal
-processing are those of the package hibari-tts (models/packages.py), imported from the fetched
-directory: its rules turn text into phonemes (misaki's, ported; numbers, dates and abbreviations
-become words). Here the text is made safe for them, each phoneme is traced to a word, and the
+In: words, as speakable/ makes them of a text. Out: int16 at 24 kHz, and the end of each word.
+Weights, pronunciation rules and signal processing are those of the package hibari-tts
+(models/packages.py), imported from the fetched directory: its rules turn words into phonemes
+(misaki's, ported). Here the words are made safe for them, each phoneme is traced to a word, and the
 network is run, because its durations are needed.
 """
 
@@ -11,7 +11,6 @@ import json
 import re
 import unicodedata
 from collections.abc import Container, Iterator, Sequence
-from difflib import SequenceMatcher
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
@@ -27,10 +26,16 @@ _MAX_WORD = 40
 _MAX_DIGITS = 15
 _LONG_NUMBER = re.compile(rf"(?:\d[,.]?){{{_MAX_DIGITS + 1},}}")
 _SYMBOL_RUN = re.compile(r"([^\w\s])\1{3,}")
+# Phonemes in place of a text, in the package's own notation: [text](/phonemes/).
+_LINK = "["
 
 
 class EnglishReader:
-    """Text to phonemes of American English with the package's rules; a TextReader."""
+    """Words to phonemes of American English with the package's rules; a TextReader.
+
+    The package's normalisation is left out: of words it makes others, as of the last one in "He
+    said no.", for which it says number, and in "Type C", for which it says type one hundred.
+    """
 
     def __init__(self, package: Any, alphabet: Container[str]) -> None:
         """
@@ -42,7 +47,6 @@ class EnglishReader:
         unknown_words = import_module(f"{package.__name__}.g2p.oov")
         # Otherwise its network is loaded at the first unknown word, which threads would race for.
         self._g2p = rules.G2P(oov=unknown_words.OOV())
-        self._normalise = rules.normalize
         self._split = package.Hibari.split_sentences
         self._alphabet = alphabet
 
@@ -74,30 +78,25 @@ class EnglishReader:
         given = [
             (part, first + number)
             for number, word in enumerate(words)
-            for part in readable(word.written).split()
+            for part in capped(readable(word.written)).split()
         ]
-        if not given:
-            return
-        # Capped last: normalising removes the space before a full stop.
-        text = capped(self._normalise(" ".join(part for part, _ in given)))
-        groups = list(self._groups(text))
-        numbers = aligned([part for part, _ in given], [written for written, _ in groups])
-        for (_, signs), number in zip(groups, numbers, strict=True):
+        groups = self._groups(" ".join(part for part, _ in given))
+        for signs, (_, number) in zip(groups, given, strict=True):
             for sign in signs:
                 if sign in self._alphabet:
-                    yield Phoneme(sign, given[number][1])
+                    yield Phoneme(sign, number)
 
-    def _groups(self, text: str) -> Iterator[tuple[str, str]]:
-        """Words of the normalised text, each with its phonemes and the space after it."""
-        written, signs = "", ""
-        for token in self._g2p.phonemize_tokens(self._g2p.tokenize(text)):
-            written += token.text
+    def _groups(self, text: str) -> Iterator[str]:
+        """Phonemes of each word between white space, with the space after it."""
+        signs = ""
+        tokens = self._g2p.phonemize_tokens(self._g2p.tokenize(text))
+        for token in tokens:
             signs += token.phonemes or ""
             if token.whitespace:
-                yield written, f"{signs} "
-                written, signs = "", ""
-        if written:
-            yield written, signs
+                yield f"{signs} "
+                signs = ""
+        if tokens:
+            yield signs
 
 
 def english_alphabet(directory: Path) -> dict[str, int]:
@@ -114,12 +113,10 @@ def english_alphabet(directory: Path) -> dict[str, int]:
 def readable(word: str) -> str:
     """Replace what the package's rules fail at; may return several words, or none."""
     word = "".join(c for c in word if unicodedata.category(c)[0] != "C")
-    # Digits in circles and the like; superscripts and fractions are known.
-    word = "".join(
-        unicodedata.normalize("NFKC", c) if c.isdigit() and c not in "²³" else c for c in word
-    )
+    # Digits in circles and the like.
+    word = "".join(unicodedata.normalize("NFKC", c) if c.isdigit() else c for c in word)
     word = _LONG_NUMBER.sub(lambda m: " ".join(c for c in m[0] if c.isdigit()), word)
-    return _SYMBOL_RUN.sub(r"\1\1\1", word)
+    return _SYMBOL_RUN.sub(r"\1\1\1", word.replace(_LINK, ""))
 
 
 def capped(text: str) -> str:
@@ -128,20 +125,6 @@ def capped(text: str) -> str:
         word[at : at + _MAX_WORD] for word in text.split() for at in range(0, len(word), _MAX_WORD)
     )
     return " ".join(parts)
-
-
-def aligned(before: Sequence[str], after: Sequence[str]) -> list[int]:
-    """Index in `before` of each word of `after`, which is the same text normalised.
-
-    Words that were replaced share the indexes of those they replace evenly. Never decreases.
-    """
-    indexes = []
-    for kind, i1, i2, j1, j2 in SequenceMatcher(None, before, after, False).get_opcodes():
-        if kind == "insert":
-            indexes += [max(0, i1 - 1)] * (j2 - j1)
-        else:
-            indexes += [i1 + (j - j1) * (i2 - i1) // (j2 - j1) for j in range(j1, j2)]
-    return indexes
 
 
 # Of the noise in unvoiced sounds: a sentence sounds the same each time.
