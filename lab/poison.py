@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
-
 from lab.attachment import around
 from sglang_live.attachment import ATTACH_ENV
 
@@ -15,12 +13,8 @@ def attach(place: str) -> None:
     if place != "sglang":
         return
     from sglang_live.bridge.session import compact
-    from sglang_live.bridge.tiers.borrowing import Borrowing
-    from sglang_live.bridge.tiers.peer_copies import PeerCopies
 
     around(compact, "compact_row", compact_row)
-    around(PeerCopies, "free_slots", free_lent_slots)
-    around(Borrowing, "_forget", forget_lease)
 
 
 def compact_row(
@@ -34,28 +28,3 @@ def compact_row(
         pool.get_key_buffer(layer)[slots] = float("nan")
         pool.get_value_buffer(layer)[slots] = float("nan")
     compact(cache, kv, compaction, own_from)
-
-
-def free_lent_slots(free: Callable[..., None], copies: Any, slots: Tensor) -> None:
-    """Around PeerCopies.free_slots: slots in pages that other engines lend."""
-    overwrite_lent(copies._pools, slots)
-    free(copies, slots)
-
-
-def overwrite_lent(pools: Any, slots: Tensor) -> None:
-    for transfer in pools.transfers(slots, slots):
-        pool = transfer.host_pool
-        for layer in range(pool.layer_num):
-            pool.k[transfer.host_indices, layer] = float("nan")
-            pool.v[transfer.host_indices, layer] = float("nan")
-
-
-def forget_lease(forget: Callable[..., None], borrowing: Any, lender: Any, row: int) -> None:
-    """Around Borrowing._forget: all pages of a lease, before its lender has them back."""
-    from sglang_live.bridge.memory.shared_memory import Launched
-
-    lease = lender.held[row]
-    for begin, end in lender.memory.ranges(lease.first, lease.n_slots):
-        lender.mapped.raw[begin:end] = 0xFF  # NaN in every floating-point type
-    Launched(borrowing._device).synchronize()
-    forget(borrowing, lender, row)

@@ -22,9 +22,9 @@ from sglang.srt.mem_cache.l2_transfer import L2Transfer, L2TransferEngine
 from benchmark.gpu.findings import Findings
 from benchmark.gpu.measuring import median_ms, synchronize
 from benchmark.gpu.places import platform_of
-from sglang_live.bridge.memory.shared_memory import SharedMemory, create, map_shared
-from sglang_live.bridge.tiers.peer_pool import PeerPool
-from sglang_live.kv.peer_layout import Geometry, units_of
+from sglang_live.extensions.lending.engine.peer_pool import PeerPool
+from sglang_live.extensions.lending.engine.shared_memory import SharedMemory, create, map_shared
+from sglang_live.extensions.lending.layout import Geometry, units_of
 
 GB = 1e9
 _MARK = 0x5A

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 
 from benchmark.ending import end_like_ctrl_c
 from lab.modelled_device.attach import environment as modelled_device
-from sglang_live.engine_channel.lease_channel import BORROW, LEND
 from sglang_live.extensions.elastic.mover import KvMover
 from sglang_live.extensions.elastic.pools import ElasticPools
+from sglang_live.extensions.lending.channel import BORROW, LEND
+from sglang_live.extensions.lending.lending import Lending
+from sglang_live.extensions.lending.policy import LeaseConfig
 from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
 from sglang_live.models.family import model_facts
@@ -92,7 +94,6 @@ async def running_pair(
     build(run_dir / "endless", replace(size, thinker_layers=1) if shallow else size)
     model = model_facts(run_dir / "endless")
     args = {"thinker": thinker_args, "talker": talker_args}
-    roles = {"thinker": BORROW, "talker": LEND} if lends else {}
     specs = [
         StageSpec(
             stage=stage,
@@ -109,19 +110,23 @@ async def running_pair(
             engine_args=args[stage],
             environment=modelled_device(device_model),
             device=device,
-            leases=roles.get(stage, ""),
         )
         for stage, device in zip(args, devices, strict=True)
     ]
     pools = ElasticPools()
-    supervisor = Supervisor(pools.stages(specs) if elastic else specs, log_dir=run_dir)
+    lending = Lending(LeaseConfig(roles={"thinker": BORROW, "talker": LEND}))
+    additions = [*([pools] if elastic else []), *([lending] if lends else [])]
+    for addition in additions:
+        specs = addition.stages(specs)
+    supervisor = Supervisor(specs, log_dir=run_dir)
     try:
-        if elastic:
-            pools.start(run_dir)
+        for addition in additions:
+            addition.start(run_dir)
         await supervisor.start()
         thinker, talker = supervisor.replicas
         yield Pair(thinker, talker, pools.mover)
     finally:
         await supervisor.stop()
-        await pools.stop()
+        for addition in additions:
+            await addition.stop()
         owned.remove()

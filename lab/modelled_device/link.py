@@ -18,7 +18,7 @@ from lab.modelled_device.clock import (
     Work,
 )
 from lab.modelled_device.device import modelled_device
-from sglang_live.bridge.tiers.peer_pool import PeerPool
+from sglang_live.extensions.lending.engine.peer_pool import PeerPool
 
 
 class ModelledLink(L2TransferEngine):

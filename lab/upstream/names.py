@@ -174,12 +174,12 @@ NAMES = (
     Upstream(
         "sglang.srt.runtime_context.ParallelContext",
         attributes="tp_rank tp_group attn_dp_enabled",
-        used_in="models, bridge/tiers/lease_facts.py",
+        used_in="models, extensions/lending/engine/lease_facts.py",
     ),
     Upstream(
         "sglang.srt.distributed.parallel_state.GroupCoordinator",
         functions={"broadcast_object": "self, obj=, src="},
-        used_in="bridge/tiers/lease_facts.py",
+        used_in="extensions/lending/engine/lease_facts.py",
     ),
     Upstream(
         "sglang.srt.session.session_controller.Session",

@@ -15,7 +15,6 @@ from sglang_live.policy.policies import Policies
 from sglang_live.settings import read_flags
 from sglang_live.stages.spec import STAGES, StageConfig
 from sglang_live.stages.stage_flags import check_engine, split_arguments
-from sglang_live.stages.transport.lease_flags import leases_of
 from sglang_live.stages.transport.stage_key import check_exposed, host_and_port
 
 
@@ -34,7 +33,6 @@ def parse(argv: list[str]) -> ServerConfig:
         ServerConfig,
         model=model,
         served_model_name=own.served_model_name or model.usual_name,
-        leases=leases_of(own, policies, stages),
         additions=tuple(one for one in found if one is not None),
         stages=stages,
     )

@@ -6,7 +6,7 @@ In: flags (arguments.py). Out: ServerConfig, or BadInputError for invalid values
 import argparse
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +20,6 @@ from sglang_live.gateway.flex.gate import FlexConfig
 from sglang_live.gateway.http.media_guard import MediaConfig
 from sglang_live.gateway.listen_socket import ListenConfig
 from sglang_live.gateway.rate_limits import ClientLimits
-from sglang_live.kv.lending import LeaseConfig
 from sglang_live.kv.retention import RetentionConfig, RetentionFlags
 from sglang_live.model_source import ModelSource
 from sglang_live.models.family import ModelFacts
@@ -135,7 +134,6 @@ class ServerConfig(Settings):
     """Settings of one server, in the order of --help.
 
     retention: bounds of what sessions keep of long conversations. `kept_by` has those that apply.
-    leases: which stages lend or borrow KV memory.
     additions: of the extensions whose flags are given.
     """
 
@@ -168,7 +166,6 @@ class ServerConfig(Settings):
     )
     retention: RetentionFlags = part("memory of sessions")
     session_storage: SessionStorage = part("memory of sessions")
-    leases: LeaseConfig = field(default_factory=LeaseConfig)
     flex: FlexConfig = part("work in the background")
     folders: FolderConfig = part("logs and folders")
     stage_options: StageOptions = part("stages")

@@ -6,7 +6,6 @@ import textwrap
 from sglang_live.config import ServerConfig
 from sglang_live.extension import extensions
 from sglang_live.settings import Flag, flags_of
-from sglang_live.stages.transport.lease_flags import add_lease_arguments
 
 _DESCRIPTION = """\
 Serves speech conversations at /v1/realtime, OpenAI's HTTP routes, and a page
@@ -61,6 +60,4 @@ def server_parser() -> argparse.ArgumentParser:
         group = parser.add_argument_group(subject, _STAGES if subject == "stages" else None)
         for flag in flags:
             flag.add_to(group)
-        if subject == "memory of sessions":
-            add_lease_arguments(group)
     return parser

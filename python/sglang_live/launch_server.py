@@ -104,12 +104,8 @@ def _main(argv: list[str], drops: LogDrops) -> int:
 
 def _used_devices(config: ServerConfig) -> list[UsedDevices]:
     """Of the replicas that the server starts."""
-    leases = config.leases
-    lent = leases.lent_devices if leases.lent_bytes else ()
-    flag, named = "--lend-memory-device", leases.names_devices
-    lenders = [UsedDevices(flag, (device,), named) for device in lent]
     added = [used for addition in config.additions for used in addition.devices()]
-    return [*lenders, *added] + [
+    return added + [
         UsedDevices(f"--{name}.device", devices_of_ranks(device, stage.args), stage.names_devices)
         for name, stage in config.stages.items()
         if not stage.connect
@@ -348,7 +344,7 @@ def _takes_priority(args: Mapping[str, object]) -> bool:
 
 
 def _health(supervisor: Supervisor) -> Health:
-    """Of the stages: a lender's end costs sessions nothing but a reload."""
+    """Of the stages: sessions go on without a process that an extension adds."""
     stages = [replica for replica in supervisor.replicas if replica.spec.stage in STAGES]
     return Health({one.spec.name: SERVING if one.is_up else one.state for one in stages})
 

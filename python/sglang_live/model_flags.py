@@ -50,20 +50,24 @@ def _check_memory(config: ServerConfig, model: ModelFacts) -> None:
     """On the CPU; on a GPU the engine knows what is left of its memory."""
     args = config.stages["thinker"].args
     n_tokens = args.get("max_total_tokens") or 0
-    of_host = {
-        f"--thinker.hicache-size {args.get('hicache_size')}": (args.get("hicache_size") or 0) * 1e9
-    }
-    on_cpu = {f"--lend-memory-gib {config.leases.lent_bytes / _GIB:g}": config.leases.lent_bytes}
+    hicache_gb = args.get("hicache_size")
+    check_fits(f"--thinker.hicache-size {hicache_gb}", (hicache_gb or 0) * 1e9)
     if not {"dtype", "kv_cache_dtype"} & args.keys():
         n_bytes = n_tokens * model.kv_values * _FLOAT32_BYTES
-        on_cpu[f"--thinker.max-total-tokens {n_tokens}"] = n_bytes
+        check_fits(f"--thinker.max-total-tokens {n_tokens}", n_bytes, without_gpu=True)
+
+
+def check_fits(flag: str, n_bytes: float, *, without_gpu: bool = False) -> None:
+    """Raises BadInputError for more memory than this machine has.
+
+    without_gpu: it is of the host only on a machine without a GPU.
+    """
     most = memory_bytes()
-    for flag, n_bytes in {**of_host, **on_cpu}.items():
-        if n_bytes > most and (flag in of_host or not n_cuda_devices()):
-            raise BadInputError(
-                f"{flag}: it takes {n_bytes / _GIB:.0f} GiB, and this machine has "
-                f"{most / _GIB:.0f} GiB of memory"
-            )
+    if n_bytes > most and not (without_gpu and n_cuda_devices()):
+        raise BadInputError(
+            f"{flag}: it takes {n_bytes / _GIB:.0f} GiB, and this machine has "
+            f"{most / _GIB:.0f} GiB of memory"
+        )
 
 
 def memory_bytes() -> int:

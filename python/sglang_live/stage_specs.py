@@ -5,9 +5,8 @@ from typing import Any
 
 from sglang_live.config import ServerConfig
 from sglang_live.devices import devices_of_ranks
-from sglang_live.engine_channel.lease_channel import BORROW, LEND
 from sglang_live.models.family import CPU_WEIGHTS_ENV, INT8, ModelFacts
-from sglang_live.stages.spec import LENDER, StageConfig, StageSpec
+from sglang_live.stages.spec import StageConfig, StageSpec
 from sglang_live.stages.supervisor import loopback_address
 
 MIN_REQUEST_ROWS = 256
@@ -18,7 +17,7 @@ SPARE_REQUEST_ROWS = 32
 def stage_specs(
     config: ServerConfig, model: ModelFacts, run_dir: Path, native_key: str
 ) -> list[StageSpec]:
-    """One spec per replica, and one per lender without an engine.
+    """One spec per replica, and what extensions add.
 
     Only the first local thinker serves SGLang's own API.
     """
@@ -51,46 +50,15 @@ def stage_specs(
                     engine_args=_engine_args(stage, settings.args, _at_once(config)),
                     policies=config.policies,
                     session_storage=config.session_storage.to_env() if stage == "thinker" else "",
-                    leases=config.leases.roles.get(stage, ""),
                     voices=talker_voices(stage, model),
                     log_format=config.folders.log_format,
                     stuck_after_s=config.stage_options.stuck_after_s,
                     environment=weights_environment(stage, config.stage_options.cpu_weights, model),
                 )
             )
-    specs += _lenders(config, [spec for spec in specs if spec.leases == BORROW])
     for addition in config.additions:
         specs = addition.stages(specs)
     return specs
-
-
-def _lenders(config: ServerConfig, borrowers: list[StageSpec]) -> list[StageSpec]:
-    """A lender without an engine for each of these, if there are any."""
-    if not config.leases.lent_bytes:
-        return []
-    devices = config.leases.lent_devices
-    return [
-        StageSpec(
-            stage=LENDER,
-            replica=number,
-            model_path=spec.model_path,
-            family=spec.family,
-            cache_dir=spec.cache_dir,
-            address=loopback_address(Path(spec.run_dir), LENDER, number),
-            same_host=True,
-            run_dir=spec.run_dir,
-            served_name=spec.served_name,
-            device=devices[number % len(devices)],
-            engine_args={
-                "n_bytes": config.leases.lent_bytes,
-                "n_ranks": spec.engine_args.get("tp_size", 1),
-            },
-            policies=config.policies,
-            leases=LEND,
-            log_format=config.folders.log_format,
-        )
-        for number, spec in enumerate(borrowers)
-    ]
 
 
 def _devices(settings: StageConfig) -> set[str]:

@@ -22,7 +22,7 @@ from sglang_live.models.qwen3_omni.family import Qwen3OmniSpec
 from sglang_live.orchestrator.stage_links import StageLinks, TalkerLink, ThinkerLink, VocoderLink
 from sglang_live.policy.policies import Policies
 from sglang_live.stages.run_dir import RunDir
-from sglang_live.stages.spec import LENDER, STAGES, StageSpec
+from sglang_live.stages.spec import STAGES, StageSpec
 from sglang_live.stages.supervisor import Replica, Supervisor, loopback_address
 from sglang_live.stages.zygote import Zygote, is_useful
 from test.engine.reference import Reference
@@ -133,8 +133,6 @@ async def running_stages(
     voices: str = "",
     shares_device: bool = False,
     additions: Sequence[Addition] = (),
-    leases: dict[str, str] | None = None,
-    lent_bytes: int = 0,
     talker_args: dict | None = None,
 ) -> AsyncIterator[Stages]:
     """Start stages.
@@ -146,8 +144,6 @@ async def running_stages(
     voices: the talker's, see StageSpec.
     shares_device: see StageSpec.
     additions: of extensions.
-    leases: by stage, "lend" or "borrow".
-    lent_bytes: of a lender without an engine, which is among the names.
     device_model: a file of test/data/device_models, without its suffix. "": none.
     """
     run_dir = RunDir.make()
@@ -156,7 +152,6 @@ async def running_stages(
         "thinker": both | (thinker_args or {}),
         "talker": both | (talker_args or {}),
         "vocoder": {},
-        LENDER: {"n_bytes": lent_bytes, "n_ranks": both.get("tp_size", 1)},
     }
     attached = {n: v for n, v in os.environ.items() if n == ATTACH_ENV}
     modelled = modelled_device(DEVICE_MODELS / f"{device_model}.toml" if device_model else None)
@@ -179,7 +174,6 @@ async def running_stages(
             environment=joined(attached, modelled, environments.get(stage) or {}),
             session_storage=session_storage if stage == "thinker" else "",
             voices=voices if stage == "talker" else "",
-            leases=(leases or {}).get(stage, ""),
         )
         for stage in names
     ]

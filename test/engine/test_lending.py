@@ -22,8 +22,10 @@ from lab import lending, round_log
 from lab.attachment import joined
 from lab.cpu_graphs.attach import environment as decode_graphs
 from lab.poison import POISON
-from sglang_live.stages.spec import LENDER
-from sglang_live.stages.transport.lease_broker import LeaseBroker
+from sglang_live.extensions.lending.broker import LeaseBroker
+from sglang_live.extensions.lending.channel import lease_socket
+from sglang_live.extensions.lending.lending import LENDER, Lending
+from sglang_live.extensions.lending.policy import LeaseConfig
 from test.engine.conftest import Stages, running_stages
 from test.engine.gauges import load_of, until
 from test.engine.random_load import compared, settled
@@ -69,12 +71,12 @@ async def stages(request, endless_checkpoint, tmp_path_factory):
         tmp_path_factory.mktemp("lending"),
         {"page_size": page, "disable_overlap_schedule": not overlap, "tp_size": n_ranks},
         talker_environment=joined(LENDING, common),
-        thinker_environment=joined(POISON, common),
+        thinker_environment=joined(POISON, lending.POISON, common),
         policies=POLICIES,
         thinker_args=HOST,
         talker_args={"max_total_tokens": LENDER_TOKENS},
         device_model=device_model,
-        leases={"thinker": "borrow", "talker": "lend"},
+        additions=(Lending(LeaseConfig(roles={"thinker": "borrow", "talker": "lend"})),),
         names=("thinker", "talker"),
     )
     gc.collect()
@@ -102,7 +104,7 @@ def lease_files(process: int | str, kinds: tuple[str, ...]) -> list[str]:
 
 
 def scheduler_pid(stages: Stages, role: str, rank: int = 0) -> int:
-    (broker,) = stages.supervisor.lease_brokers
+    broker = stages.additions[0].broker
     engines = [engine for engine in broker._engines if engine.role == role]
     (engine,) = [engine for engine in engines if engine.rank == rank]
     return engine.pid
@@ -257,13 +259,12 @@ async def test_sessions_outlive_the_broker_and_a_killed_lender(stages, pool, ref
     await lends(stages)
     talk = Talk(pool, "outlives", 16, 31)
     await talk.begin()
-    (old,) = stages.supervisor.lease_brokers
-    old.stop()
+    pair = stages.additions[0]
+    pair.broker.stop()
     for name in talk.names:
         await talk.turn(name)
-    broker = LeaseBroker(old._path)
-    broker.start()
-    stages.supervisor.lease_brokers[:] = [broker]
+    broker = pair.broker = LeaseBroker()
+    broker.start(lease_socket(Path(pool.spec.run_dir)))
     async with asyncio.timeout(30):
         n_ranks = 2 * stages.n_ranks
         while len([engine for engine in broker._engines if engine.message]) < n_ranks:
@@ -318,16 +319,16 @@ async def test_a_flush_empties_lent_pages_and_keeps_the_leases(stages, pool, ref
 )
 async def beside_memory(request, endless_checkpoint, tmp_path_factory):
     """A thinker that borrows from a process without an engine."""
+    borrows = LeaseConfig(roles={"thinker": "borrow"}, lent_bytes=request.param << 28)
     running = running_stages(
         endless_checkpoint,
         tmp_path_factory.mktemp("lender"),
         {"tp_size": request.param},
-        thinker_environment=POISON,
+        thinker_environment=joined(POISON, lending.POISON),
         policies=POLICIES,
         thinker_args=HOST,
-        leases={"thinker": "borrow", LENDER: "lend"},
-        lent_bytes=request.param << 28,
-        names=("thinker", LENDER),
+        additions=(Lending(borrows),),
+        names=("thinker",),
     )
     async with running as found:
         yield found

@@ -12,7 +12,6 @@ from sglang_live.config import ServerConfig
 from sglang_live.errors import BadInputError
 from sglang_live.flags import server_parser
 from sglang_live.gateway.http.media_guard import MediaConfig
-from sglang_live.kv.lending import LeaseConfig
 from sglang_live.kv.retention import RetentionFlags
 from sglang_live.model_source import ModelSource
 from sglang_live.models.family import ModelFacts
@@ -484,45 +483,3 @@ def test_limits_of_a_key_follow_from_the_number_of_keys(arguments, sessions, res
 def test_invalid_limits_are_refused(arguments):
     with pytest.raises(BadInputError):
         parse(["--model-path", "demo", *arguments])
-
-
-LEASES = [*HOST_TIER, "--lend", "talker", "--borrow", "thinker"]
-
-
-def test_stages_neither_lend_nor_borrow_by_default():
-    assert parsed().leases == LeaseConfig()
-    roles = {"talker": "lend", "thinker": "borrow"}
-    assert parsed(*LEASES).leases == LeaseConfig(roles=roles)
-
-
-def test_stages_with_the_same_number_of_ranks_lend_to_each_other():
-    assert parsed(*LEASES, "--tp-size", "2").leases.roles == parsed(*LEASES).leases.roles
-
-
-def test_a_process_without_an_engine_lends_to_a_thinker_alone():
-    leases = parsed(*HOST_TIER, "--borrow", "thinker", "--lend-memory-gib", "1.5").leases
-    assert leases == LeaseConfig(roles={"thinker": "borrow"}, lent_bytes=3 << 29)
-
-
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        (["--lend", "talker"], "nor they without it"),
-        (["--lend-memory-gib", "1"], "nor they without it"),
-        (["--borrow", "thinker"], "gains nothing without --lend or --lend-memory-gib"),
-        ([*HOST_TIER, "--borrow", "thinker", "--lend-memory-gib", "-1"], "a size, at least 0"),
-        ([*HOST_TIER, "--borrow", "thinker", "--lend-memory-gib", "nan"], "a size, at least 0"),
-        ([*HOST_TIER, "--borrow", "thinker", "--lend-memory-gib", "0.01"], "less than one lease"),
-        (["--lend", "vocoder", "--borrow", "thinker"], "--lend vocoder: thinker and talker have"),
-        (["--lend", "thinker", "--borrow", "talker"], "--borrow talker: thinker have sessions"),
-        (["--lend", "thinker", "--borrow", "thinker"], "could wait for the other's pages"),
-        (["--lend", "talker", "--borrow", "thinker"], "needs the policy next-use"),
-        ([*LEASES, "--live-policies", "off"], "needs the policy next-use"),
-        ([*LEASES, "--talker.tp-size", "2"], "--lend talker: it has 2 ranks (--talker.tp-size)"),
-        ([*LEASES, "--tp-size", "2", "--thinker.pp-size", "2"], "--thinker.pp-size 2: a stage"),
-        ([*LEASES, "--tp-size", "2", "--talker.nnodes", "2"], "--talker.nnodes 2: a stage that"),
-    ],
-)
-def test_leases_without_a_gain_are_refused_with_the_reason(flags, reason):
-    with pytest.raises(BadInputError, match=re.escape(reason)):
-        parsed(*flags)

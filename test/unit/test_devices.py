@@ -7,8 +7,6 @@ from sglang_live.arguments import parse
 from sglang_live.devices import check_devices, devices_of_ranks
 from sglang_live.errors import BadInputError
 
-BORROWS = ("--borrow", "thinker", "--thinker.enable-hierarchical-cache")
-
 
 @pytest.fixture
 def machine(monkeypatch):
@@ -51,11 +49,6 @@ def test_ranks_have_consecutive_devices(device, args, used):
         (0, ["--device", "cuda:1"], "--thinker.device: there is no device cuda:1"),
         (0, ["--device", "cuda"], "--thinker.device: there is no device cuda:0: this machine"),
         (0, ["--vocoder.device", "cuda:0"], "--vocoder.device: there is no device cuda:0"),
-        (
-            0,
-            ["--lend-memory-gib", "1", "--lend-memory-device", "cuda", *BORROWS],
-            "--lend-memory-device: there is no device cuda:0",
-        ),
     ],
 )
 def test_a_device_that_does_not_exist_is_refused_by_name(machine, n_devices, argv, complaint):
@@ -71,7 +64,6 @@ def test_a_device_that_does_not_exist_is_refused_by_name(machine, n_devices, arg
         (6, ["--thinker.tp-size", "4", "--talker.device", "cuda:4", "--vocoder.device", "cuda:5"]),
         (0, ["--talker.device", "cpu", "--vocoder.device", "cpu"]),
         (1, ["--device", "cuda", "--vocoder.device", "cuda:0"]),
-        (0, ["--lend-memory-gib", "1", *BORROWS]),
         (0, ["--thinker.tp-size", "2"]),
         (1, ["--talker.connect", "tcp://a:1", "--device", "cuda:0", "--allow-keyless-stages"]),
     ],

@@ -69,6 +69,7 @@ BRIDGE = (
 SGLANG = (
     "bridge.",
     "extensions.elastic.engine.",
+    "extensions.lending.engine.",
     "models.qwen3_omni.engine.",
     "models.qwen3_tts.engine.",
     "models.speech_lm.engine.",
@@ -86,6 +87,7 @@ BUDGETS = {
     "engine_channel": 760,
     "extensions/batches": 2_860,
     "extensions/elastic": 2_240,
+    "extensions/lending": 3_410,
     "extensions/planner": 5_380,
     "gateway": 13_860,
     "interaction": 3_240,

@@ -219,20 +219,6 @@ def test_every_replica_gets_a_spec_and_an_address_of_its_own(model):
     assert native == {"thinker/0": "key"}, "SGLang's own API is that of the first thinker"
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2])
-def test_each_thinker_that_borrows_has_a_lender_of_its_own(model, n_ranks):
-    lends = ("--lend-memory-gib", "2", "--borrow", "thinker")
-    tiers = ("--thinker.enable-hierarchical-cache", "--live-policies", "next-use")
-    ranks = ("--thinker.tp-size", str(n_ranks))
-    by_name = specs(model, *lends, *tiers, *ranks, "--thinker.replicas", "2")
-    lenders = [spec for name, spec in by_name.items() if name.startswith("lender/")]
-    assert [spec.name for spec in lenders] == ["lender/0", "lender/1"]
-    assert len({spec.address for spec in by_name.values()}) == len(by_name)
-    assert all(spec.engine_args == {"n_bytes": 2 << 30, "n_ranks": n_ranks} for spec in lenders)
-    assert all(spec.leases == "lend" for spec in lenders)
-    assert not any(name.startswith("lender/") for name in specs(model))
-
-
 @pytest.mark.parametrize(
     ("prefers", "flag", "has"),
     [("", (), False), ("int8", (), True), ("", ("int8",), True), ("int8", ("own",), False)],

@@ -51,12 +51,12 @@ class LinkStamp:
 
     Attributes:
         rate: of the link from the host.
-        peer_rate: of the link from pages that another engine lends.
+        nearer_rate: of the link from a tier between the device and the host.
     """
 
     now_s: float
     rate: LinkRate = LinkRate(None, 0.0)
-    peer_rate: LinkRate = LinkRate(None, 0.0)
+    nearer_rate: LinkRate = LinkRate(None, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,14 +31,12 @@ from sglang_live.engine_channel.inbox import (
     STAGE_ENV,
     STORAGE_ENV,
 )
-from sglang_live.engine_channel.lease_channel import LEASES_ENV, LEND
 from sglang_live.errors import SeamError
 from sglang_live.messages import Ready, SessionHint
 from sglang_live.models.family import family_at, part
 from sglang_live.models.piece_talker import PieceTalker
 from sglang_live.stages.endings import die_with_parent
-from sglang_live.stages.spec import LENDER, StageSpec
-from sglang_live.stages.transport.lease_broker import lease_socket
+from sglang_live.stages.spec import STAGES, StageSpec
 from sglang_live.stages.transport.server import ServedJob, StageServer
 from sglang_live.stages.transport.wire import fallbacks, shm_names
 from sglang_live.telemetry.log_lines import engine_logging, log_in_lines
@@ -100,10 +98,6 @@ def build_stage(spec: StageSpec) -> tuple[Stage, asyncio.AbstractEventLoop]:
         return VocoderStage(spec), asyncio.new_event_loop()
     if spec.factory:
         return part(spec.factory)(spec), asyncio.new_event_loop()
-    if spec.stage == LENDER:
-        from sglang_live.stages.lender.stage import LenderStage
-
-        return LenderStage(spec), asyncio.new_event_loop()
     raise ValueError(f"no stage is called {spec.stage!r}")
 
 
@@ -178,20 +172,14 @@ def main() -> None:
     os.environ[POLICIES_ENV] = ",".join(spec.policies.names)
     os.environ[STORAGE_ENV] = spec.session_storage
     # Those that the environment names already are of every stage.
-    lends = ("sglang_live.bridge.scheduler.lending:lending_part",) if spec.leases else ()
-    parts = filter(None, (os.environ.get(PARTS_ENV), *lends, *spec.parts))
+    parts = filter(None, (os.environ.get(PARTS_ENV), *spec.parts))
     os.environ[PARTS_ENV] = ",".join(parts)
-    os.environ[LEASES_ENV] = f"{spec.leases}:{lease_socket(spec.run_dir)}" if spec.leases else ""
-    if spec.leases == LEND:
-        # With it, SGLang on a GPU sizes the pool after its graphs are captured, and allocates it in
-        # a way of its own.
-        os.environ["SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"] = "0"
     os.environ[SHM_NAMES_ENV] = shm_names(spec.run, os.getpid())
     use_temporary_folder(spec)
     forgo_progress_lock()
     used = ("cpu",) if cpu.is_active() else devices_of_ranks(spec.device, spec.engine_args)
     os.environ[SHARED_DEVICE_ENV] = str(int(spec.shares_device))
-    if spec.stage != LENDER:  # it computes nothing
+    if spec.stage in STAGES:  # others compute nothing
         peers = device_peers_env(spec.run_dir, used, spec.stage, spec.replica)
         os.environ[DEVICE_PEERS_ENV] = peers
     set_up_logs(spec)

@@ -17,8 +17,6 @@ SPEC_ENV = "SGLANG_LIVE_SPEC"
 # Longer than a kernel takes to compile, and than any user waits.
 STUCK_AFTER_S = 120.0
 STAGES = ("thinker", "talker", "vocoder")
-# A process beside the stages that has memory to lend and no engine. It serves no session.
-LENDER = "lender"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,21 +62,19 @@ class StageOptions(Settings):
 
 class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     """
-    stage: thinker, talker or vocoder; or LENDER.
+    stage: one of STAGES, or a name of an extension.
     family: module of the model's family (models/family.py).
     address: endpoint to bind.
     same_host: whether the server shares this machine's memory.
     run_dir: directory for sockets, and for what stages of one server share.
-    engine_args: SGLang's server arguments (thinker, talker), or fields of VocoderConfig, or the
-        lender's n_bytes.
+    engine_args: SGLang's server arguments (thinker, talker), or fields of VocoderConfig, or
+        arguments of an extension's stage.
     environment: added to the process's own.
     parts: "module:factory" of further parts of the engine's scheduler.
     factory: "module:class" of a stage that is none of STAGES. "": it is one of them.
     shares_device: whether another stage of the server uses one of its devices.
     policies: those that are on.
     session_storage: "<bytes>:<directory>" for KV that exceeds a thinker's host memory. "": none.
-    leases: "lend" or "borrow", if the engine lends pages of its KV pool to others on this host, or
-        keeps sessions' KV in pages that others lend. "": neither.
     remote: whether it is started on another host; the server only connects to it.
     key_file: secret shared with a stage on another host (transport/stage_key.py). "": none.
     native_key: key of SGLang's own HTTP API, served on native_socket. "": it is not served.
@@ -106,7 +102,6 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     factory: str = ""
     policies: Policies = OFF
     session_storage: str = ""
-    leases: str = ""
     remote: bool = False
     voices: str = ""
     log_format: str = "text"

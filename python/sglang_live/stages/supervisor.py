@@ -22,7 +22,6 @@ from sglang_live.stages.endings import cause_of, die_with_parent, oom_kills, was
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
 from sglang_live.stages.stage_logs import StageLogs
 from sglang_live.stages.transport.client import StageClient
-from sglang_live.stages.transport.lease_broker import LeaseBroker, lease_socket
 from sglang_live.stages.transport.peers import new_run
 from sglang_live.stages.transport.queues import QueueCounts
 from sglang_live.stages.transport.wire import sweep_shared_memory
@@ -124,8 +123,6 @@ class Supervisor:
         self._command = command
         self._clock = clock or MonotonicClock()
         self._watchers: list[asyncio.Task[None]] = []
-        sockets = {lease_socket(spec.run_dir) for spec in specs if spec.leases}
-        self.lease_brokers = [LeaseBroker(path) for path in sorted(sockets)]
 
     async def start(self) -> None:
         """Start all replicas and wait until each has been ready once.
@@ -135,8 +132,6 @@ class Supervisor:
         """
         as_json = any(replica.spec.log_format == "json" for replica in self.replicas)
         self._logs = StageLogs(self._log_dir, self._drops, as_json=as_json)
-        for broker in self.lease_brokers:
-            broker.start()
         first_up = [asyncio.get_running_loop().create_future() for _ in self.replicas]
         self._watchers = [
             asyncio.create_task(self._watch(replica, up), name=f"watch {replica.spec.name}")
@@ -150,7 +145,7 @@ class Supervisor:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         ends = [partial(self._put_down, replica, "server stops") for replica in self.replicas]
         logs = [] if self._logs is None else [partial(asyncio.to_thread, self._logs.close)]
-        await close_all(*ends, *(broker.stop for broker in self.lease_brokers), *logs)
+        await close_all(*ends, *logs)
 
     def log_of(self, name: str) -> str:
         """What a replica has logged so far. Only with a log_dir."""

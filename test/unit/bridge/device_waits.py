@@ -27,11 +27,11 @@ REASONS = {
         "CudaGranules._wipe synchronize": ELSEWHERE,
         "CudaGranules.unmap_wiped synchronize": ELSEWHERE,
     },
-    "bridge/memory/cuda_memory.py": {
+    "extensions/lending/engine/cuda_memory.py": {
         "CudaMemory.clear synchronize": "while the engine starts, or in a lender without one",
         "CudaMemory.close synchronize": "a lender has died, and its memory is unmapped",
     },
-    "bridge/memory/shared_memory.py": {
+    "extensions/lending/engine/shared_memory.py": {
         "Launched.synchronize synchronize": "after a lender's pages were overwritten for a test",
     },
     "bridge/platform/audio_input.py": {
@@ -90,19 +90,24 @@ REASONS = {
         "ElasticPool.release nonzero x2": "a part of the tail is in use after a second",
     },
     "bridge/tiers/host.py": {"SessionTier._least_of_all_ranks tolist": HOST},
-    "bridge/tiers/leases.py": {
+    "extensions/lending/broker.py": {
+        "_Engine.n_ranks int": ELSEWHERE,
+        "_Engine.rank int": ELSEWHERE,
+    },
+    "extensions/lending/slots.py": {"PeerSlots.touches bool": NUMPY, "_Lease.n_used int": NUMPY},
+    "extensions/lending/engine/leases.py": {
         "Leases._offer_taken synchronize": "zeros that were launched a round before",
         "PoolRuns.take cpu": "a CPU alone: no lender's memory is shared on CUDA",
         "PoolRuns.take int": NUMPY,
         "PoolRuns.take numpy": "a CPU alone: no lender's memory is shared on CUDA",
         "Leases.report float": NUMPY,
     },
-    "bridge/tiers/peer_copies.py": {
+    "extensions/lending/engine/peer_copies.py": {
         "PeerCopies.free_slots numpy": HOST,
         "PeerCopies.reset synchronize": "a flush",
         "PeerCopies.sessions_in numpy": HOST,
     },
-    "bridge/tiers/peer_pool.py": {
+    "extensions/lending/engine/peer_pool.py": {
         "PeerPool._on_device to": "from pinned memory",
         "PeerPools.transfers tolist": HOST,
         "PeerPools.transfers unique": HOST,
@@ -113,7 +118,7 @@ REASONS = {
         "RowsOutbox.send to": "to pinned memory, on a stream of its own",
         "RowsOutbox._run synchronize": ELSEWHERE,
     },
-    "engine_channel/lease_table.py": {
+    "extensions/lending/table.py": {
         "LeaseTable._answer int x2": NUMPY,
         "LeaseTable.leases tolist x4": NUMPY,
         "LeaseTable.left tolist x2": NUMPY,

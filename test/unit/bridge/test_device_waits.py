@@ -18,6 +18,7 @@ FOLDERS = (
     "models/speech_lm",
     "engine_channel",
     "extensions/elastic",
+    "extensions/lending",
 )
 
 

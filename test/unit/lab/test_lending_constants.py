@@ -1,8 +1,8 @@
 import pytest
 
 from lab import lending
-from sglang_live.bridge.scheduler import lending as product
-from sglang_live.kv.lending import LendingConfig
+from sglang_live.extensions.lending.engine import part as product
+from sglang_live.extensions.lending.policy import LendingConfig
 
 
 def attach(monkeypatch, **constants) -> None:

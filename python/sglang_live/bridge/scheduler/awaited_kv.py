@@ -103,7 +103,7 @@ class AwaitedKv(Part):
         tier, rates = self._tier, self._rounds.rates
         n_prompt, n_new = len(req.origin_input_ids), self._scheduler.memory.tokens_to_prefill(req)
         audio_s = audio_s_of(req, max(0, n_prompt - n_new), n_prompt)
-        queued = tier.all.bytes_in_transfer(tier.is_on_peer(req.session.session_id))
+        queued = tier.all.bytes_in_transfer(tier.is_nearer(req.session.session_id))
         return LayeredLoad(
             n_bytes=n_tokens * tier.copies.bytes_per_token,
             n_layers=tier.loads.n_layers,
@@ -129,7 +129,7 @@ class AwaitedKv(Part):
         tier = self._tier
         if tier.all.rates is None:
             return LinkRate(None, 0.0)
-        return tier.all.rates[tier.is_on_peer(session_id)]
+        return tier.all.rates[tier.is_nearer(session_id)]
 
     @property
     def _tier(self) -> SessionTier:

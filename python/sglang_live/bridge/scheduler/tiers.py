@@ -32,7 +32,7 @@ class Tiers(Part):
         }
 
     def feeds(self, now_s: float) -> list[Any]:
-        return [LinkStamp(now_s, self._link_rate(), self._peer_rate())]
+        return [LinkStamp(now_s, *self._link_rates())]
 
     def planned(self, plan: NextBatchPlan) -> None:
         self._wait_s = self.load_ahead()
@@ -47,19 +47,13 @@ class Tiers(Part):
         sessions = self._sessions
         sessions.idle.tick(stamp.now_s)
         if sessions.tier is not None:
-            sessions.tier.all.rates = (stamp.rate, stamp.peer_rate)
-        sessions.preloads.tick(stamp.now_s, stamp.rate, stamp.peer_rate)
+            sessions.tier.all.rates = (stamp.rate, stamp.nearer_rate)
+        sessions.preloads.tick(stamp.now_s, stamp.rate, stamp.nearer_rate)
 
-    def _link_rate(self) -> LinkRate:
-        """The rate from the host that this rank has measured."""
+    def _link_rates(self) -> tuple[LinkRate, ...]:
+        """The rates from the host and from a nearer tier that this rank has measured."""
         tier = self._sessions.tier
-        return LinkRate(None, 0.0) if tier is None else tier.copies.rate()
-
-    def _peer_rate(self) -> LinkRate:
-        """The same from lent pages."""
-        tier = self._sessions.tier
-        peer = None if tier is None else tier.peer
-        return LinkRate(None, 0.0) if peer is None else peer.copies.rate()
+        return () if tier is None else (tier.copies.rate(), tier.all.nearer_rate())
 
     def next_use(self, hint: NextUseHint) -> None:
         sessions = self._sessions
@@ -102,14 +96,14 @@ class Tiers(Part):
 
         Returns:
             Seconds until the next round must begin, because more is to be loaded or copied, a
-            preload is to be judged, or a lender waits for its pages; inf: when there is input.
+            preload is to be judged, or a nearer tier is draining; inf: when there is input.
         """
         preloads = self._sessions.preloads
         tier = self._sessions.tier
         preloads.load()
         limit_s = max(0.0, preloads.next_review_s - self._sessions.idle.now_s)
         is_copying = tier is not None and (tier.fetches_any or tier.copies_any)
-        is_draining = tier is not None and tier.peer is not None and tier.peer.leases.is_draining
+        is_draining = tier is not None and tier.nearer.is_draining
         if preloads.is_loading or is_copying or is_draining:
             limit_s = min(limit_s, LOADING_WAIT_S)
         return limit_s

@@ -1,8 +1,8 @@
 """KV of idle sessions below the device: when it is copied there, and where it is found.
 
 Down: in the background while device memory is short, or at once when a session is evicted before
-that; to pages that another engine lends, if there are any, otherwise to the host. A session has its
-copy on one of the two. Back: session_loads.py. With storage, the tails of host copies move there
+that; to a nearer tier, if an extension has added one, otherwise to the host. A session has its copy
+on one of the two. Back: session_loads.py. With storage, the tails of host copies move there
 when the host's memory is short, and are fetched when the user speaks.
 Owner: one SessionTier per session cache, if the engine has a HiCache.
 """
@@ -18,7 +18,7 @@ from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.bridge.session.kv_record import LiveKvInfo
 from sglang_live.bridge.tiers.host_copies import HostCopies, transfer_numbers
 from sglang_live.bridge.tiers.host_eviction import HostEviction
-from sglang_live.bridge.tiers.peer_tier import PeerTier
+from sglang_live.bridge.tiers.nearer import NearerTier
 from sglang_live.bridge.tiers.session_copies import wait_for
 from sglang_live.bridge.tiers.session_loads import SessionLoads, is_pinned
 from sglang_live.bridge.tiers.storage import StoredTails
@@ -44,24 +44,31 @@ class SessionTier:
         copies: on the host.
         all: on all tiers.
         loads: back to the device.
-        peer: lent pages; None if the engine does not borrow.
+        numbers: of transfers.
+        eviction: of copies on the host.
+        nearer: a tier between the device and the host.
     """
 
     def __init__(self, sessions: Any, open_storage: Callable[[int], PageFile] | None = None):
         self._sessions = sessions
-        numbers = transfer_numbers()
-        self.copies = HostCopies(sessions.cache, numbers)
+        self.numbers = transfer_numbers()
+        self.copies = HostCopies(sessions.cache, self.numbers)
         self.stored: StoredTails | None = None
         if open_storage is not None:
             file = open_storage(self.copies.bytes_per_token * self._page_size)
             self.stored = StoredTails(self.copies, file, self._least_of_all_ranks)
-        self._eviction = HostEviction(sessions, self.copies, self.stored)
-        self.peer = PeerTier.from_env(sessions, numbers, self._eviction)
-        self.all = TierCopies(self.copies, None if self.peer is None else self.peer.copies)
+        self.eviction = HostEviction(sessions, self.copies, self.stored)
+        self.nearer = NearerTier()
+        self.all = TierCopies(self.copies)
         # Idle sessions with KV that is on the device alone.
         self._to_copy: OrderedDict[str, None] = OrderedDict()
-        self.loads = SessionLoads(sessions, self.all, self._eviction.keeping)
+        self.loads = SessionLoads(sessions, self.all, self.eviction.keeping)
         self.counts = dict.fromkeys(("tokens_lost", "evictions_waited"), 0.0)
+
+    def put_nearer(self, tier: NearerTier) -> None:
+        """Add a tier between the device and the host. To be called before the first session."""
+        self.nearer = tier
+        self.all.nearer = tier.copies
 
     def _least_of_all_ranks(self, numbers: list[int]) -> list[int]:
         tensor = torch.tensor(numbers, dtype=torch.int64)
@@ -72,9 +79,8 @@ class SessionTier:
         if self.stored is not None:
             self.stored.reset()
         self.copies.reset()
-        self._eviction.reset()
-        if self.peer is not None:
-            self.peer.reset()
+        self.eviction.reset()
+        self.nearer.reset()
         self._to_copy.clear()
         self.loads.reset()
 
@@ -86,9 +92,8 @@ class SessionTier:
 
     def write_back(self) -> None:
         """To be called once a round."""
-        self._eviction.store_if_short()
-        if self.peer is not None:
-            self.peer.step()
+        self.eviction.store_if_short()
+        self.nearer.step()
         if not self.copies_any:
             return
         for _ in range(min(len(self._to_copy), _MAX_WRITES_PER_ROUND)):
@@ -104,7 +109,7 @@ class SessionTier:
         return bool(self._to_copy) and self._free_share() < WRITE_BACK_BELOW
 
     def _write(self, session_id: str, kv: LiveKvInfo) -> bool:
-        """Copy what has no copy yet, to lent pages before the host. A copy on the other tier is
+        """Copy what has no copy yet, to the nearest tier that has room. A copy on another one is
         replaced as a whole: while it has to grow, the device has all of the session.
         """
         if any(
@@ -112,25 +117,27 @@ class SessionTier:
             for _, copy in self.all.of(session_id)
         ):
             is_written = True
-        elif self.peer is not None and self.peer.copies.write(session_id, kv):
-            is_written = True
-            self.copies.forget(session_id)
         else:
-            is_written = self.copies.write(session_id, kv)
-            if is_written and self.peer is not None:
-                self.peer.copies.forget(session_id)
+            is_written = self._write_new(session_id, kv)
         self._used(session_id)
         return is_written
 
+    def _write_new(self, session_id: str, kv: LiveKvInfo) -> bool:
+        for tier in self.all.tiers:
+            if tier.write(session_id, kv):
+                for other in self.all.tiers:
+                    if other is not tier:
+                        other.forget(session_id)
+                return True
+        return False
+
     def _used(self, session_id: str) -> None:
-        self._eviction.used(session_id)
-        if self.peer is not None:
-            self.peer.eviction.used(session_id)
+        self.eviction.used(session_id)
+        self.nearer.used(session_id)
 
     def _changed(self, session_id: str) -> None:
-        self._eviction.changed(session_id)
-        if self.peer is not None:
-            self.peer.eviction.changed(session_id)
+        self.eviction.changed(session_id)
+        self.nearer.changed(session_id)
 
     def save(self, session_id: str, slot: SessionSlot, n_kept: int) -> None:
         """To be called before the session's device slots behind n_kept are evicted."""
@@ -196,7 +203,7 @@ class SessionTier:
         """
         if self.stored is not None:
             self.stored.fetch(session_id, self._idle.now_s)
-            self._eviction.changed(session_id)
+            self.eviction.changed(session_id)
 
     @property
     def fetches_any(self) -> bool:
@@ -210,15 +217,15 @@ class SessionTier:
         """To be called once a round. Returns the sessions whose host copies may have grown."""
         changed = [] if self.stored is None else self.stored.settle()
         for session_id in changed:
-            self._eviction.changed(session_id)
+            self.eviction.changed(session_id)
         return changed
 
-    def is_on_peer(self, session_id: str) -> bool:
-        """Whether a load of the session would come from lent pages."""
+    def is_nearer(self, session_id: str) -> bool:
+        """Whether a load of the session would come from a nearer tier than the host."""
         slot = self._sessions.slots.get(session_id)
-        if self.peer is None or slot is None:
+        if not self.all.nearer or slot is None:
             return False
-        return self.all.is_from_peer(self.all.behind(session_id, slot.kv.kv_committed_len))
+        return self.all.is_nearer(self.all.behind(session_id, slot.kv.kv_committed_len))
 
     def end_of(self, session_id: str, n_device: int) -> int:
         """The end of the session's KV on all tiers, given its end on the device."""
@@ -239,9 +246,9 @@ class SessionTier:
             **self.counts,
             **self.loads.counts,
             **self.copies.counts,
-            **self._eviction.counts,
+            **self.eviction.counts,
             "tokens_on_host": float(self.copies.tokens),
-            **(self.peer.report() if self.peer is not None else {}),
+            **self.nearer.report(),
             **(self.stored.report() if self.stored is not None else {}),
         }
 

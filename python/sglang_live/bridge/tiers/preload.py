@@ -87,7 +87,7 @@ class Preloads:
         self._unused: dict[str, tuple[float, int]] = {}
         self._loading: dict[str, _Loading] = {}
         self._now_s = self._round_s = 0.0
-        self.rate = self.peer_rate = _UNMEASURED
+        self.rate = self.nearer_rate = _UNMEASURED
         self.counts: dict[str, float] = {}
 
     def speech_started(self, session_id: str, now_s: float) -> None:
@@ -100,9 +100,8 @@ class Preloads:
             self._protect(session_id, loading, now_s)
             return
         self._schedule(session_id, now_s, now_s, now_s + REMAINING_SPEECH_S)
-        self.tick(
-            now_s, self.rate, self.peer_rate
-        )  # an idle engine's next round may be a second away
+        # An idle engine's next round may be a second away.
+        self.tick(now_s, self.rate, self.nearer_rate)
 
     def expect(self, session_id: str, now_s: float, needed_at_s: float | None) -> None:
         """Schedule a preload of an idle session, early enough for a wait and the transfer.
@@ -140,14 +139,14 @@ class Preloads:
             self._idle.unprotect(session_id)
         self._count("preloads_cancelled", pending is not None or loading is not None)
 
-    def tick(self, now_s: float, rate: LinkRate, peer_rate: LinkRate | None = None) -> None:
+    def tick(self, now_s: float, rate: LinkRate, nearer_rate: LinkRate | None = None) -> None:
         """Begin a round.
 
         Args:
             rate: of the link from the host, as rank 0 measured it.
-            peer_rate: of that from lent pages.
+            nearer_rate: of that from a nearer tier.
         """
-        self.rate, self.peer_rate = rate, peer_rate or _UNMEASURED
+        self.rate, self.nearer_rate = rate, nearer_rate or _UNMEASURED
         if now_s > self._now_s:
             self._round_s, self._now_s = now_s - self._now_s, now_s
         while self._reviews and self._reviews[0][0] <= now_s:
@@ -219,25 +218,25 @@ class Preloads:
         To be called once a round, behind the loads that the round's prefill waits for.
         """
         if self._loading:
-            for on_peer in (True, False):
-                self._load_over(on_peer)
+            for nearer in (True, False):
+                self._load_over(nearer)
 
-    def _load_over(self, on_peer: bool) -> None:
-        """Add transfers over one link: from lent pages, or from the host."""
+    def _load_over(self, nearer: bool) -> None:
+        """Add transfers over one link: from a nearer tier, or from the host."""
         tier = self._tier
-        rate = self.peer_rate if on_peer else self.rate
-        loading = [sid for sid in self._loading if tier.is_on_peer(sid) == on_peer]
+        rate = self.nearer_rate if nearer else self.rate
+        loading = [sid for sid in self._loading if tier.is_nearer(sid) == nearer]
         if not loading or rate.bytes_per_s is None:
             return
         window_s = max(self._config.in_flight_s, min(self._round_s, _LONGEST_ROUND_S))
         n_bytes, page_size = tier.copies.bytes_per_token, self._sessions.cache.page_size
         window_tokens = int(window_s * rate.bytes_per_s / n_bytes)
-        room = max(page_size, window_tokens) - tier.all.bytes_in_transfer(on_peer) // n_bytes
+        room = max(page_size, window_tokens) - tier.all.bytes_in_transfer(nearer) // n_bytes
         while room > 0 and loading:
             session_id = min(loading, key=lambda sid: self._loading[sid].needed_at_s)
             room -= self._load(session_id, ceil_align(room, page_size))
             loading = [
-                sid for sid in loading if sid in self._loading and tier.is_on_peer(sid) == on_peer
+                sid for sid in loading if sid in self._loading and tier.is_nearer(sid) == nearer
             ]
 
     def _load(self, session_id: str, most_tokens: int) -> int:
@@ -284,7 +283,7 @@ class Preloads:
             n_bytes=n_tokens * tier.copies.bytes_per_token,
             bytes_per_s=rate.bytes_per_s,
             latency_s=rate.latency_s,
-            queued_bytes=self._queued_bytes(tier.is_on_peer(session_id)),
+            queued_bytes=self._queued_bytes(tier.is_nearer(session_id)),
             others_tokens=others_tokens,
             own_tokens=own_tokens,
             cap_tokens=int(share * allocator.size),
@@ -295,13 +294,13 @@ class Preloads:
 
     def _rate(self, session_id: str) -> LinkRate:
         """Of the link that the session's load takes."""
-        return self.peer_rate if self._tier.is_on_peer(session_id) else self.rate
+        return self.nearer_rate if self._tier.is_nearer(session_id) else self.rate
 
-    def _queued_bytes(self, on_peer: bool) -> int:
+    def _queued_bytes(self, nearer: bool) -> int:
         tier = self._tier
-        same_link = [sid for sid in self._loading if tier.is_on_peer(sid) == on_peer]
+        same_link = [sid for sid in self._loading if tier.is_nearer(sid) == nearer]
         n_tokens = sum(tier.loads.tokens_to_preload(session_id) for session_id in same_link)
-        return tier.all.bytes_in_transfer(on_peer) + n_tokens * tier.copies.bytes_per_token
+        return tier.all.bytes_in_transfer(nearer) + n_tokens * tier.copies.bytes_per_token
 
     def _unused_tokens(self, session_id: str, now_s: float) -> tuple[int, int]:
         """Tokens that are preloaded and not used yet: of other sessions, and of this one."""

@@ -4,7 +4,7 @@ A copy begins behind the session's prefix in the radix tree, is extended by new 
 kept until the session's KV changes. A turn then transfers its own tokens, and eviction on the
 device frees what has a copy. Transfers run on HiCache's streams and end through its queues of
 acknowledgements, which all ranks drain alike.
-Subclasses: the tiers, which differ in their memory: host_copies.py, peer_copies.py.
+Subclasses: the tiers, which differ in their memory: host_copies.py, and those of extensions.
 """
 
 import time

@@ -12,6 +12,7 @@ from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.bridge.session.kv_record import LiveKvInfo, SessionNode
 from sglang_live.bridge.tiers import host
 from sglang_live.bridge.tiers.host import SessionTier
+from sglang_live.bridge.tiers.nearer import NearerTier
 
 IN_TREE = 16
 
@@ -91,7 +92,8 @@ def test_a_request_holds_for_certain_what_cannot_be_evicted(cache):
 def test_background_copies_look_at_no_more_sessions_than_they_copy(monkeypatch):
     tier = SessionTier.__new__(SessionTier)
     tier._sessions = SimpleNamespace(slots={})
-    tier._eviction, tier.peer = SimpleNamespace(store_if_short=lambda: None), None
+    tier.eviction = SimpleNamespace(store_if_short=lambda: None)
+    tier.nearer = NearerTier()
     tier._to_copy = Counted({f"s{n}": None for n in range(1000)})
     monkeypatch.setattr(SessionTier, "_free_share", lambda self: 0.0)
     tier.write_back()

@@ -29,13 +29,13 @@ class FakeTier:
         self.all = SimpleNamespace(
             rates=(LinkRate(known, 0.0), LinkRate(None, 0.0)),
             is_loading=self.loading.__contains__,
-            bytes_in_transfer=lambda on_peer: 8 * N_TOKENS * len(self.loading),
+            bytes_in_transfer=lambda nearer: 8 * N_TOKENS * len(self.loading),
         )
 
     def tokens_to_preload(self, session_id: str) -> int:
         return self.on_host.get(session_id, 0)
 
-    def is_on_peer(self, session_id: str) -> bool:
+    def is_nearer(self, session_id: str) -> bool:
         return False
 
     def load_now(self, session_id: str, n_tokens: int) -> int:

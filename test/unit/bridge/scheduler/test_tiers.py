@@ -8,6 +8,7 @@ import pytest
 from sglang_live.bridge.round_facts import LinkStamp
 from sglang_live.bridge.scheduler.tiers import LOADING_WAIT_S, Tiers
 from sglang_live.bridge.session.idle import IdleSessions
+from sglang_live.bridge.tiers.nearer import NearerTier
 from sglang_live.bridge.tiers.preload import Preloads
 from sglang_live.messages import NextUseHint, UserSpeaking
 
@@ -78,6 +79,8 @@ def test_the_next_round_comes_when_a_preload_is_judged_or_loaded_on(world):
     assert world.events.load_ahead() == 0.0
     preloads.is_loading, preloads.next_review_s = False, math.inf
     for fetches, copies in ((True, False), (False, True), (False, False)):
-        world.sessions.tier = SimpleNamespace(fetches_any=fetches, copies_any=copies, peer=None)
+        world.sessions.tier = SimpleNamespace(
+            fetches_any=fetches, copies_any=copies, nearer=NearerTier()
+        )
         limit_s = LOADING_WAIT_S if fetches or copies else math.inf
         assert world.events.load_ahead() == limit_s

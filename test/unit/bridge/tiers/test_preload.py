@@ -67,11 +67,11 @@ class FakeTier:
     def has_spare_row(self, session_id: str) -> bool:
         return self.has_rows
 
-    def is_on_peer(self, session_id: str) -> bool:
+    def is_nearer(self, session_id: str) -> bool:
         return False
 
-    def _bytes_in_transfer(self, on_peer: bool) -> int:
-        return 0 if on_peer else self.copies.bytes_to_device
+    def _bytes_in_transfer(self, nearer: bool) -> int:
+        return 0 if nearer else self.copies.bytes_to_device
 
     def keeping(self, session_id: str):
         return nullcontext()

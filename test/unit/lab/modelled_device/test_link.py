@@ -11,7 +11,7 @@ from lab.modelled_device import link as link_module
 from lab.modelled_device.clock import DeviceClock
 from lab.modelled_device.device import ModelledDevice
 from lab.modelled_device.link import ModelledLink
-from sglang_live.bridge.tiers.peer_pool import PeerPool
+from sglang_live.extensions.lending.engine.peer_pool import PeerPool
 from sglang_live.extensions.planner.device_model.costs import LinkCosts
 
 N_TOKENS, BYTES_PER_TOKEN = 10, 100

@@ -16,7 +16,7 @@ import torch
 from sglang.srt.utils import cuda_vmm_utils as vmm
 from torch import Tensor
 
-from sglang_live.bridge.memory.cuda_memory import index_of, properties_of
+from sglang_live.bridge.memory.cuda_allocation import index_of, properties_of
 from sglang_live.extensions.elastic.engine.granule_store import GranuleStore
 from sglang_live.extensions.elastic.granules import Run, count
 
