@@ -97,7 +97,7 @@ BUDGETS = {
     "orchestrator": 2_370,
     "policy": 2_010,
     "sound": 820,
-    "speakable": 2_005,
+    "speakable": 2_003,
     "stages": 8_320,
     "telemetry": 710,
 }

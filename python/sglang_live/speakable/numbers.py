@@ -1,7 +1,6 @@
 """English words of numbers: cardinals, ordinals, decimals, years, digits.
 
-American English, short scale. Written here because the libraries do not fit: num2words is LGPL,
-inflect brings two further packages for what these few lines do.
+American English, short scale.
 """
 
 
