@@ -104,15 +104,12 @@ def test_sound_cut_at_the_end_of_a_word_holds_the_words_up_to_it(recogniser, voi
         heard = recogniser.transcribe(as_heard(speech, voice.sample_rate_hz, word.end_s))
         assert len(words_of(heard)) == len(words_of(text[: word.end])), (last, heard)
         assert words_of(heard)[-1] == words_of(last)[0]
-        assert speech.heard_characters(word.end_s) == word.end
 
 
-def test_a_text_sounds_the_same_each_time_and_shorter_at_a_higher_speed(voice):
+def test_a_text_sounds_the_same_each_time(voice):
     text = "Numbers like $9.99 and Dr. Smith are read as words. It is 7:30 pm!"
     once, again = (voice.synthesise(text, "heart") for _ in range(2))
     assert once.pcm.tobytes() == again.pcm.tobytes() and once.words == again.words
-    fast = voice.synthesise(text, "heart", speed=1.5)
-    assert len(fast.pcm) < 0.8 * len(once.pcm)
     assert once.words[-1].end_s <= len(once.pcm) / voice.sample_rate_hz
 
 

@@ -30,11 +30,11 @@ class FakeRecogniser:
 
 
 class FakeVoice:
-    sample_rate_hz, voices, max_characters = OUTPUT_RATE_HZ, ("anna",), 1000
+    sample_rate_hz, voices = OUTPUT_RATE_HZ, ("anna",)
     times_words = False
     style = SpeechStyle()
 
-    def synthesise(self, text: str, voice: str, speed: float = 1.0) -> Speech:
+    def synthesise(self, text: str, voice: str) -> Speech:
         return Speech(pcm=np.zeros(480 * len(text), np.int16))
 
 

@@ -117,12 +117,10 @@ def cutoff_ms(eagerness: str) -> float:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """
-    probability: that the turn is over, when its voice has ceased.
     wait_ms: the silence that ends it.
     likely: nothing says that the turn goes on.
     """
 
-    probability: float
     wait_ms: int
     likely: bool
 
@@ -132,9 +130,7 @@ def judged(score: float, cutoff_ms: float, words: float = 0.0) -> Verdict:
     weights = trained_weights()
     log_odds = weights.log_odds(score) + words
     wait_ms = weights.wait_ms(log_odds, cutoff_ms)
-    return Verdict(
-        1 / (1 + math.exp(-log_odds)), round(wait_ms), score_evidence(score) + words >= 0
-    )
+    return Verdict(round(wait_ms), score_evidence(score) + words >= 0)
 
 
 def silence_ms(cutoff_ms: float) -> int:

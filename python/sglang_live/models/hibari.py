@@ -183,12 +183,12 @@ class Network:
         rate_hz: int = self._dsp.SR
         return rate_hz
 
-    def speak(self, piece: Sequence[Phoneme], voice: str, speed: float) -> tuple[Floats, Ends]:
+    def speak(self, piece: Sequence[Phoneme], voice: str) -> tuple[Floats, Ends]:
         """See AcousticNetwork; there is one voice."""
         ids = [0, *(self._alphabet[phoneme.sign] for phoneme in piece), 0]
         inputs = {
             "ids": np.array([ids], np.int64),
-            "speed": np.array([speed], np.float32),
+            "speed": np.array([1.0], np.float32),
         }
         *spectra, durations = self._session.run(self._outputs, inputs)
         rng = np.random.default_rng(_SEED)

@@ -210,7 +210,7 @@ class KokoroNetwork:
         self._outputs = [*(waves or names)[:1], *durations[:1]]
         self.times_phonemes = bool(durations)
 
-    def speak(self, piece: Sequence[Phoneme], voice: str, speed: float) -> tuple[Floats, Ends]:
+    def speak(self, piece: Sequence[Phoneme], voice: str) -> tuple[Floats, Ends]:
         """See AcousticNetwork."""
         ids = [0, *(self._alphabet[phoneme.sign] for phoneme in piece), 0]
         styles = self._styles[voice]
@@ -218,7 +218,7 @@ class KokoroNetwork:
             self._ids: np.array([ids], np.int64),
             # The style of a voice depends on the number of phonemes.
             "style": styles[min(len(piece), len(styles)) - 1][None],
-            "speed": np.array([speed], self._speed_type),
+            "speed": np.array([1.0], self._speed_type),
         }
         found, *durations = self._session.run(self._outputs, inputs)
         wave: Floats = found.reshape(-1)

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
@@ -163,16 +163,6 @@ PACKAGES = (MOONSHINE, HIBARI, SMOLLM2, RESEMBLYZER)
 def licence_line(package: Package) -> str:
     """One line about a package, for the terminal."""
     return f"{package.name} {package.version}: {package.holds}; {package.licence}; {package.source}"
-
-
-def licence_notice(packages: Iterable[Package] = PACKAGES) -> str:
-    """The paragraphs about these packages, as in NOTICE."""
-    return "\n".join(
-        f"  {package.name} {package.version}, {package.licence}\n"
-        f"      {package.holds}.\n"
-        f"      {package.source}\n"
-        for package in packages
-    )
 
 
 def import_fetched(directory: Path, name: str) -> ModuleType:

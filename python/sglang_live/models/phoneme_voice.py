@@ -172,8 +172,6 @@ def _share(sign: str) -> float:
 
 
 MAX_CHARACTERS = 1000
-# What the networks' authors offer.
-MIN_SPEED, MAX_SPEED = 0.5, 2.0
 
 Floats = npt.NDArray[np.float32]
 Ends = npt.NDArray[np.int64]
@@ -193,7 +191,7 @@ class AcousticNetwork(Protocol):
         """Whether their ends are the network's own; otherwise they are estimated."""
         ...
 
-    def speak(self, piece: Sequence[Phoneme], voice: str, speed: float) -> tuple[Floats, Ends]:
+    def speak(self, piece: Sequence[Phoneme], voice: str) -> tuple[Floats, Ends]:
         """
         Returns:
             wave: [n_samples] float32, about -1 to 1.
@@ -230,21 +228,16 @@ class PhonemeVoice:
         return self._style
 
     @property
-    def max_characters(self) -> int:
-        return MAX_CHARACTERS
-
-    @property
     def times_words(self) -> bool:
         return self._network.times_phonemes
 
-    def synthesise(self, text: str, voice: str, speed: float = 1.0) -> Speech:
+    def synthesise(self, text: str, voice: str) -> Speech:
         """Read a text aloud, sentence by sentence.
 
         Args:
             text: at most MAX_CHARACTERS. What has no pronunciation, such as an emoji or another
                 script, makes no sound.
             voice: one of `voices`.
-            speed: MIN_SPEED to MAX_SPEED.
         Raises:
             BadInputError: one of them is beyond its limits.
         """
@@ -255,15 +248,13 @@ class PhonemeVoice:
             )
         if voice not in self._voices:
             raise BadInputError(f"Unknown voice {voice!r}: {', '.join(self._voices)} can be used.")
-        if not MIN_SPEED <= speed <= MAX_SPEED:
-            raise BadInputError(f"Speed {speed}: from {MIN_SPEED} to {MAX_SPEED} can be used.")
         words, sentences = self._reader.read(text)
         waves: list[Floats] = []
         ends: list[tuple[int, float]] = []
         n_samples = 0
         for sentence in sentences:
             for piece in pieces(sentence, self._network.max_phonemes):
-                wave, piece_ends = self._network.speak(piece, voice, speed)
+                wave, piece_ends = self._network.speak(piece, voice)
                 ends += [
                     (phoneme.word, (n_samples + int(end)) / self.sample_rate_hz)
                     for phoneme, end in zip(piece, piece_ends, strict=True)

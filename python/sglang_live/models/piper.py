@@ -379,14 +379,14 @@ class PiperNetwork:
     def sample_rate_hz(self) -> int:
         return self._files.sample_rate_hz
 
-    def speak(self, piece: Sequence[Phoneme], voice: str, speed: float) -> tuple[Floats, Ends]:
+    def speak(self, piece: Sequence[Phoneme], voice: str) -> tuple[Floats, Ends]:
         """See AcousticNetwork."""
         ids, last = self._ids_of(piece)
         noise, length, duration_noise = self._files.scales
         inputs = {
             "input": np.array([ids], np.int64),
             "input_lengths": np.array([len(ids)], np.int64),
-            "scales": np.array([noise, length / speed, duration_noise], np.float32),
+            "scales": np.array([noise, length, duration_noise], np.float32),
         }
         if self._takes_speaker:
             inputs["sid"] = np.array([self._files.speakers[voice]], np.int64)

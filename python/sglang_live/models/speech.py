@@ -94,10 +94,6 @@ class Speech:
     pcm: Pcm
     words: tuple[SpokenWord, ...] = field(default=())
 
-    def heard_characters(self, heard_s: float) -> int:
-        """Number of characters of the text, up to a word's end, that sounded within `heard_s`."""
-        return max((word.end for word in self.words if word.end_s <= heard_s), default=0)
-
 
 class Voice(Protocol):
     """Text to speech."""
@@ -116,24 +112,16 @@ class Voice(Protocol):
         ...
 
     @property
-    def max_characters(self) -> int:
-        """Longest text of one call."""
-        ...
-
-    @property
     def times_words(self) -> bool:
         """Whether the ends of words are the model's own; otherwise they are estimated."""
         ...
 
-    def synthesise(self, text: str, voice: str, speed: float = 1.0) -> Speech:
+    def synthesise(self, text: str, voice: str) -> Speech:
         """Read a text aloud, such as a sentence. May be called from several threads.
 
-        Args:
-            text: at most `max_characters`. A longer text is spoken in several calls.
-            voice: one of `voices`.
-            speed: 2.0 speaks twice as fast; within the limits of the implementation.
+        voice: one of `voices`.
         Raises:
-            BadInputError: the text is too long, the voice unknown, or the speed beyond the limits.
+            BadInputError: the text is too long for one call, or the voice unknown.
         """
         ...
 

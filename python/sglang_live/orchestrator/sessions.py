@@ -1,7 +1,7 @@
 """Sessions of the orchestrator. Each stays with one replica of every stage while that is up."""
 
 import logging
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -330,11 +330,7 @@ class LiveOrchestrator:
         self._sessions: dict[str, LiveSession] = {}
 
     @property
-    def n_sessions(self) -> int:
-        return len(self._sessions)
-
-    @property
-    def sessions(self) -> Iterable[LiveSession]:
+    def sessions(self) -> Collection[LiveSession]:
         return self._sessions.values()
 
     async def open_session(self, session_id: str, *, admitted: bool = True) -> LiveSession:

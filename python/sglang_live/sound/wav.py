@@ -34,7 +34,6 @@ class WavFile:
     order: byte order, "<" or ">".
     tag: WAVE format tag; that of the subformat for WAVE_FORMAT_EXTENSIBLE.
     sample_bytes: stored size of one sample; 0 for a coding in blocks.
-    block_bytes: size of a block as the format chunk states it.
     fmt: the format chunk, unchanged.
     samples: bytes of the data chunk, to its end or that of the file.
     """
@@ -44,7 +43,6 @@ class WavFile:
     n_channels: int
     rate_hz: int
     sample_bytes: int
-    block_bytes: int
     fmt: bytes
     samples: memoryview
 
@@ -122,7 +120,7 @@ def read_wav(data: bytes) -> WavFile | None:
     if not n_channels or not rate_hz:
         raise BadInputError(f"The wav file has {n_channels} channels at {rate_hz} Hz.")
     width = _sample_bytes(tag, bits, block_bytes, n_channels)
-    return WavFile(order, tag, n_channels, rate_hz, width, block_bytes, fmt, chunks[b"data"])
+    return WavFile(order, tag, n_channels, rate_hz, width, fmt, chunks[b"data"])
 
 
 def _chunks(data: bytes, order: str) -> dict[bytes, memoryview]:

@@ -42,10 +42,6 @@ _ENDING = {
 NUMBERED = {"No": "number", "no": "number", "Nos": "numbers", "Fig": "figure", "fig": "figure",
              "Vol": "volume", "vol": "volume", "pp": "pages", "p": "page", "Ch": "chapter",
              "Sec": "section", "Eq": "equation", "Figs": "figures"}  # fmt: skip
-_NUMBER_WORDS = (
-    "zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thir|four|fif|eigh|"
-    "twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
-)
 
 # Said as words; any other capitals are spelled.
 _PRONOUNCED = frozenset(

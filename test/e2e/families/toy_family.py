@@ -56,7 +56,7 @@ class Ears:
 class Beeps:
     """Each word is one beep."""
 
-    sample_rate_hz, voices, max_characters = RATE_HZ, ("beep",), 500
+    sample_rate_hz, voices = RATE_HZ, ("beep",)
     times_words = False
 
     def __init__(self, path: Path):
@@ -64,16 +64,16 @@ class Beeps:
 
         self.style = SpeechStyle()
 
-    def synthesise(self, text: str, voice: str, speed: float = 1.0):
+    def synthesise(self, text: str, voice: str):
         from sglang_live.models.speech import Speech, SpokenWord
 
-        n = round(BEEP_S * RATE_HZ / speed)
+        n = round(BEEP_S * RATE_HZ)
         beep = (8_000 * np.sin(2 * np.pi * BEEP_HZ * np.arange(n) / RATE_HZ)).astype(np.int16)
         words, ends, at = text.split(), [], 0
         for word in words:
             at = text.index(word, at) + len(word)
             ends.append(at)
-        spoken = tuple(SpokenWord(end, BEEP_S * (i + 1) / speed) for i, end in enumerate(ends))
+        spoken = tuple(SpokenWord(end, BEEP_S * (i + 1)) for i, end in enumerate(ends))
         return Speech(pcm=np.tile(beep, len(words)), words=spoken)
 
 

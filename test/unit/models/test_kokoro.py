@@ -78,24 +78,21 @@ def test_one_of_several_networks_is_named_by_its_path(tmp_path):
 def test_the_network_is_given_padded_ids_and_the_style_of_their_number(tmp_path, ids, speed_type):
     path = write_kokoro(tmp_path / "model.onnx", ids=ids, speed=speed_type)
     styles = kokoro_styles(7)
-    speed = 1.0 if speed_type == TensorProto.INT32 else 1.25
-    wave, ends = network(path, heart=styles).speak(HELLO, "heart", speed)
-    np.testing.assert_allclose(wave, kokoro_wave(IDS, styles[len(HELLO) - 1], speed), rtol=1e-5)
+    wave, ends = network(path, heart=styles).speak(HELLO, "heart")
+    np.testing.assert_allclose(wave, kokoro_wave(IDS, styles[len(HELLO) - 1]), rtol=1e-5)
     assert len(ends) == len(HELLO) and (np.diff(ends) >= 0).all()
     assert ends[0] > 0 and ends[-1] <= len(wave)
 
 
 def test_a_voice_with_few_styles_has_its_last_one_for_long_texts(tmp_path):
     styles = kokoro_styles(7, n=3)
-    wave, _ = network(write_kokoro(tmp_path / "model.onnx"), heart=styles).speak(
-        HELLO, "heart", 1.0
-    )
-    np.testing.assert_allclose(wave, kokoro_wave(IDS, styles[2], 1.0), rtol=1e-5)
+    wave, _ = network(write_kokoro(tmp_path / "model.onnx"), heart=styles).speak(HELLO, "heart")
+    np.testing.assert_allclose(wave, kokoro_wave(IDS, styles[2]), rtol=1e-5)
 
 
 def test_exported_durations_tell_where_phonemes_end(tmp_path):
     path = write_kokoro(tmp_path / "model.onnx", durations=True)
-    wave, ends = network(path, heart=kokoro_styles(7)).speak(HELLO, "heart", 1.0)
+    wave, ends = network(path, heart=kokoro_styles(7)).speak(HELLO, "heart")
     assert len(wave) == len(IDS) * KOKORO_SAMPLES
     sums = np.cumsum(kokoro_durations()[IDS])
     np.testing.assert_allclose(ends, (sums / sums[-1] * len(wave))[1:-1], atol=1)

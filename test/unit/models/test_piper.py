@@ -78,14 +78,14 @@ def test_speakers_are_voices_in_the_order_of_their_numbers(tmp_path):
 
 def test_the_network_is_given_ids_with_pads_the_scales_and_the_speaker(tmp_path):
     path = write_piper(tmp_path / "many.onnx", speakers={"p1": 0, "p2": 1})
-    wave, ends = network(path).speak(phonemes("həlˈoʊ."), "p2", 2.0)
-    np.testing.assert_allclose(wave, piper_wave(ids_of("həlˈoʊ."), 1.25 / 2, 1), rtol=1e-5)
+    wave, ends = network(path).speak(phonemes("həlˈoʊ."), "p2")
+    np.testing.assert_allclose(wave, piper_wave(ids_of("həlˈoʊ."), 1.25, 1), rtol=1e-5)
     assert len(ends) == 7 and (np.diff(ends) >= 0).all() and ends[-1] <= len(wave)
 
 
 def test_exported_durations_tell_where_phonemes_end(tmp_path):
     path = write_piper(tmp_path / "one.onnx", durations=True)
-    wave, ends = network(path).speak(phonemes("həl"), "tiny", 1.0)
+    wave, ends = network(path).speak(phonemes("həl"), "tiny")
     ids = ids_of("həl")
     assert len(wave) == len(ids) * PIPER_SAMPLES
     # The tiny network says that each id takes as long as its number.

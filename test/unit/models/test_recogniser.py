@@ -8,7 +8,6 @@ import pytest
 from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.errors import BadInputError
 from sglang_live.models.moonshine import MARGIN_S, MoonshineRecogniser, Vocabulary
-from sglang_live.models.speech import Speech, SpokenWord
 from sglang_live.models.utterances import unlooped, utterance_cuts
 
 START, END = 1, 2
@@ -154,9 +153,3 @@ def test_a_vocabulary_is_read_from_lengths_and_bytes(tmp_path):
         path.write_bytes(data[:n_bytes])
         with pytest.raises(BadInputError, match="is cut"):
             Vocabulary.load(path)
-
-
-def test_heard_characters_end_with_the_last_word_that_ended():
-    words = (SpokenWord(5, 0.5), SpokenWord(11, 1.0), SpokenWord(13, 1.0))
-    speech = Speech(pcm=np.zeros(24_000, np.int16), words=words)
-    assert [speech.heard_characters(t) for t in (0.0, 0.49, 0.5, 0.99, 1.0)] == [0, 0, 5, 5, 13]

@@ -39,9 +39,9 @@ class FakeNetwork:
     def __init__(self):
         self.pieces = []
 
-    def speak(self, piece, voice, speed):
+    def speak(self, piece, voice):
         self.pieces.append(piece)
-        ends = np.arange(1, len(piece) + 1, dtype=np.int64) * int(10 / speed)
+        ends = np.arange(1, len(piece) + 1, dtype=np.int64) * 10
         return np.full(ends[-1], 1.5, np.float32), ends
 
 
@@ -76,18 +76,15 @@ def test_a_text_without_a_speakable_character_is_silent():
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "speed", "message"),
+    ("text", "name", "message"),
     [
-        ("a" * (MAX_CHARACTERS + 1), "heart", 1.0, "has 1001 characters; at most 1000"),
-        ("a", "emma", 1.0, "Unknown voice 'emma': heart can be used"),
-        ("a", "heart", 0.4, r"Speed 0\.4"),
-        ("a", "heart", 2.1, r"Speed 2\.1"),
-        ("a", "heart", float("nan"), "Speed nan"),
+        ("a" * (MAX_CHARACTERS + 1), "heart", "has 1001 characters; at most 1000"),
+        ("a", "emma", "Unknown voice 'emma': heart can be used"),
     ],
 )
-def test_what_is_beyond_the_limits_is_refused(text, name, speed, message):
+def test_what_is_beyond_the_limits_is_refused(text, name, message):
     with pytest.raises(BadInputError, match=message):
-        voice().synthesise(text, name, speed)
+        voice().synthesise(text, name)
 
 
 def test_a_sentence_of_many_phonemes_is_spoken_in_pieces():

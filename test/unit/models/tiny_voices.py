@@ -30,8 +30,8 @@ def kokoro_styles(seed: int, n: int = 510) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 0.1, (n, 1, 256)).astype(np.float32)
 
 
-def kokoro_wave(ids: list[int], style: np.ndarray, speed: float) -> np.ndarray:
-    return (kokoro_rows()[ids] * (1 + style.sum()) / speed).reshape(-1)
+def kokoro_wave(ids: list[int], style: np.ndarray) -> np.ndarray:
+    return (kokoro_rows()[ids] * (1 + style.sum())).reshape(-1)
 
 
 def write_kokoro(

@@ -50,7 +50,7 @@ async def test_a_session_ends_with_nothing_held(world, session):
     assert [event async for event in turn][-1].status == "interrupted"
     await session.close()
     await world.settled()
-    assert world.n_jobs() == 0 and world.orchestrator.n_sessions == 0
+    assert world.n_jobs() == 0 and not world.orchestrator.sessions
 
 
 async def test_a_talker_that_fails_fails_the_turn(world, session):

@@ -38,7 +38,7 @@ async def test_a_full_server_refuses_and_a_closed_session_makes_room(world_of):
     assert caught.value.retry_after_s > 0
     await first.close()
     await orchestrator.open_session("three")
-    assert orchestrator.n_sessions == 2
+    assert len(orchestrator.sessions) == 2
 
 
 async def test_a_session_id_is_taken_until_its_session_closes(world):
@@ -86,7 +86,7 @@ async def test_without_a_stage_no_session_opens(world, stage):
     with pytest.raises(StageUnavailableError, match=f"no {stage} is up") as caught:
         await world.orchestrator.open_session("session")
     assert caught.value.retry_after_s > 0
-    assert world.orchestrator.n_sessions == 0
+    assert not world.orchestrator.sessions
     assert all(not replica.sessions for replica in world.replicas)
 
 

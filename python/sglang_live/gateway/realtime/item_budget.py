@@ -28,6 +28,3 @@ class ItemBudget:
 
     def take(self, n_bytes: int) -> None:
         self.used_bytes += n_bytes
-
-    def release(self, n_bytes: int) -> None:
-        self.used_bytes -= n_bytes

@@ -42,13 +42,11 @@ class LoopLag:
     """
 
     def __init__(self, clock: Clock, metrics: GatewayMetrics, limit_s: float | None):
-        self._clock, self._metrics, self._limit_s = clock, metrics, limit_s
-        self._mean_s = 0.0
+        self._clock = clock
+        self._metrics = metrics
+        self._limit_s = limit_s
+        self.mean_s = 0.0
         self._watching: asyncio.Task[None] | None = None
-
-    @property
-    def mean_s(self) -> float:
-        return self._mean_s
 
     def start(self) -> None:
         self._watching = background(lasting(self._watch, "loop lag", self._clock), "loop lag")
@@ -68,13 +66,13 @@ class LoopLag:
 
     @property
     def _is_over(self) -> bool:
-        return self._limit_s is not None and self._mean_s > self._limit_s
+        return self._limit_s is not None and self.mean_s > self._limit_s
 
     def observe(self, lag_s: float) -> None:
         """Enter how late a timer of _PERIOD_S was."""
         share = -math.expm1(-(_PERIOD_S + lag_s) / _MEMORY_S)
-        self._mean_s += share * (lag_s - self._mean_s)
-        self._metrics.loop_lag_s.set(self._mean_s)
+        self.mean_s += share * (lag_s - self.mean_s)
+        self._metrics.loop_lag_s.set(self.mean_s)
 
     async def _watch(self) -> None:
         while True:

@@ -71,11 +71,6 @@ class SideTalk(VoiceFilter):
         self._n_far = 0  # windows of the voice that were far
 
     @property
-    def n_far(self) -> int:
-        """Windows of the present voice that were another person's."""
-        return self._n_far
-
-    @property
     def is_known(self) -> bool:
         return bool(self._turns)
 

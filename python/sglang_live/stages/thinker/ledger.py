@@ -84,10 +84,6 @@ class Ledger:
         return [item.key for item in self.items]
 
     @property
-    def ends(self) -> list[int]:
-        return [item.end for item in self.items]
-
-    @property
     def n_resident(self) -> int:
         """Tokens whose KV the engine still has."""
         return self.n_tokens - self.n_dropped
@@ -195,10 +191,6 @@ class TruncateTo:
     """The engine session has to drop its end. `ledger`: what it holds after that."""
 
     ledger: Ledger
-
-    @property
-    def n_tokens(self) -> int:
-        return self.ledger.n_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def test_the_same_tokens_under_another_key_keep_all_under_that_key():
 
 def test_the_first_tokens_of_the_last_response_are_kept():
     step = decide(ANSWERED, user("u1"), assistant("a1-heard", 5, 6), user("u2"))
-    assert isinstance(step, TruncateTo) and step.n_tokens == 19
+    assert isinstance(step, TruncateTo) and step.ledger.n_tokens == 19
     assert step.ledger.items == (HeldItem("u1", 15), HeldItem("a1-heard", 19))
     assert step.ledger.last_response is None
     assert step.ledger.response_ended is False, "the end-of-turn token is written anew"
@@ -78,7 +78,7 @@ def test_the_first_tokens_of_the_last_response_are_kept():
 
 def test_a_response_that_is_gone_leaves_with_the_markup_that_opened_it():
     step = decide(ANSWERED, user("u1"), user("u2"))
-    assert isinstance(step, TruncateTo) and step.n_tokens == 15
+    assert isinstance(step, TruncateTo) and step.ledger.n_tokens == 15
     assert step.ledger.keys == ["u1"] and step.ledger.response_ended is None
 
 
@@ -110,7 +110,7 @@ def test_a_withdrawn_utterance_leaves_what_was_held_before_it():
 
 def test_of_an_utterance_that_ended_earlier_its_first_pieces_are_kept():
     step = decide(SPEAKING, *SAID, piece("s/end", closes=True))
-    assert isinstance(step, TruncateTo) and step.n_tokens == 26
+    assert isinstance(step, TruncateTo) and step.ledger.n_tokens == 26
     assert step.ledger.keys == ["u1", "a1", "s/0"] and step.ledger.utterance is not None
 
 
@@ -120,7 +120,7 @@ def test_a_withdrawn_utterance_without_truncation_rebuilds():
 
 def test_pieces_of_one_utterance_are_dropped_together():
     over = SPEAKING.after_turn([piece("s/end", closes=True)], [34], begun_at=30, speculative=False)
-    assert over.ends == [15, 21, 34, 34, 34] and over.utterance is None
+    assert [item.end for item in over.items] == [15, 21, 34, 34, 34] and over.utterance is None
     left, gone = over.after_append(6).after_drop(sink_tokens=10, n_dropped=20)
     assert gone == ["u1", "a1"] and left.keys == ["s/0", "s/1", "s/end"]
 

@@ -452,7 +452,7 @@ async def test_after_compaction_a_response_can_still_be_truncated(call):
 async def test_a_sink_may_reach_over_the_first_items(call):
     await long_call(call, 1)
     sink = RetentionConfig(
-        sink_tokens=call.session.ledger.ends[0], window_tokens=20, slack_tokens=1
+        sink_tokens=call.session.ledger.items[0].end, window_tokens=20, slack_tokens=1
     )
     history = await long_call(call, 4, retention=sink)
     gone = await call.session.drop_old()
@@ -462,7 +462,7 @@ async def test_a_sink_may_reach_over_the_first_items(call):
 
 async def test_clips_count_as_many_tokens_as_they_became(call):
     await call.turn(CLIPS, key="r1")
-    assert call.session.ledger.ends == [
+    assert [item.end for item in call.session.ledger.items] == [
         len(await built_anew(CLIPS)) - len(PROMPT.markup_ids("assistant\n")) - 4,
         call.session.ledger.n_tokens,
     ]

@@ -22,7 +22,7 @@ SAMPLES_PER_CHARACTER = 480
 class FakeVoice:
     """Sound is one sample value per piece; `gate` holds the worker back."""
 
-    sample_rate_hz, voices, max_characters = OUTPUT_RATE_HZ, ("anna", "ben"), 1000
+    sample_rate_hz, voices = OUTPUT_RATE_HZ, ("anna", "ben")
     times_words = True
     style = SpeechStyle()
 
@@ -31,7 +31,7 @@ class FakeVoice:
         self.gate = threading.Event()
         self.gate.set()
 
-    def synthesise(self, text: str, voice: str, speed: float = 1.0) -> Speech:
+    def synthesise(self, text: str, voice: str) -> Speech:
         self.gate.wait(10)
         if text == "Break.":
             raise RuntimeError("no sound")

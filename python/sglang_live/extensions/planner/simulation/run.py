@@ -30,7 +30,6 @@ class Simulated:
         talker_frames: codec frames that the talker made.
         n_rebuilt: sessions whose conversation was prefilled again.
         most_used: largest use of a KV pool of each stage, in tokens.
-        busy: time in which each stage computes, as a share of one device's.
         most_sessions, sessions_left: open at once, and when nothing happens any more.
     """
 
@@ -40,7 +39,6 @@ class Simulated:
     talker_frames: int
     n_rebuilt: int
     most_used: dict[str, int]
-    busy: dict[str, float]
     most_sessions: int
     sessions_left: int
     storm_rows: tuple[StormRow, ...] = ()
@@ -119,10 +117,6 @@ def _simulated(server: Server, users: list[User]) -> Simulated:
     end_s = max(ends_s)
     wall_s = end_s - min(row.start_s for row in rows)
     replicas = server.replicas
-    busy_s = {
-        stage: sum(device.busy_s[stage] for device in replicas.devices.values())
-        for stage in ("thinker", "talker", "vocoder")
-    }
     engines = [one.engine for one in (*replicas.thinkers, *replicas.talkers)]
     return Simulated(
         rows=rows,
@@ -134,7 +128,6 @@ def _simulated(server: Server, users: list[User]) -> Simulated:
             stage: max(one.pool.most_used for one in engines if one.pool.name == stage)
             for stage in ("thinker", "talker")
         },
-        busy={stage: one_s / wall_s for stage, one_s in busy_s.items()},
         most_sessions=most_at_once([user.present_s for user in users]),
         sessions_left=len(server.sessions),
     )

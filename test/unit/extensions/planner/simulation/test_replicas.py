@@ -6,7 +6,6 @@ import pytest
 
 from sglang_live.errors import LiveError
 from sglang_live.extensions.planner.simulation.events import Events
-from sglang_live.extensions.planner.simulation.fleet import Fleet
 from sglang_live.extensions.planner.simulation.placement import DividedCosts, Placement
 from sglang_live.extensions.planner.simulation.run import policies_of
 from sglang_live.extensions.planner.simulation.server.failures import kill
@@ -89,27 +88,11 @@ def test_a_stage_that_dies_fails_its_turns_only_and_its_sessions_go_on(stage):
     assert_empty(server)
 
 
-def test_new_sessions_are_refused_while_the_only_replica_is_down_and_go_to_another_server():
+def test_new_sessions_are_refused_while_the_only_replica_is_down():
     events = Events()
-    servers = [server_of(events, Placement()) for _ in range(2)]
-    fleet = Fleet(servers, events)
-    kill(servers[0], servers[0].replicas.talkers[0], restart_s=5.0)
+    server = server_of(events, Placement())
+    kill(server, server.replicas.talkers[0], restart_s=5.0)
     with pytest.raises(LiveError, match="no talker is up"):
-        servers[0].open("a")
-    users = users_of(fleet, 4, 20)
-    events.run(until_s=1.0)
-    assert [len(server.sessions) for server in servers] == [0, 4]
+        server.open("a")
     events.run()
-    assert statuses(users) == {"completed": 4}
-    assert servers[0].is_up
-
-
-def test_the_balancer_tries_the_next_server_when_one_refuses():
-    events = Events()
-    spec = ServerSpec(model=MODEL, host=NO_HOST, max_sessions=2)
-    fleet = Fleet([Server(spec, policies_of("off"), events) for _ in range(2)], events)
-    opened = [fleet.open(str(n)) for n in range(4)]
-    with pytest.raises(LiveError, match="2 of 2 sessions"):
-        fleet.open("4")
-    fleet.close(opened[0])
-    fleet.open("5")
+    assert server.is_up

@@ -82,7 +82,6 @@ class Engine:
         rounds: None: no policy decides about rounds.
     Attributes:
         running: requests that decode, a new list whenever it changes.
-        n_outputs: outputs so far.
     """
 
     def __init__(
@@ -108,7 +107,6 @@ class Engine:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.paused: dict[str, Request] = {}
-        self.n_outputs = 0
         self._inbox: list[Act] = []
         self._last: Batch | None = None
         self._sleeps = True
@@ -372,7 +370,6 @@ class Engine:
         for req in live:
             req.n_out += req.max_new > 0
         heard = [req for req in live if not req.is_aborted and req.max_new]
-        self.n_outputs += len(heard)
         self._consumer.outputs(heard)
         for req in live:
             if req.must_end:
