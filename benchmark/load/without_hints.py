@@ -8,8 +8,8 @@ The reference of benchmark.voice_pressure for the policy `next-use`.
 import sys
 
 from lab.launch_server import main
-from sglang_live.orchestrator.sessions import LiveSession
+from sglang_live.orchestrator.sessions import VoiceSession
 
 if __name__ == "__main__":
-    LiveSession.report_next_use = lambda *_args: None
+    VoiceSession.report_next_use = lambda *_args: None
     sys.exit(main())

@@ -45,7 +45,7 @@ from sglang_live.models.family import ModelFacts, family_at
 from sglang_live.models.packages import RESEMBLYZER
 from sglang_live.models.resemblyzer import SpeakerEncoder
 from sglang_live.open_files import raise_open_files
-from sglang_live.orchestrator.sessions import LiveOrchestrator
+from sglang_live.orchestrator.sessions import Orchestrator
 from sglang_live.orchestrator.suspects import Suspects
 from sglang_live.preflight import (
     check_certificate,
@@ -168,7 +168,7 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
         # Seconds that the first client who forces a function call would wait for.
         threading.Thread(target=import_module, args=("xgrammar",), daemon=True).start()
         await start_or_interrupt(supervisor)
-        orchestrator = LiveOrchestrator(
+        orchestrator = Orchestrator(
             supervisor,
             model_name=config.served_model_name,
             voices=model.voices,
@@ -199,9 +199,7 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
         await close_all(listen_socket.close, supervisor.stop, *added, *forks, run_dir.remove)
 
 
-def _metrics(
-    supervisor: Supervisor, orchestrator: LiveOrchestrator, drops: LogDrops
-) -> GatewayMetrics:
+def _metrics(supervisor: Supervisor, orchestrator: Orchestrator, drops: LogDrops) -> GatewayMetrics:
     metrics = GatewayMetrics(CollectorRegistry())
     metrics.registry.register(StageCollector(lambda: supervisor.replicas))
     metrics.registry.register(CapacityCollector(orchestrator.capacity.report))
@@ -218,7 +216,7 @@ def _application(
     config: ServerConfig,
     model: ModelFacts,
     supervisor: Supervisor,
-    orchestrator: LiveOrchestrator,
+    orchestrator: Orchestrator,
     metrics: GatewayMetrics,
     drain: Drain,
 ) -> Starlette:

@@ -21,7 +21,7 @@ from sglang_live.gateway.http.body import MAX_FRAME_BYTES
 from sglang_live.model_source import ModelSource
 from sglang_live.models.demo.location import TRAINED
 from sglang_live.models.family import CPU_WEIGHTS_ENV, INT8, ModelFacts
-from sglang_live.orchestrator.sessions import LiveOrchestrator
+from sglang_live.orchestrator.sessions import Orchestrator
 from sglang_live.policy.policies import Policies
 from sglang_live.stage_specs import stage_specs
 from sglang_live.stages.ports import free_port
@@ -283,7 +283,7 @@ async def test_the_application_has_the_settings_of_the_server(model):
     config = parse(["--model-path", "/models/m", "--api-key", "k", "--turn-prefill-s", "4"])
     clock, drops = SimClock(), LogDrops()
     supervisor = Supervisor(stage_specs(config, model, Path("/tmp/run"), native_key="key"))
-    orchestrator = LiveOrchestrator(
+    orchestrator = Orchestrator(
         supervisor,
         model_name=config.served_model_name,
         voices=model.voices,

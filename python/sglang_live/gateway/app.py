@@ -53,7 +53,7 @@ from sglang_live.gateway.same_machine import SameMachine
 from sglang_live.interaction.endpoint import EndpointModel
 from sglang_live.interaction.filters.voiceprint import SpeakerModel
 from sglang_live.interaction.silero import SileroModel, SpeechModel
-from sglang_live.orchestrator.session import Orchestrator
+from sglang_live.orchestrator.sessions import Orchestrator
 from sglang_live.orchestrator.suspects import Suspects
 from sglang_live.telemetry.metrics import GatewayMetrics
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sglang_live.errors import ModelNotFoundError
 from sglang_live.gateway.errors import ClientEventError, cut
 from sglang_live.gateway.flex.gate import FlexGate
-from sglang_live.orchestrator.session import Orchestrator, VoiceSession
+from sglang_live.orchestrator.sessions import Orchestrator, VoiceSession
 from sglang_live.settings import Settings
 
 # Clients of OpenAI's servers send one of these unless they are told another.

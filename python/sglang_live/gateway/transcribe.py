@@ -25,7 +25,7 @@ from sglang_live.gateway.json_forms import check_neutral
 from sglang_live.gateway.model import ServedModel
 from sglang_live.interaction.presence import speech_only, utterances
 from sglang_live.interaction.silero import SpeechModel
-from sglang_live.orchestrator.session import VoiceSession
+from sglang_live.orchestrator.sessions import VoiceSession
 
 # The instruction that Qwen3-Omni was trained with.
 _INSTRUCTION = "Transcribe the audio into text."

@@ -17,7 +17,7 @@ from sglang_live.interaction.playback import PlaybackClock, ResponsePlayback
 from sglang_live.interaction.timeline import Timeline
 from sglang_live.interaction.user_stats import UserPrior, UserStats
 from sglang_live.interaction.vad import EndReason
-from sglang_live.orchestrator.session import VoiceSession
+from sglang_live.orchestrator.sessions import VoiceSession
 from sglang_live.orchestrator.turn_control import REPORT_EVERY_S
 from sglang_live.telemetry.metrics import GatewayMetrics
 

@@ -44,12 +44,13 @@ from sglang_live.telemetry.trace import TurnTrace
 log = logging.getLogger(__name__)
 
 
-class LiveSession:
-    """A VoiceSession (orchestrator/session.py)."""
+class VoiceSession:
+    """One user's session: it stays with one replica of every stage, and keeps its KV between
+    turns. Methods that are not coroutines never block."""
 
     def __init__(
         self,
-        owner: "LiveOrchestrator",
+        owner: "Orchestrator",
         session_id: str,
         replicas: dict[str, Replica],
         admitted: bool = True,
@@ -69,6 +70,11 @@ class LiveSession:
         self._n_turns = 0
 
     async def respond(self, turn: TurnRequest) -> AsyncGenerator[TurnEvent, None]:
+        """Run one turn. Ends with TurnDone, or raises LiveError.
+
+        Closing the iterator early cancels the turn in every stage; the session stays usable.
+        At most one turn that is not `stateless` may run at a time.
+        """
         if self._closed:
             raise BadInputError(f"session {self.session_id} is closed")
         if self._busy and not turn.stateless:
@@ -129,9 +135,21 @@ class LiveSession:
         return self._latest if self._latest is not None and not self._latest.is_done else None
 
     def watch(self, on_stream_event: OnStreamEvent) -> None:
+        """Report what the stages' policies do with the requests of the running turn.
+
+        Args:
+            on_stream_event: called with the stage; with "u0", "u1", "u2" or "unknown", the new
+                urgency class of its request, or with "paused" or "resumed"; and with the seconds of
+                speech by which it was ahead of its consumer.
+        """
         self.on_stream_event = on_stream_event
 
     def interrupt(self) -> bool:
+        """End the running turn early; its iterator soon yields TurnDone("interrupted").
+
+        The session keeps the KV of what was generated. Returns False if no such turn runs, or if
+        the server runs without that policy: then the iterator has to be closed instead.
+        """
         running = self._running
         if running is None or not running.control.can_interrupt:
             return False
@@ -142,11 +160,14 @@ class LiveSession:
         return True
 
     def speculation_refused(self) -> Refusal:
+        """Why a speculative turn may not begin now; "" if it may."""
         works = (session.speculation.work for session in self.owner.sessions)
         running = [work for work in works if work is not None]
         return self.owner.speculations.refusal(self.speculation, running)
 
     def end_speculation(self, *, confirmed: bool) -> None:
+        """Report, once, that the latest speculative turn has become the response, or never will.
+        No effect on a turn that is not speculative. It may still run, or have ended."""
         work = self.speculation.end(confirmed=confirmed)
         if work is not None and confirmed:
             assert self._latest is not None, "it is speculative"
@@ -155,6 +176,14 @@ class LiveSession:
                 self.turn_prefill.answered()
 
     def report_playback(self, heard_s: float, playing: bool, interrupts: float) -> None:
+        """Report how far the playback of the running turn is.
+
+        Args:
+            heard_s: seconds of its audio that were heard.
+            playing: whether playback advances by itself. Between two reports the stages assume
+                that it then does so by one second per second.
+            interrupts: the share of responses that this user interrupts, 0 to 1.
+        """
         self.interrupts = interrupts
         if self._latest is not None:
             self._latest.work.heard(heard_s, playing, self.owner.clock.now_s())
@@ -162,10 +191,19 @@ class LiveSession:
             self._running.control.heard(heard_s, playing, interrupts)
 
     def report_underrun(self, silent_s: float) -> None:
+        """Report a gap of silent_s within a response, caused by stages that were late."""
         if self._latest is not None:
             self._latest.deadline.gap(silent_s)
 
     def prefill_turn(self, turn: TurnRequest) -> bool:
+        """Prefill the utterance so far in the background, while the user still speaks; with
+        `preheat` the history alone, if its KV is lost.
+
+        Requests with a deadline go first. The next turn waits for its end.
+
+        Returns:
+            False if a turn or another turn prefill runs, or if the thinker of a preheat is down.
+        """
         if self._closed or self._busy:
             return False
         self._place()
@@ -180,24 +218,33 @@ class LiveSession:
         return self.turn_prefill.prefill_turn(turn, content)
 
     def join_frames(self, frame_s: float) -> float:
+        """Begin frame mode with a frame every frame_s.
+
+        Returns:
+            The duration of the first frame, chosen so that the frames of all sessions are spread.
+        """
         return self.owner.metronome.join(self.session_id, frame_s)
 
     def leave_frames(self) -> None:
+        """End frame mode. Without it, nothing happens."""
         self.owner.metronome.leave(self.session_id)
 
     def report_speech(self, speaks: bool = True) -> None:
+        """The user has begun to speak. Not speaks: what seemed to be speech was none."""
         if self.owner.policies:
             self.links.thinker.hint(UserSpeaking(self.session_id, speaks))
 
     def report_next_use(
         self, to_play_s: float, response_gap_s: float | None, observed_gap_s: float | None
     ) -> None:
+        """Report when the user will speak again, as far as known: see messages.NextUseHint."""
         if self.owner.policies.next_use:
             self.links.thinker.hint(
                 NextUseHint(self.session_id, to_play_s, response_gap_s, observed_gap_s)
             )
 
     async def close(self) -> None:
+        """Free everything that the session holds in any stage. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -218,7 +265,7 @@ class _StatelessTurn:
 
     def __init__(
         self,
-        session: LiveSession,
+        session: VoiceSession,
         turn: TurnRequest,
         links: StageLinks,
         work: TurnWork,
@@ -282,7 +329,7 @@ class _StatelessTurn:
 class _ConversationTurn(_StatelessTurn):
     """A turn of the session's conversation. is_done: its last event has come."""
 
-    def __init__(self, session: LiveSession, turn: TurnRequest):
+    def __init__(self, session: VoiceSession, turn: TurnRequest):
         work = session.speculation.begin(turn)
         super().__init__(session, turn, session.links, work, session.on_stream_event)
         self.is_done = False
@@ -306,7 +353,7 @@ class _ConversationTurn(_StatelessTurn):
         self.links.forget_deleted(self.turn)
 
 
-class LiveOrchestrator:
+class Orchestrator:
     def __init__(
         self,
         supervisor: Supervisor,
@@ -327,13 +374,22 @@ class LiveOrchestrator:
         self.metronome = Metronome(clock)
         self._supervisor, self._talker_reads_text = supervisor, talker_reads_text
         self.speculations = Speculations(capacity, clock)
-        self._sessions: dict[str, LiveSession] = {}
+        self._sessions: dict[str, VoiceSession] = {}
 
     @property
-    def sessions(self) -> Collection[LiveSession]:
+    def sessions(self) -> Collection[VoiceSession]:
         return self._sessions.values()
 
-    async def open_session(self, session_id: str, *, admitted: bool = True) -> LiveSession:
+    async def open_session(self, session_id: str, *, admitted: bool = True) -> VoiceSession:
+        """Open a session.
+
+        Args:
+            admitted: False: it does not count as a session, and is not refused when these are as
+                many as can be served. The gateway bounds the number of such sessions.
+        Raises:
+            CapacityError: the server is full.
+            StageUnavailableError: a stage is down.
+        """
         if session_id in self._sessions:
             raise BadInputError(f"session {session_id} exists already")
         present = {replica.spec.stage for replica in self._supervisor.replicas}
@@ -342,7 +398,7 @@ class LiveOrchestrator:
             self.capacity.admit(session_id)
         for replica in replicas.values():
             replica.sessions.add(session_id)
-        session = LiveSession(self, session_id, replicas, admitted)
+        session = VoiceSession(self, session_id, replicas, admitted)
         self._sessions[session_id] = session
         return session
 
@@ -350,10 +406,24 @@ class LiveOrchestrator:
         return StageLinks.to(replicas, session_id, self.startup_delays, self._talker_reads_text)
 
     async def retain_native(self, session_id: str, retention: RetentionConfig) -> None:
+        """Bound a streaming session that was opened over SGLang's own API.
+
+        On return the bound holds: requests that are sent from now on run under it.
+
+        Args:
+            retention: with a number of sink tokens.
+        Raises:
+            StageUnavailableError, StageFailedError: it is not known whether the bound holds.
+        """
         [replica] = [r for r in self._supervisor.replicas if r.spec.native_key]
         await NativeLink(replica, session_id).bound(retention)
 
     async def measure(self, content: PromptContent) -> PromptSize | None:
+        """The length of a prompt with this content. None: so short that it fits in any case.
+
+        Raises:
+            StageUnavailableError, StageFailedError, DeadlineError: no thinker could count it.
+        """
         # All thinkers have the same model; limits differ only on other hosts.
         replica = self._least_loaded("thinker")
         assert replica.ready is not None, "it is up"
@@ -389,13 +459,15 @@ class LiveOrchestrator:
         return pools
 
     def capacity_now(self) -> Capacity:
+        """How many more sessions may come."""
         return self.capacity.report()
 
     def best_effort_now(self) -> BestEffort | None:
+        """What the engines say of best-effort work; None: nothing."""
         ready = (replica.ready for replica in self._supervisor.replicas)
         return BestEffort.of(one.load for one in ready if one is not None)
 
-    def release(self, session: LiveSession) -> None:
+    def release(self, session: VoiceSession) -> None:
         if self._sessions.pop(session.session_id, None) is not None and session.admitted:
             self.capacity.release(session.session_id)
         for replica in self._supervisor.replicas:

@@ -43,7 +43,7 @@ from sglang_live.messages import (
     WireAudio,
     WireSegment,
 )
-from sglang_live.orchestrator.sessions import LiveOrchestrator
+from sglang_live.orchestrator.sessions import Orchestrator
 from sglang_live.policy.policies import Policies
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import Replica
@@ -381,7 +381,7 @@ class FakeWorld:
         ]
         self.replicas = [process.entry for process in self.processes]
         self.clock = SimClock()
-        self.orchestrator = LiveOrchestrator(
+        self.orchestrator = Orchestrator(
             self,
             model_name="fake",
             voices=("ethan",),

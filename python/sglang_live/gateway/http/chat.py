@@ -54,7 +54,7 @@ from sglang_live.gateway.realtime.context_limit import ContextLimit
 from sglang_live.gateway.realtime.conversation.item_schema import check_text
 from sglang_live.gateway.realtime.conversation.items import call_as_text
 from sglang_live.gateway.tools import read_calls, tools_of
-from sglang_live.orchestrator.session import Orchestrator
+from sglang_live.orchestrator.sessions import Orchestrator
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)

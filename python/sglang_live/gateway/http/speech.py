@@ -45,7 +45,7 @@ from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.json_forms import ServiceTier, Strict, check_neutral
 from sglang_live.gateway.model import brief_session, check_model, known_voice
 from sglang_live.gateway.realtime.events import Name, VoiceRef, voice_name
-from sglang_live.orchestrator.session import Orchestrator, VoiceSession
+from sglang_live.orchestrator.sessions import Orchestrator, VoiceSession
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)

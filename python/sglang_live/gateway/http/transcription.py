@@ -43,7 +43,7 @@ from sglang_live.gateway.model import brief_session, check_model
 from sglang_live.gateway.realtime.events import MAX_HINT, Name
 from sglang_live.gateway.transcribe import check_recognised, transcribe
 from sglang_live.interaction.silero import SpeechModel
-from sglang_live.orchestrator.session import Orchestrator
+from sglang_live.orchestrator.sessions import Orchestrator
 
 log = logging.getLogger(__name__)
 

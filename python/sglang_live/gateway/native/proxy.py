@@ -36,7 +36,7 @@ from sglang_live.gateway.native.sessions import NativeSessions
 from sglang_live.gateway.native.upstream import Upstream
 from sglang_live.gateway.rate_limits import RateLimits
 from sglang_live.kv.retention import RetentionConfig
-from sglang_live.orchestrator.session import Orchestrator
+from sglang_live.orchestrator.sessions import Orchestrator
 from sglang_live.orchestrator.suspects import EngineRequest, Suspects, digest
 from sglang_live.telemetry.metrics import GatewayMetrics
 

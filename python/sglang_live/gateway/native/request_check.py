@@ -43,7 +43,7 @@ from sglang_live.gateway.native.routes import (
 from sglang_live.gateway.native.sessions import IDLE_S, NativeSessions, take_retention
 from sglang_live.gateway.same_machine import ForeignPageError
 from sglang_live.kv.retention import RetentionConfig
-from sglang_live.orchestrator.session import Orchestrator
+from sglang_live.orchestrator.sessions import Orchestrator
 
 # In the scope of a request: Unix time until which its response is of use. Lines of batches have it.
 OF_USE_UNTIL = "sglang_live.of_use_until"

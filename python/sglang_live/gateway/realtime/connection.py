@@ -43,7 +43,7 @@ from sglang_live.gateway.realtime.events import (
 from sglang_live.gateway.realtime.outbox import Outbox
 from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.realtime.session import RealtimeSession
-from sglang_live.orchestrator.session import VoiceSession
+from sglang_live.orchestrator.sessions import VoiceSession
 from sglang_live.telemetry.log_context import set_log_ids
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from sglang_live.gateway.realtime.events import (
 from sglang_live.gateway.realtime.responses.plan import ResponsePlan
 from sglang_live.gateway.realtime.session_config import SessionConfig
 from sglang_live.gateway.tools import tools_of
-from sglang_live.orchestrator.session import Orchestrator
+from sglang_live.orchestrator.sessions import Orchestrator
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from sglang_live.interaction.filters.voiceprint import SpeakerModel
 from sglang_live.interaction.scoring import SpeechScorer
 from sglang_live.interaction.silero import SpeechModel
 from sglang_live.interaction.user_stats import UserPrior
-from sglang_live.orchestrator.session import Orchestrator
+from sglang_live.orchestrator.sessions import Orchestrator
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 # --- how late the event loop is, and the refusal of sessions that would make it later ---

@@ -47,7 +47,7 @@ from sglang_live.interaction.filters.echo import EchoFilter
 from sglang_live.interaction.filters.side_talk import SideTalk
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.timeline import Timeline
-from sglang_live.orchestrator.session import VoiceSession
+from sglang_live.orchestrator.sessions import VoiceSession
 
 log = logging.getLogger(__name__)
 

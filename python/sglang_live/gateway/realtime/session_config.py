@@ -38,7 +38,7 @@ from sglang_live.gateway.tools import check_choice, has_chosen, read_choice, rea
 from sglang_live.gateway.transcribe import check_recognised
 from sglang_live.interaction.vad import TurnDetection
 from sglang_live.kv.retention import RetentionConfig
-from sglang_live.orchestrator.session import Orchestrator
+from sglang_live.orchestrator.sessions import Orchestrator
 
 # --- the `truncation` settings of a session: the part of a long conversation that it keeps ---
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from sglang_live.aio import Channel, background
 from sglang_live.core import HistoryItem, TurnEvent, TurnRequest
 from sglang_live.errors import LiveError
-from sglang_live.orchestrator.session import VoiceSession
+from sglang_live.orchestrator.sessions import VoiceSession
 
 # An interrupted turn ends within a round or two of its stages; after this time it is cancelled.
 _WITHDRAWN_S = 5.0

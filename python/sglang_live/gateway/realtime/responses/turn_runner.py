@@ -34,7 +34,7 @@ from sglang_live.gateway.realtime.responses.writer import ActiveResponse
 from sglang_live.gateway.realtime.session_config import SessionConfig
 from sglang_live.gateway.tools import read_calls, tools_of
 from sglang_live.interaction.monitor import SessionMonitor
-from sglang_live.orchestrator.session import VoiceSession
+from sglang_live.orchestrator.sessions import VoiceSession
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)

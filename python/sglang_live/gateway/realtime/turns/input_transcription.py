@@ -22,7 +22,7 @@ from sglang_live.gateway.realtime.outbox import Emit
 from sglang_live.gateway.realtime.responses.speculation import Utterance
 from sglang_live.gateway.transcribe import transcribe
 from sglang_live.interaction.silero import SpeechModel
-from sglang_live.orchestrator.session import VoiceSession
+from sglang_live.orchestrator.sessions import VoiceSession
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)

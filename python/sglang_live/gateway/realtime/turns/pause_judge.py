@@ -41,7 +41,7 @@ from sglang_live.interaction.vad import (
     TurnDetection,
     VadSettings,
 )
-from sglang_live.orchestrator.session import VoiceSession
+from sglang_live.orchestrator.sessions import VoiceSession
 
 log = logging.getLogger(__name__)
 

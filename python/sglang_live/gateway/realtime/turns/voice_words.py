@@ -26,7 +26,7 @@ from sglang_live.clock import Clock
 from sglang_live.core import AudioPart
 from sglang_live.errors import LiveError
 from sglang_live.gateway.transcribe import text_of
-from sglang_live.orchestrator.session import VoiceSession
+from sglang_live.orchestrator.sessions import VoiceSession
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
