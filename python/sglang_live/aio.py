@@ -1,5 +1,5 @@
-"""Asynchronous tasks: vital ones, ones in the background, results that wait with helper tasks,
-merged sources, channels."""
+"""Asynchronous tasks: vital ones, ones in the background, timers, results that wait with helper
+tasks, merged sources, channels."""
 
 import asyncio
 import logging
@@ -85,6 +85,35 @@ async def lasting(work: Callable[[], Coroutine[Any, Any, None]], name: str, cloc
         with suppress(Exception):
             await background(work(), name)
         await clock.sleep(RETRY_S)
+
+
+class Timer:
+    """Calls back once, after a delay. name: of its task, if the call fails."""
+
+    def __init__(self, clock: Clock, on_end: Callable[[], None], name: str):
+        self._clock = clock
+        self._on_end = on_end
+        self._name = name
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def armed(self) -> bool:
+        return self._task is not None
+
+    def arm(self, delay_s: float) -> None:
+        """Call on_end after delay_s, unless disarmed or armed again."""
+        self.disarm()
+        self._task = background(self._wait(delay_s), self._name)
+
+    def disarm(self) -> None:
+        if self._task:
+            self._task.cancel()
+            self._task = None
+
+    async def _wait(self, delay_s: float) -> None:
+        await self._clock.sleep(delay_s)
+        self._task = None  # on_end may arm or disarm and must not cancel its own task
+        self._on_end()
 
 
 async def result_with(main: Coroutine[Any, Any, T], *helpers: asyncio.Task[Any]) -> T:

@@ -4,11 +4,13 @@ In: audio. Out: text as it comes; no text for audio without speech.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
 import numpy as np
+from prometheus_client import Counter
 
 from sglang_live.core import (
     AudioPart,
@@ -19,13 +21,15 @@ from sglang_live.core import (
     TurnRequest,
     Usage,
 )
-from sglang_live.errors import StageFailedError
+from sglang_live.errors import LiveError, StageFailedError
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.json_forms import check_neutral
 from sglang_live.gateway.model import ServedModel
 from sglang_live.interaction.presence import speech_only, utterances
 from sglang_live.interaction.silero import SpeechModel
 from sglang_live.orchestrator.sessions import VoiceSession
+
+log = logging.getLogger(__name__)
 
 # The instruction that Qwen3-Omni was trained with.
 _INSTRUCTION = "Transcribe the audio into text."
@@ -54,16 +58,26 @@ def check_recognised(
     check_neutral(temperature, (0,), f"{at}temperature")
 
 
-async def text_of(session: VoiceSession, clips: tuple[AudioPart, ...], language: str | None) -> str:
+async def text_of(
+    session: VoiceSession, clips: tuple[AudioPart, ...], language: str | None, outcomes: Counter
+) -> str | None:
     """The words of clips that a recogniser has heard to be speech.
 
     Args:
         language: of the speech; None: any.
-    Raises:
-        LiveError: the turn failed.
+        outcomes: counts a failure, as `failed`.
+    Returns:
+        None if the turn failed: then the sound decides alone.
     """
-    deltas = transcribe(session, clips, None, language=language)
-    return "".join([delta async for delta in deltas if isinstance(delta, str)])
+    try:
+        deltas = transcribe(session, clips, None, language=language)
+        return "".join([delta async for delta in deltas if isinstance(delta, str)])
+    except LiveError as error:
+        log.warning("words_unknown code=%s", error.code)
+    except Exception:
+        log.exception("words_crashed")
+    outcomes.labels("failed").inc()
+    return None
 
 
 async def transcribe(

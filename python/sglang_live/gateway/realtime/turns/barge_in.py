@@ -10,10 +10,9 @@ audible gap. A voice that lasts interrupts; how long it must last depends on its
 turn.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 
-from sglang_live.aio import background, close_all
+from sglang_live.aio import Timer, close_all
 from sglang_live.clock import Clock
 from sglang_live.gateway.realtime.outbox import Emit
 from sglang_live.gateway.realtime.responses.audible import AudibleResponses
@@ -227,7 +226,7 @@ class AudioHold:
         self._metrics = metrics
         self._on_limit = on_limit
         self._held_since_s: float | None = None
-        self._limit: asyncio.Task[None] | None = None
+        self._limit = Timer(clock, self._limit_reached, "longest suspicion")
 
     def begin(self, onset_s: float, longest_s: float) -> None:
         """There may be a voice since onset_s.
@@ -241,7 +240,7 @@ class AudioHold:
             self._held_since_s = self._clock.now_s()
             self._audible.hold()
             self._monitor.held()
-            self._limit = background(self._withdraw_after(longest_s), "longest suspicion")
+            self._limit.arm(longest_s)
 
     def dismiss(self, decision: str, reason: str) -> None:
         """The suspected voice was no turn."""
@@ -272,13 +271,9 @@ class AudioHold:
         assert self._held_since_s is not None
         self._metrics.audio_on_hold_s.inc(self._clock.now_s() - self._held_since_s)
         self._held_since_s = None
-        if self._limit:
-            self._limit.cancel()
-            self._limit = None
+        self._limit.disarm()
         self._audible.release()
 
-    async def _withdraw_after(self, delay_s: float) -> None:
-        await self._clock.sleep(delay_s)
-        self._limit = None  # withdraw() must not cancel its own task
+    def _limit_reached(self) -> None:
         self.withdraw()
         self._on_limit()

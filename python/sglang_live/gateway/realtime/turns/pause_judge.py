@@ -17,7 +17,6 @@ import numpy as np
 
 from sglang_live.aio import background
 from sglang_live.core import AudioPart
-from sglang_live.errors import LiveError
 from sglang_live.gateway.realtime.responses.speculation import Utterance
 from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.realtime.session_config import SessionConfig
@@ -192,16 +191,8 @@ class PauseJudge:
         """Turn prefill asks the recogniser for the same clips, and it hears each clip once."""
         parts = (part for message in utterance for part in message.parts)
         clips = tuple(part for part in parts if isinstance(part, AudioPart))
-        try:
-            text = await text_of(self._session, clips, language)
-        except LiveError as error:
-            # Without words the sound decides.
-            log.warning("pause_words_failed code=%s", error.code)
-            self._metrics.pause_words.labels("failed").inc()
-            return
-        except Exception:
-            log.exception("pause_words_crashed")
-            self._metrics.pause_words.labels("failed").inc()
+        text = await text_of(self._session, clips, language, self._metrics.pause_words)
+        if text is None:
             return
         pause.words = word_evidence(text, language)
         self._metrics.pause_words.labels("goes_on" if pause.words else "none").inc()

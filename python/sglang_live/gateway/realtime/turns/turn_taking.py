@@ -17,11 +17,10 @@ from functools import partial
 
 import numpy as np
 
-from sglang_live.aio import background, close_all
+from sglang_live.aio import Timer, background, close_all
 from sglang_live.clock import Clock
 from sglang_live.core import INPUT_RATE_HZ, AudioPart
 from sglang_live.gateway.audio.codec import WireDecoder, decode_base64
-from sglang_live.gateway.idle_timer import IdleTimer
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.conversation.events import ConversationEvents
 from sglang_live.gateway.realtime.conversation.items import AudioContent, MessageItem
@@ -114,7 +113,7 @@ class TurnTaking:
             self.emit,
             self._on_words,
         )
-        self._idle = IdleTimer(self._clock, self._on_idle)
+        self._idle = Timer(self._clock, self._on_idle, "idle timer")
         self._missing_audio = MissingAudio(self._clock, self._on_missing_audio)
         self.responses.on_done = self._on_response_done
         self.configure(self.config)

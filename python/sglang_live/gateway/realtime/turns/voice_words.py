@@ -11,7 +11,6 @@ word of this list but "no".
 
 import asyncio
 import json
-import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,12 +23,9 @@ import numpy.typing as npt
 from sglang_live.aio import background
 from sglang_live.clock import Clock
 from sglang_live.core import AudioPart
-from sglang_live.errors import LiveError
 from sglang_live.gateway.transcribe import text_of
 from sglang_live.orchestrator.sessions import VoiceSession
 from sglang_live.telemetry.metrics import GatewayMetrics
-
-log = logging.getLogger(__name__)
 
 # Words that come later would stop a response at a point that has nothing to do with them.
 _LATE_S = 1.0
@@ -73,26 +69,16 @@ class VoiceWords:
         self, pcm: npt.NDArray[np.int16], language: str | None, on_turn: Callable[[], None]
     ) -> None:
         began_s = self.clock.now_s()
-        try:
-            outcome = await self._outcome(pcm, language)
-        except LiveError as error:
-            # Without words the voice stays what its sound made it.
-            log.warning("voice_words_failed code=%s", error.code)
-            outcome = "failed"
-        except Exception:
-            log.exception("voice_words_crashed")
-            outcome = "failed"
-        if outcome == "turn" and self.clock.now_s() - began_s > _LATE_S:
-            outcome = "late"
-        self.metrics.voice_words.labels(outcome).inc()
+        outcomes = self.metrics.voice_words
+        text = await text_of(self.session, (AudioPart(pcm),), language, outcomes)
+        if text is None:
+            return
+        outcome = "none" if not text.strip() else "other"
+        if takes_turn(text, language):
+            outcome = "turn" if self.clock.now_s() - began_s <= _LATE_S else "late"
+        outcomes.labels(outcome).inc()
         if outcome == "turn":
             on_turn()
-
-    async def _outcome(self, pcm: npt.NDArray[np.int16], language: str | None) -> str:
-        text = await text_of(self.session, (AudioPart(pcm),), language)
-        if not text.strip():
-            return "none"
-        return "turn" if takes_turn(text, language) else "other"
 
 
 def takes_turn(text: str, language: str | None = None) -> bool:
