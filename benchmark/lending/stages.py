@@ -49,9 +49,8 @@ class Pair:
     mover: KvMover
 
     def links(self, session_id: str) -> Links:
-        segments: dict = {}
-        thinker = ThinkerLink(self.thinker, session_id, segments)
-        return Links(thinker, TalkerLink(self.talker, session_id, segments, False))
+        thinker = ThinkerLink(self.thinker, session_id)
+        return Links(thinker, TalkerLink(self.talker, session_id, segments=thinker.segments))
 
     async def settle(self, *, lends: bool) -> None:
         """Wait until leases are held, and no more come."""

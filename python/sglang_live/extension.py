@@ -22,7 +22,7 @@ from sglang_live.settings import Settings
 if TYPE_CHECKING:  # their imports take longer than flags do
     from prometheus_client.registry import Collector
 
-    from sglang_live.gateway.additions import GatewayAddition, GatewayParts
+    from sglang_live.gateway.parts import GatewayAddition, GatewayParts
     from sglang_live.models.family import ModelFacts
     from sglang_live.stages.spec import StageConfig, StageSpec
 

@@ -1,4 +1,4 @@
-"""Ids of jobs, engine sessions and engine requests: every one is made here.
+"""Ids of the protocol's objects, jobs, engine sessions and engine requests: all are made here.
 
 Each holds the id that it belongs to, so that one search in all logs finds a session:
 session id -> turn id (orchestrator) -> job id -> request id; session id -> engine session.
@@ -7,6 +7,7 @@ The engine's policies read a request's kind from its id.
 
 import uuid
 from itertools import count
+from secrets import token_hex
 
 # Id prefix of the talker's requests; they stay in the queue until their TalkerPrompt has come.
 SPEAK_PREFIX = "speak-"
@@ -37,6 +38,9 @@ FRAME = "frame"  # instead of THINK
 # Job ids of frame mode end so, and request ids hold it.
 FRAME_MARK = f"-{FRAME}"
 
+# OpenAI's ids are at most 32 characters; some clients keep them in fields of that width.
+_RANDOM_BYTES = 10
+
 _numbers = count(1)
 
 
@@ -44,6 +48,11 @@ def _number() -> str:
     # Unique in this process, and all of one length: SGLang aborts requests by the beginning of
     # their ids, so that none may begin with another.
     return f"{next(_numbers):010}"
+
+
+def new_id(prefix: str) -> str:
+    """Of an object of the protocol. prefix: "event", "item", "resp", "sess", "conv" or "key"."""
+    return f"{prefix}_{token_hex(_RANDOM_BYTES)}"
 
 
 def new_engine_session(session_id: str) -> str:

@@ -95,12 +95,16 @@ class Stages:
         return next(r for r in self.supervisor.replicas if r.spec.stage == stage)
 
     def links(self, session_id: str) -> "StageLinks | SpeechLinks | ThinkerAlone":
-        segments: dict = {}
         names = {replica.spec.stage for replica in self.supervisor.replicas}
-        thinker = ThinkerLink(self.replica("thinker"), session_id, segments)
+        thinker = ThinkerLink(self.replica("thinker"), session_id)
         if "talker" not in names:
             return ThinkerAlone(thinker)
-        talker = TalkerLink(self.replica("talker"), session_id, segments, self.talker_reads_text)
+        talker = TalkerLink(
+            self.replica("talker"),
+            session_id,
+            segments=thinker.segments,
+            reads_text=self.talker_reads_text,
+        )
         if "vocoder" not in names:
             return SpeechLinks(thinker, talker)
         return StageLinks(thinker, talker, VocoderLink(self.replica("vocoder"), session_id))

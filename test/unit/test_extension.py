@@ -42,7 +42,7 @@ from starlette.responses import PlainTextResponse
 
 from sglang_live.errors import BadInputError
 from sglang_live.extension import Addition
-from sglang_live.gateway.additions import GatewayAddition
+from sglang_live.gateway.parts import GatewayAddition
 
 class Echoes(Addition):
     requests_at_once = 7
@@ -60,7 +60,7 @@ class Echoes(Addition):
         return [*parts, lender]
 
     def gateway(self, parts):
-        return EchoRoutes(self.word, parts.services.orchestrator.model_name)
+        return EchoRoutes(self.word, parts.orchestrator.model_name)
 
 class EchoRoutes(GatewayAddition):
     paths = {"/echo": {"get": {"summary": "Echoes."}}}

@@ -69,7 +69,8 @@ class PlaybackClock:
     def _play(self, audio_s: float) -> None:
         now_s = self._clock.now_s()
         if self._first_s is None:
-            self._first_s = self._ends_s = now_s
+            self._first_s = now_s
+            self._ends_s = now_s
         else:
             self.chunks_due += 1
             self.chunks_on_time += now_s <= self._first_s + self.received_s

@@ -19,10 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from sglang_live.aio import close_all
-from sglang_live.clock import Clock, MonotonicClock
-from sglang_live.gateway.additions import Endpoint, GatewayAddition, GatewayParts, refusing
-from sglang_live.gateway.auth import Keys
-from sglang_live.gateway.chat.messages import SpokenAnswers
+from sglang_live.clock import MonotonicClock
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.connection_guard import Framing
 from sglang_live.gateway.draining import Drain, DrainGate
@@ -33,8 +30,6 @@ from sglang_live.gateway.errors import (
     NoLanguageModelError,
     unknown_path,
 )
-from sglang_live.gateway.flex.gate import FlexGate
-from sglang_live.gateway.flex.tier import Tiers
 from sglang_live.gateway.http import openapi
 from sglang_live.gateway.http.chat import ChatRoute
 from sglang_live.gateway.http.health import Health, HealthRoute, capacity_body
@@ -45,10 +40,9 @@ from sglang_live.gateway.model import check_model
 from sglang_live.gateway.native.limits import NativeLimits
 from sglang_live.gateway.native.proxy import NativeProxy
 from sglang_live.gateway.native.routes import FLUSH, LIMITED, ROUTES
-from sglang_live.gateway.rate_limits import RateLimits
+from sglang_live.gateway.parts import Endpoint, GatewayAddition, GatewayParts, refusing
 from sglang_live.gateway.realtime.client_secrets import ClientSecrets, ClientSecretsRoute
 from sglang_live.gateway.realtime.connection import RealtimeRoute
-from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.same_machine import SameMachine
 from sglang_live.interaction.endpoint import EndpointModel
 from sglang_live.interaction.filters.voiceprint import SpeakerModel
@@ -68,7 +62,6 @@ def build_app(
     speech_model: SpeechModel | None = None,
     endpoint_model: EndpointModel | None = None,
     speaker_model: SpeakerModel | None = None,
-    clock: Clock | None = None,
     suspects: Suspects | None = None,
     drain: Drain | None = None,
     native_limits: NativeLimits | None = None,
@@ -90,66 +83,48 @@ def build_app(
     Raises:
         FileNotFoundError: if the default speech model is not installed.
     """
-    metrics = metrics or GatewayMetrics(CollectorRegistry())
-    drain = drain or Drain()
-    services = RealtimeServices(
-        drain=drain,
+    parts = GatewayParts(
         orchestrator=orchestrator,
         config=config,
         speech_model=speech_model or SileroModel(),
         endpoint_model=endpoint_model,
         speaker_model=speaker_model,
-        clock=clock or MonotonicClock(),
-        metrics=metrics,
+        metrics=metrics or GatewayMetrics(CollectorRegistry()),
+        drain=drain or Drain(),
+        suspects=suspects or Suspects(MonotonicClock()),
     )
-    keys = Keys(config.keys.accepted)
-    flex = _flex_gate(config, metrics)
-    answers = SpokenAnswers()
-    proxy = None
     if native_url:
-        proxy = NativeProxy(
-            native_url,
-            config,
-            metrics,
-            orchestrator,
-            suspects,
-            services.rate_limits,
-            native_limits,
-            flex,
-            answers,
-        )
-    parts = GatewayParts(services=services, keys=keys, proxy=proxy, answers=answers)
+        parts.proxy = NativeProxy(parts, native_url, native_limits or NativeLimits())
     added = [one for add in additions if (one := add(parts)) is not None]
-    routes = _Routes(keys, services.rate_limits)
+    routes = _Routes(parts)
     secrets = ClientSecrets()
-    realtime = RealtimeRoute(services, keys, secrets)
-    routes.found.append(WebSocketRoute(REALTIME_PATH, realtime.__call__))
-    _add_speech(routes, parts, flex)
+    routes.found.append(WebSocketRoute(REALTIME_PATH, RealtimeRoute(parts, secrets).__call__))
+    _add_speech(routes, parts)
     if config.model.has_language_model:
-        _add_generating(routes, parts, flex, secrets)
+        _add_generating(routes, parts, secrets)
     else:
         _add_refusals(routes)
     _add_descriptions(routes, parts, added)
     # Load balancers read /health without a key, as in SGLang itself. /metrics needs one: counters
     # show when sessions come and go.
-    routes.add("/health", HealthRoute(health, drain).__call__, keyed=False)
-    routes.add("/metrics", partial(_metrics, metrics.registry))
+    routes.add("/health", HealthRoute(health, parts.drain).__call__, keyed=False)
+    routes.add("/metrics", partial(_metrics, parts.metrics.registry))
     for addition in added:
         for (path, method), endpoint in addition.routes.items():
             routes.add(path, endpoint, method)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        services.start()
+        parts.start()
         for addition in added:
             addition.start()
         yield
-        closing = (*added, services, proxy)
+        closing = (*added, parts, parts.proxy)
         await close_all(*(part.close for part in closing if part is not None))
 
-    middleware = [Middleware(Framing), Middleware(DrainGate, drain=drain)]
+    middleware = [Middleware(Framing), Middleware(DrainGate, drain=parts.drain)]
     if not config.keys.allow_anonymous and not config.keys.api_keys:
-        middleware.append(Middleware(SameMachine, refused=metrics.errors))
+        middleware.append(Middleware(SameMachine, refused=parts.metrics.errors))
     app = Starlette(
         routes=routes.found,
         middleware=middleware,
@@ -165,9 +140,9 @@ def build_app(
 class _Routes:
     """The routes of one application, each behind its checks."""
 
-    def __init__(self, keys: Keys, limits: RateLimits):
-        self._keys = keys
-        self._limits = limits
+    def __init__(self, parts: GatewayParts):
+        self._keys = parts.keys
+        self._limits = parts.rate_limits
         self.found: list[BaseRoute] = []
 
     def add(
@@ -203,32 +178,14 @@ class _Routes:
         self.add(path, show)
 
 
-def _flex_gate(config: GatewayConfig, metrics: GatewayMetrics) -> FlexGate:
-    gate = FlexGate(config.flex, lambda outcome: metrics.flex_requests.labels(outcome).inc())
-    metrics.flex_running.set_function(lambda: gate.n_running)
-    metrics.flex_waiting.set_function(lambda: gate.n_waiting)
-    return gate
-
-
-def _add_generating(
-    routes: _Routes, parts: GatewayParts, flex: FlexGate, secrets: ClientSecrets
-) -> None:
+def _add_generating(routes: _Routes, parts: GatewayParts, secrets: ClientSecrets) -> None:
     """What a server with a language model serves beside speech."""
-    services, proxy = parts.services, parts.proxy
-    orchestrator, config = services.orchestrator, services.config
-    chat = ChatRoute(
-        orchestrator,
-        config,
-        services.metrics,
-        text_only=proxy.pass_on if proxy else None,
-        owner=parts.keys.owner,
-        flex=flex,
-        answers=parts.answers,
-    )
-    transcribe = TranscriptionRoute(orchestrator, config, services.speech_model, flex)
+    proxy, config = parts.proxy, parts.config
+    transcribe = TranscriptionRoute(parts)
     routes.add("/v1/audio/transcriptions", transcribe.__call__, "POST", limited=True)
+    chat = ChatRoute(parts, text_only=proxy.pass_on if proxy else None)
     routes.add("/v1/chat/completions", chat.__call__, "POST", limited=True)
-    make_secret = ClientSecretsRoute(services, parts.keys, secrets)
+    make_secret = ClientSecretsRoute(parts, secrets)
     routes.add("/v1/realtime/client_secrets", make_secret.__call__, "POST")
     if proxy is not None:
         for path, methods in ROUTES.items():
@@ -236,7 +193,7 @@ def _add_generating(
             routes.add(path, proxy.__call__, *methods, keyed=keyed, limited=path in LIMITED)
     # Without a key, a server with keys says nothing of its model.
     model = {
-        "name": orchestrator.model_name,
+        "name": parts.orchestrator.model_name,
         "about": config.model.about,
         "suggestions": list(config.model.suggestions),
     }
@@ -251,29 +208,23 @@ def _add_refusals(routes: _Routes) -> None:
     routes.found.append(Route("/", notice))
 
 
-def _add_speech(routes: _Routes, parts: GatewayParts, flex: FlexGate) -> None:
-    services = parts.services
-    orchestrator, tiers = services.orchestrator, Tiers(services.config.keys.batch_only_keys)
-    route = SpeechRoute(orchestrator, services.metrics, tiers, flex)
-
+def _add_speech(routes: _Routes, parts: GatewayParts) -> None:
     def voices(request: Request) -> dict[str, Any]:
-        names = orchestrator.voices
+        names = parts.orchestrator.voices
         if request.query_params.get("legacy") in ("true", "1"):
             return {"voices": list(names)}
         return {"voices": [{"id": name, "name": name} for name in names]}
 
-    routes.add("/v1/audio/speech", route.__call__, "POST", limited=True)
+    routes.add("/v1/audio/speech", SpeechRoute(parts).__call__, "POST", limited=True)
     routes.shown("/v1/audio/voices", voices)
 
 
 def _add_descriptions(
     routes: _Routes, parts: GatewayParts, added: Iterable[GatewayAddition]
 ) -> None:
-    services = parts.services
-    orchestrator = services.orchestrator
-    name = orchestrator.model_name
+    name = parts.orchestrator.model_name
     model = {"id": name, "object": "model", "created": 0, "owned_by": "sglang_live"}
-    description = openapi.document(services.config.model.has_language_model)
+    description = openapi.document(parts.config.model.has_language_model)
     for addition in added:
         description["paths"].update(addition.paths)
         description["components"]["schemas"].update(addition.schemas)
@@ -283,7 +234,7 @@ def _add_descriptions(
         return model
 
     def capacity(_request: Request) -> dict[str, Any]:
-        return capacity_body(services.loop_lag.limited(orchestrator.capacity_now()))
+        return capacity_body(parts.loop_lag.limited(parts.orchestrator.capacity_now()))
 
     routes.shown("/v1/models", lambda _: {"object": "list", "data": [model]})
     routes.shown("/v1/models/{model:path}", one_model)

@@ -60,7 +60,8 @@ class ConnectionGuard:
     """closed: counter by reason (`silent`, `crowded_out`, `too_many`)."""
 
     def __init__(self, limits: ConnectionLimits, closed: prometheus_client.Counter):
-        self._limits, self._closed = limits, closed
+        self._limits = limits
+        self._closed = closed
         self._open: Counter[str] = Counter()
         self._address: dict[Any, str] = {}
         # Oldest first, each with the timer that closes it.

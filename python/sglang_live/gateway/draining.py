@@ -66,7 +66,8 @@ class DrainGate:
     """ASGI middleware that counts requests and connections, and refuses new ones in a drain."""
 
     def __init__(self, app: ASGIApp, drain: Drain):
-        self._app, self._drain = app, drain
+        self._app = app
+        self._drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):

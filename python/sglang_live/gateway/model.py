@@ -1,14 +1,10 @@
-"""The served model: its name, its voices, and sessions of a single turn."""
+"""The served model: its name and its voices."""
 
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
 from sglang_live.errors import ModelNotFoundError
 from sglang_live.gateway.errors import ClientEventError, cut
-from sglang_live.gateway.flex.gate import FlexGate
-from sglang_live.orchestrator.sessions import Orchestrator, VoiceSession
 from sglang_live.settings import Settings
 
 # Clients of OpenAI's servers send one of these unless they are told another.
@@ -85,25 +81,3 @@ def known_voice(voices: tuple[str, ...], name: str | None, at: str = "voice") ->
             f"There is no voice {cut(name)!r}. The voices are: {listed}.", param=at
         )
     return next((voice for voice in same if voice == name), same[0]) if same else voices[0]
-
-
-@asynccontextmanager
-async def brief_session(
-    orchestrator: Orchestrator, session_id: str, flex: FlexGate | None = None
-) -> AsyncIterator[VoiceSession]:
-    """A session that lasts as long as the context.
-
-    Args:
-        flex: bound on flex requests, of which this is one: admission counts no session. None: it
-            is none.
-    Raises:
-        CapacityError: the server is full.
-        FlexBusyError: there are too many flex requests.
-        StageUnavailableError: a stage is down.
-    """
-    async with flex.place() if flex else nullcontext():
-        session = await orchestrator.open_session(session_id, admitted=flex is None)
-        try:
-            yield session
-        finally:
-            await session.close()

@@ -83,7 +83,8 @@ class RateLimits:
     """per_minute: responses of one key; None: no limit."""
 
     def __init__(self, per_minute: int | None, clock: Clock):
-        self._limit, self._clock = per_minute, clock
+        self._limit = per_minute
+        self._clock = clock
         self._started: defaultdict[str, deque[float]] = defaultdict(deque)
 
     def take(self, owner: str, n_responses: int = 1) -> RateLimitStatus | None:

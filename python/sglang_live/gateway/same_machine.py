@@ -25,7 +25,8 @@ class SameMachine:
     """refused: counter by error code."""
 
     def __init__(self, app: ASGIApp, refused: Counter):
-        self._app, self._refused = app, refused
+        self._app = app
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket") or _is_local(Headers(scope=scope)):

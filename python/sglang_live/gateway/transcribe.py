@@ -22,9 +22,9 @@ from sglang_live.core import (
     Usage,
 )
 from sglang_live.errors import LiveError, StageFailedError
-from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.json_forms import check_neutral
 from sglang_live.gateway.model import ServedModel
+from sglang_live.ids import new_id
 from sglang_live.interaction.presence import speech_only, utterances
 from sglang_live.interaction.silero import SpeechModel
 from sglang_live.orchestrator.sessions import VoiceSession

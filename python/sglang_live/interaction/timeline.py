@@ -65,7 +65,8 @@ class Timeline:
     ) -> None:
         """keeps: False: events are only logged, because the timeline will not be written."""
         self._session_id = session_id
-        self._began_s, self._began_unix_s = began_s, began_unix_s
+        self._began_s = began_s
+        self._began_unix_s = began_unix_s
         self._keeps = keeps
         self._events: list[dict[str, Any]] = []
         self._n_dropped = 0

@@ -35,13 +35,11 @@ class Candidate:
     """The next victim.
 
     remaining_s: expected time until its use.
-    known: whether that is by an estimate, not by LRU.
     """
 
     key: Hashable
     n_tokens: int
     remaining_s: float
-    known: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -220,7 +218,7 @@ class VictimIndex:
         if top is None:
             return None
         remaining_s, entry, _ = top
-        return Candidate(entry.key, entry.n_tokens, remaining_s, entry.known)
+        return Candidate(entry.key, entry.n_tokens, remaining_s)
 
     def victims(
         self,

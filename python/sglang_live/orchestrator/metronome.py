@@ -20,7 +20,8 @@ _MIN_FIRST_FRAME_S = 0.08
 
 class Metronome:
     def __init__(self, clock: Clock, tick_s: float = TICK_S):
-        self._clock, self._tick_s = clock, tick_s
+        self._clock = clock
+        self._tick_s = tick_s
         self._places: dict[str, tuple[float, int]] = {}  # by session: period, place in it
         self._n_at: Counter[tuple[float, int]] = Counter()  # sessions by place
         self._numbers = count()

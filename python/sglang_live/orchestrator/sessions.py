@@ -26,7 +26,7 @@ from sglang_live.orchestrator.metronome import Metronome
 from sglang_live.orchestrator.replica_choice import least_loaded
 from sglang_live.orchestrator.speculation import SessionSpeculation, Speculations, TurnWork
 from sglang_live.orchestrator.stage_jobs import OnStreamEvent
-from sglang_live.orchestrator.stage_links import MeasuringLink, NativeLink, StageLinks
+from sglang_live.orchestrator.stage_links import StageLinks, measure_prompt, retain_native
 from sglang_live.orchestrator.startup_delay import StartupDelays
 from sglang_live.orchestrator.suspects import SuspectError, Suspects, TurnContent
 from sglang_live.orchestrator.turn import run_turn
@@ -86,7 +86,8 @@ class VoiceSession:
         if turn.stateless:
             run = _StatelessTurn(self, turn, self.owner.links(self._replicas, ""), TurnWork(turn))
         else:
-            run = self._latest = _ConversationTurn(self, turn)
+            run = _ConversationTurn(self, turn)
+            self._latest = run
         try:
             async with aclosing(run.events()) as events:
                 async for event in events:
@@ -348,7 +349,8 @@ class _ConversationTurn(_StatelessTurn):
 
     def over(self) -> None:
         super().over()
-        self.is_done = self.is_over = True
+        self.is_done = True
+        self.is_over = True
         self.session.speculation.over(self.work)
         self.links.forget_deleted(self.turn)
 
@@ -367,12 +369,15 @@ class Orchestrator:
         talker_reads_text: bool = False,
     ):
         self.suspects = suspects or Suspects(clock)
-        self.model_name, self.voices, self.clock = model_name, voices, clock
+        self.model_name = model_name
+        self.voices = voices
+        self.clock = clock
         self.capacity = capacity
         self.policies = policies
         self.startup_delays = StartupDelays(clock) if policies.startup_delay else None
         self.metronome = Metronome(clock)
-        self._supervisor, self._talker_reads_text = supervisor, talker_reads_text
+        self._supervisor = supervisor
+        self._talker_reads_text = talker_reads_text
         self.speculations = Speculations(capacity, clock)
         self._sessions: dict[str, VoiceSession] = {}
 
@@ -416,7 +421,7 @@ class Orchestrator:
             StageUnavailableError, StageFailedError: it is not known whether the bound holds.
         """
         [replica] = [r for r in self._supervisor.replicas if r.spec.native_key]
-        await NativeLink(replica, session_id).bound(retention)
+        await retain_native(replica, session_id, retention)
 
     async def measure(self, content: PromptContent) -> PromptSize | None:
         """The length of a prompt with this content. None: so short that it fits in any case.
@@ -431,7 +436,7 @@ class Orchestrator:
         # The other half is for markup, and for functions as the model's template writes them.
         if content.most_tokens <= most_tokens // 2:
             return None
-        measured = await MeasuringLink(replica, "").measure(content)
+        measured = await measure_prompt(replica, content)
         return PromptSize(
             header=measured.header_tokens,
             items=measured.item_tokens,

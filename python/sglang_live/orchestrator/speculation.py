@@ -72,7 +72,8 @@ class TurnWork:
                 self._n_frames = event.n_frames
 
     def heard(self, heard_s: float, playing: bool, now_s: float) -> None:
-        self._heard_s, self._at_s = heard_s, now_s if playing else None
+        self._heard_s = heard_s
+        self._at_s = now_s if playing else None
 
     def is_urgent(self, now_s: float, safe_s: float) -> bool:
         if self.over or not self.turn.wants_audio:
@@ -88,13 +89,13 @@ class Speculations:
         n_useful, n_withdrawn: steps of all turns so far.
     """
 
-    def __init__(
-        self, capacity: CapacityControl, clock: Clock, config: SpeculationConfig | None = None
-    ):
-        self.config = config or SpeculationConfig()
-        self._capacity, self._clock = capacity, clock
+    def __init__(self, capacity: CapacityControl, clock: Clock):
+        self.config = SpeculationConfig()
+        self._capacity = capacity
+        self._clock = clock
         self.left = self.config.server_burst
-        self.n_useful = self.n_withdrawn = 0
+        self.n_useful = 0
+        self.n_withdrawn = 0
 
     def refusal(self, own: "SessionSpeculation", works: Iterable[TurnWork]) -> Refusal:
         """Why none may begin now; "" if one may. works: the latest turn of each session."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
@@ -80,28 +80,32 @@ class Segment:
     states: np.ndarray | None
 
 
-class ThinkerJob:
+@dataclass(eq=False)
+class _EngineJob:
     """
-    Args:
-        known: keys of items that the stage has; grows as items are sent.
-        segments: user messages for the talker, by key; grows as the thinker sends them.
+    known: keys of items, for the talker of user messages, that the stage has.
+    segments: user messages for the talker, by key; grows as the thinker sends them.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        turn: TurnRequest,
-        session_id: str,
-        known: set[str],
-        segments: dict[str, Segment],
-    ):
-        self._job, self._turn, self._session_id = job, turn, session_id
-        self._known, self._segments = known, segments
-        self._order: Interrupt | Promote | None = None
-        self.on_stream_event: OnStreamEvent = ignore_event
-        self.on_call: Callable[[], None] = lambda: None
-        self.item_key = turn.item_key
-        self.done: ThinkerDone | None = None
+    _job: Job
+    _turn: TurnRequest
+    _session_id: str
+    _known: set[str]
+    _segments: dict[str, Segment]
+    on_stream_event: OnStreamEvent = ignore_event
+
+    def report(self, heard_s: float, advancing: bool, interrupts: float) -> None:
+        """Report how much of the response was heard; without playback, how much was spoken."""
+        self._job.post(Heard(self._job.job_id, heard_s, advancing, interrupts))
+
+
+@dataclass(eq=False)
+class ThinkerJob(_EngineJob):
+    """What it sends becomes known to the stage."""
+
+    on_call: Callable[[], None] = lambda: None
+    done: ThinkerDone | None = None
+    _order: Interrupt | Promote | None = None
 
     async def tokens(self) -> AsyncGenerator[TextTokens, None]:
         try:
@@ -122,10 +126,6 @@ class ThinkerJob:
     def promote(self) -> None:
         """Of a turn prefill: a turn waits for its end."""
         self._tell(Promote(self._job.job_id))
-
-    def report(self, heard_s: float, advancing: bool, interrupts: float) -> None:
-        """Report how much of the response was heard; without playback, how much was spoken."""
-        self._job.post(Heard(self._job.job_id, heard_s, advancing, interrupts))
 
     def _tell(self, order: Interrupt | Promote) -> None:
         self._order = order
@@ -149,7 +149,7 @@ class ThinkerJob:
                 case ThinkerDone():
                     self.done = message
                     if not self._turn.prefill_only:
-                        self._known.add(self.item_key)
+                        self._known.add(self._turn.item_key)
 
     async def _begin(self) -> None:
         turn, job = self._turn, self._job
@@ -168,7 +168,7 @@ class ThinkerJob:
                 instructions=turn.instructions,
                 keys=[item.key for item in turn.history],
                 items=[_wire_item(item, tensors) for item in new],
-                item_key=self.item_key,
+                item_key=turn.item_key,
                 max_tokens=turn.max_output_tokens,
                 temperature=turn.temperature,
                 timeout_s=timeout_s(turn),
@@ -202,8 +202,6 @@ class ScriptJob:
     def __init__(self, turn: TurnRequest):
         assert turn.script is not None, "without a language model every text is given"
         self._script = turn.script
-        self.on_stream_event: OnStreamEvent = ignore_event
-        self.item_key = turn.item_key
         self.done: ThinkerDone | None = None
 
     async def tokens(self) -> AsyncGenerator[TextTokens, None]:
@@ -229,41 +227,32 @@ class ScriptJob:
         """No stage has this job."""
 
 
-class TalkerJob:
+@dataclass(eq=False)
+class TalkerJob(_EngineJob):
     """Begins with the response's first letter or digit: before that there is nothing to speak.
+    Only a message from the stage proves what it knows.
 
-    Args:
-        known: keys of user messages that the stage has. Only a message from the stage proves it.
-        segments: user messages as the thinker sent them, by key.
-        reads_text: instead of tokens, and no user messages.
-
-    Attributes:
-        speech_s: duration of the frames that have come.
-        ended: whether the talker ended the speech by itself, or there was nothing to speak.
-        cut: whether the talker did not end it within the bound of its text.
-        n_read: tokens of the text, or of its pieces' prompts, of a talker that reads text.
+    reads_text: instead of tokens, and no user messages.
+    speech_s: duration of the frames that have come.
+    ended: whether the talker ended the speech by itself, or there was nothing to speak.
+    cut: whether the talker did not end it within the bound of its text.
+    n_read: tokens of the text, or of its pieces' prompts, of a talker that reads text.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        turn: TurnRequest,
-        session_id: str,
-        known: set[str],
-        segments: dict[str, Segment],
-        reads_text: bool = False,
-    ):
-        self._job, self._turn, self._session_id = job, turn, session_id
-        self._known, self._segments = known, segments
-        self._reads_text = reads_text
-        users = [i.key for i in turn.history if i.role == "user" and i.token_ids is None]
-        self._keys = [] if reads_text else users
+    reads_text: bool = False
+    speech_s: float = 0.0
+    ended: bool = False
+    cut: bool = False
+    n_read: int = 0
+    _n_tokens: int = 0
+    _unspoken: list[int] = field(default_factory=list)  # before the first letter
+    _marks: Marks = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        history = self._turn.history
+        users = [i.key for i in history if i.role == "user" and i.token_ids is None]
+        self._keys = [] if self.reads_text else users
         self._begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.speech_s, self.ended, self.cut = 0.0, False, False
-        self._n_tokens = self.n_read = 0
-        self._unspoken: list[int] = []  # before the first letter
-        self._marks: Marks = []
-        self.on_stream_event: OnStreamEvent = ignore_event
 
     @property
     def n_frames(self) -> int:
@@ -278,16 +267,12 @@ class TalkerJob:
     def cancel(self) -> None:
         self._job.cancel()
 
-    def report(self, heard_s: float, playing: bool, interrupts: float) -> None:
-        """Report how much of the response was heard."""
-        self._job.post(Heard(self._job.job_id, heard_s, playing, interrupts))
-
     async def write(self, ids: list[int], text: str) -> None:
         """Speak the next tokens of the response, which add `text` to it."""
         self._n_tokens += len(ids)
         if not self._turn.wants_audio:
             return
-        if self._reads_text:
+        if self.reads_text:
             await self._write_text(text)
             return
         self._unspoken += ids  # without a letter, such as an ellipsis, it would be noise
@@ -399,8 +384,8 @@ class TextJob:
         self._wants_audio = turn.wants_audio
         # Without a bound: the text of one response.
         self._texts: asyncio.Queue[SpokenText | None] = asyncio.Queue()
-        self._n_tokens, self._cancelled = 0, False
-        self.on_stream_event: OnStreamEvent = ignore_event
+        self._n_tokens = 0
+        self._cancelled = False
 
     @property
     def ended(self) -> bool:
@@ -431,29 +416,19 @@ class TextJob:
             yield text
 
 
+@dataclass(eq=False)
 class VocoderJob:
     """
-    Args:
-        voice, flex: see VocoderRequest.
-        startup_delays: for how long the first audio is withheld. None: not at all.
-
-    Attributes:
-        audio_s: duration of the audio that has come.
+    startup_delays: for how long the first audio is withheld. None: not at all.
+    audio_s: duration of the audio that has come.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        voice: str = "",
-        startup_delays: StartupDelays | None = None,
-        *,
-        flex: bool = False,
-    ):
-        self._job, self._voice, self._startup_delays = job, voice, startup_delays
-        self._flex = flex
-        self._begun = False
-        self._ready = asyncio.Event()
-        self.audio_s = 0.0
+    _job: Job
+    _turn: TurnRequest
+    _startup_delays: StartupDelays | None = None
+    audio_s: float = 0.0
+    _begun: bool = False
+    _ready: asyncio.Event = field(default_factory=asyncio.Event)
 
     def cancel(self) -> None:
         self._job.cancel()
@@ -461,9 +436,9 @@ class VocoderJob:
     async def decode(self, speech: bytes | SpokenText) -> None:
         """Make sound of the response's next codes or text."""
         if not self._begun:
-            limit_s = FLEX_TIMEOUT_S if self._flex else JOB_TIMEOUT_S
+            job_id, turn = self._job.job_id, self._turn
             await self._job.begin(
-                VocoderRequest(self._job.job_id, limit_s, voice=self._voice, flex=self._flex)
+                VocoderRequest(job_id, timeout_s(turn), voice=turn.voice, flex=turn.flex)
             )
             self._begun = True
             self._ready.set()

@@ -36,6 +36,13 @@ from sglang_live.stages.transport.client import StageClient
 _MEASURE_TIMEOUT_S = 10.0
 
 
+def _client_of(replica: Replica) -> StageClient:
+    """Raises StageUnavailableError while the replica is down."""
+    if replica.client is None or not replica.is_up:
+        raise StageUnavailableError(f"{replica.spec.name} is {replica.state}", retry_after_s=10)
+    return replica.client
+
+
 @dataclass(slots=True)
 class _Link:
     """known: keys of items that the stage process has. Empty again with each new process."""
@@ -47,11 +54,7 @@ class _Link:
 
     def client(self) -> StageClient:
         """Raises StageUnavailableError while the replica is down."""
-        client = self.replica.client
-        if client is None or not self.replica.is_up:
-            raise StageUnavailableError(
-                f"{self.replica.spec.name} is {self.replica.state}", retry_after_s=10
-            )
+        client = _client_of(self.replica)
         if client is not self._client:
             self._client = client
             self.known = set()
@@ -71,12 +74,11 @@ class _Link:
         return self._client if self._client is self.replica.client else None
 
 
+@dataclass(slots=True)
 class ThinkerLink(_Link):
     """segments: user messages for the talker, shared with the session's TalkerLink."""
 
-    def __init__(self, replica: Replica, session_id: str, segments: dict[str, Segment]):
-        super().__init__(replica, session_id)
-        self.segments = segments
+    segments: dict[str, Segment] = field(default_factory=dict)
 
     @asynccontextmanager
     async def open(self, turn: TurnRequest) -> AsyncIterator[ThinkerJob]:
@@ -102,65 +104,18 @@ class ScriptLink:
         """No stage holds anything."""
 
 
-class NativeLink(_Link):
-    """To the thinker that serves SGLang's own API. session_id: of a session of that API."""
-
-    async def bound(self, retention: RetentionConfig) -> None:
-        """Return when the bound holds. retention: with a number of sink tokens."""
-        assert retention.sink_tokens is not None
-        async with self.client().open(ids.new_job("bound")) as job:
-            await job.begin(
-                RetainNative(
-                    job.job_id,
-                    session_id=self.session_id,
-                    sink_tokens=retention.sink_tokens,
-                    window_tokens=retention.window_tokens,
-                    slack_tokens=retention.slack_tokens,
-                    timeout_s=JOB_TIMEOUT_S,
-                )
-            )
-            async for _ in job.events(NativeRetained):
-                pass
-
-
-class MeasuringLink(_Link):
-    """To any thinker, without a session."""
-
-    async def measure(self, content: PromptContent) -> PromptMeasured:
-        async with self.client().open(ids.new_job("measure")) as job:
-            await job.begin(
-                MeasurePrompt(
-                    job.job_id,
-                    instructions=content.instructions,
-                    functions=list(content.functions),
-                    texts=list(content.texts),
-                    clips_s=list(content.clips_s),
-                    timeout_s=_MEASURE_TIMEOUT_S,
-                )
-            )
-            events = job.events(PromptMeasured, silence_limit_s=_MEASURE_TIMEOUT_S)
-            [(measured, _)] = [event async for event in events]
-            assert isinstance(measured, PromptMeasured)
-            return measured
-
-
+@dataclass(slots=True)
 class TalkerLink(_Link):
     """reads_text: see TalkerJob."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        session_id: str,
-        segments: dict[str, Segment],
-        reads_text: bool = False,
-    ):
-        super().__init__(replica, session_id)
-        self.segments, self._reads_text = segments, reads_text
+    segments: dict[str, Segment] = field(default_factory=dict)
+    reads_text: bool = False
 
     @asynccontextmanager
     async def open(self, turn: TurnRequest) -> AsyncIterator[TalkerJob]:
         async with self.client().open(ids.job_of(turn.turn_id, ids.SPEAK)) as job:
-            yield TalkerJob(job, turn, self.session_id, self.known, self.segments, self._reads_text)
+            shared = self.session_id, self.known, self.segments
+            yield TalkerJob(job, turn, *shared, reads_text=self.reads_text)
 
 
 class TextLink:
@@ -174,18 +129,14 @@ class TextLink:
         """No stage holds anything."""
 
 
+@dataclass(slots=True)
 class VocoderLink(_Link):
-    def __init__(
-        self, replica: Replica, session_id: str, startup_delays: StartupDelays | None = None
-    ):
-        super().__init__(replica, session_id)
-        self._startup_delays = startup_delays
+    startup_delays: StartupDelays | None = None
 
     @asynccontextmanager
     async def open(self, turn: TurnRequest) -> AsyncIterator[VocoderJob]:
         async with self.client().open(ids.job_of(turn.turn_id, ids.VOICE)) as job:
-            delays = self._startup_delays if not turn.flex else None
-            yield VocoderJob(job, turn.voice, delays, flex=turn.flex)
+            yield VocoderJob(job, turn, self.startup_delays if not turn.flex else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,13 +159,16 @@ class StageLinks:
             startup_delays: None: audio is never withheld.
             talker_reads_text: see ModelFacts.
         """
-        segments: dict[str, Segment] = {}
         thinks, speaks = replicas.get("thinker"), replicas.get("talker")
-        return StageLinks(
-            ThinkerLink(thinks, session_id, segments) if thinks else ScriptLink(),
-            TalkerLink(speaks, session_id, segments, talker_reads_text) if speaks else TextLink(),
-            VocoderLink(replicas["vocoder"], session_id, startup_delays),
-        )
+        thinker: ThinkerLink | ScriptLink = ScriptLink()
+        if thinks:
+            thinker = ThinkerLink(thinks, session_id)
+        talker: TalkerLink | TextLink = TextLink()
+        if speaks:
+            segments = thinker.segments
+            talker = TalkerLink(speaks, session_id, segments=segments, reads_text=talker_reads_text)
+        vocoder = VocoderLink(replicas["vocoder"], session_id, startup_delays=startup_delays)
+        return StageLinks(thinker, talker, vocoder)
 
     def to_replicas(self, replicas: Mapping[str, Replica]) -> None:
         """Later jobs run in these replicas, by stage."""
@@ -231,3 +185,45 @@ class StageLinks:
     def close(self) -> None:
         for link in (self.thinker, self.talker, self.vocoder):
             link.close()
+
+
+# --- what is asked of a thinker outside of turns ---
+
+
+async def retain_native(replica: Replica, session_id: str, retention: RetentionConfig) -> None:
+    """Return when the bound of a session of SGLang's own API holds.
+
+    retention: with a number of sink tokens.
+    """
+    assert retention.sink_tokens is not None
+    async with _client_of(replica).open(ids.new_job("bound")) as job:
+        await job.begin(
+            RetainNative(
+                job.job_id,
+                session_id=session_id,
+                sink_tokens=retention.sink_tokens,
+                window_tokens=retention.window_tokens,
+                slack_tokens=retention.slack_tokens,
+                timeout_s=JOB_TIMEOUT_S,
+            )
+        )
+        async for _ in job.events(NativeRetained):
+            pass
+
+
+async def measure_prompt(replica: Replica, content: PromptContent) -> PromptMeasured:
+    async with _client_of(replica).open(ids.new_job("measure")) as job:
+        await job.begin(
+            MeasurePrompt(
+                job.job_id,
+                instructions=content.instructions,
+                functions=list(content.functions),
+                texts=list(content.texts),
+                clips_s=list(content.clips_s),
+                timeout_s=_MEASURE_TIMEOUT_S,
+            )
+        )
+        events = job.events(PromptMeasured, silence_limit_s=_MEASURE_TIMEOUT_S)
+        [(measured, _)] = [event async for event in events]
+        assert isinstance(measured, PromptMeasured)
+        return measured

@@ -56,8 +56,9 @@ class _Chunks:
 
 
 class StartupDelays:
-    def __init__(self, clock: Clock, config: StartupDelayConfig | None = None):
-        self._clock, self._config = clock, config or StartupDelayConfig()
+    def __init__(self, clock: Clock):
+        self._clock = clock
+        self._config = StartupDelayConfig()
         self._ended: deque[Beginning] = deque(maxlen=_N_ENDED)
         self._open: set[_Chunks] = set()  # responses with audio that are not complete
 

@@ -60,7 +60,6 @@ class Suspects:
     """
 
     clock: Clock
-    kept_s: float = KEPT_S
     max_kept: int = MAX_KEPT
     n_suspected: int = 0
     n_refused: int = 0
@@ -71,7 +70,7 @@ class Suspects:
 
     def check(self, content: bytes) -> None:
         """Raises SuspectError if it was in an engine when that died, DEATHS times, the latest less
-        than kept_s ago."""
+        than KEPT_S ago."""
         now_s = self.clock.now_s()
         self._forget(now_s)
         n_deaths, until_s = self._deaths.get(content, (0, 0.0))
@@ -141,7 +140,7 @@ class Suspects:
         self._forget(now_s)
         for content in found:
             n_deaths, _ = self._deaths.pop(content, (0, 0.0))
-            self._deaths[content] = n_deaths + 1, now_s + self.kept_s
+            self._deaths[content] = n_deaths + 1, now_s + KEPT_S
         while len(self._deaths) > self.max_kept:
             self._deaths.popitem(last=False)
         self.n_suspected += len(found)

@@ -103,7 +103,7 @@ def _turn_done(
         status="incomplete" if hit_limit else "completed",
         reason="max_output_tokens" if hit_limit else None,
         item=HistoryItem(
-            key=thinker.item_key,
+            key=turn.item_key,
             role="assistant",
             parts=(TextPart(done.text),),
             token_ids=tuple(done.ids),

@@ -43,8 +43,11 @@ class TurnControl:
         on_stream_event: OnStreamEvent | None = None,
         on_call: Callable[[], None] | None = None,
     ):
-        self._on_stream_event, self._on_call = on_stream_event, on_call
-        self._policies, self._clock, self._interrupts = policies, clock, interrupts
+        self._on_stream_event = on_stream_event
+        self._on_call = on_call
+        self._policies = policies
+        self._clock = clock
+        self._interrupts = interrupts
         self._jobs: tuple[ThinkerJob | ScriptJob, TalkerJob | TextJob, VocoderJob] | None = None
         # Seconds of speech that were reported to the thinker last, and when.
         self._reported: tuple[float, float] | None = None
@@ -57,8 +60,9 @@ class TurnControl:
         self._jobs = thinker, talker, vocoder
         if self._on_call is not None and isinstance(thinker, ThinkerJob):
             thinker.on_call = self._on_call
-        if self._on_stream_event is not None:
-            thinker.on_stream_event = talker.on_stream_event = self._on_stream_event
+        for job in (thinker, talker):
+            if self._on_stream_event is not None and isinstance(job, ThinkerJob | TalkerJob):
+                job.on_stream_event = self._on_stream_event
 
     @property
     def can_interrupt(self) -> bool:

@@ -14,9 +14,13 @@ class TurnDeadline:
     """
 
     def __init__(self, capacity: CapacityControl, session_id: str, turn: TurnRequest):
-        self._capacity, self._session_id, self._turn = capacity, session_id, turn
+        self._capacity = capacity
+        self._session_id = session_id
+        self._turn = turn
         self._due: int | None = None
-        self._had_text, self._had_audio, self._gap_s = False, False, 0.0
+        self._had_text = False
+        self._had_audio = False
+        self._gap_s = 0.0
         self._unconfirmed: list[Callable[[], None]] | None = None
         if turn.speculative:
             self._unconfirmed = []

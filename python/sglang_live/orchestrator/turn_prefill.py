@@ -23,7 +23,8 @@ class TurnPrefill:
     """Runs one turn prefill at a time, and none while a turn runs."""
 
     def __init__(self, thinker: ThinkerLink | ScriptLink, suspects: Suspects):
-        self._thinker, self._suspects = thinker, suspects
+        self._thinker = thinker
+        self._suspects = suspects
         self._task: asyncio.Task[None] | None = None
         self._job: ThinkerJob | ScriptJob | None = None  # None: none has begun yet
         self._prefilled: set[str] = set()  # keys of pieces, since the last response

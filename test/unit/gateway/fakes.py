@@ -32,15 +32,14 @@ from sglang_live.core import (
     Usage,
 )
 from sglang_live.errors import CapacityError
-from sglang_live.gateway.additions import GatewayAddition, GatewayParts
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.auth import KeyConfig
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.draining import Drain
 from sglang_live.gateway.http.health import Health
+from sglang_live.gateway.parts import GatewayAddition, GatewayParts
 from sglang_live.gateway.rate_limits import ClientLimits
 from sglang_live.gateway.realtime.connection import RealtimeConnection
-from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.interaction.silero import (
     CONTEXT_SAMPLES,
     SpeechModel,
@@ -471,8 +470,8 @@ def app_of(
 
 def services(
     orchestrator: FakeOrchestrator, clock: Clock | None = None, **config: Any
-) -> RealtimeServices:
-    shared = RealtimeServices(
+) -> GatewayParts:
+    shared = GatewayParts(
         orchestrator=orchestrator,
         config=config_of(**config),
         speech_model=LoudnessModel(),
@@ -485,7 +484,7 @@ def services(
 
 @asynccontextmanager
 async def connected(
-    orchestrator: FakeOrchestrator, shared: RealtimeServices | None = None, **config: Any
+    orchestrator: FakeOrchestrator, shared: GatewayParts | None = None, **config: Any
 ) -> AsyncIterator[Client]:
     """A client that has read session.created. It leaves at the end and checks the cleanup."""
     wire = MemoryWire()

@@ -146,7 +146,7 @@ def test_a_key_is_evicted_from_its_tail_page_by_page():
     assert index.victims(1, NOW_S) == [Victim("far", PAGE)]
     assert index.victims(PAGE + 1, NOW_S) == [Victim("far", PAGE), Victim("near", PAGE)]
     assert "far" not in index
-    assert index.peek(NOW_S) == Candidate("near", PAGE, 1.0, True)
+    assert index.peek(NOW_S) == Candidate("near", PAGE, 1.0)
 
 
 @pytest.mark.parametrize(("asked", "taken"), [(0, 0), (1, 2), (2, 2), (3, 6), (6, 6), (7, 10)])

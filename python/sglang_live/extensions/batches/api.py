@@ -27,12 +27,12 @@ from sglang_live.extensions.batches.routes import (
 )
 from sglang_live.extensions.batches.runner import Runner
 from sglang_live.extensions.batches.store import Store
-from sglang_live.gateway.additions import Endpoint, GatewayAddition, GatewayParts
 from sglang_live.gateway.auth import ANONYMOUS
 from sglang_live.gateway.errors import error_response
 from sglang_live.gateway.flex.gate import FlexConfig, FlexGate
 from sglang_live.gateway.http import openapi
 from sglang_live.gateway.model import check_model
+from sglang_live.gateway.parts import Endpoint, GatewayAddition, GatewayParts
 
 _INPUT_FILE = {
     "type": "object",
@@ -64,9 +64,8 @@ class BatchApi(GatewayAddition):
     """store: closed with the gateway."""
 
     def __init__(self, store: Store, parts: GatewayParts):
-        services, keys = parts.services, parts.keys
-        orchestrator = services.orchestrator
-        metrics = BatchMetrics(services.metrics.registry)
+        orchestrator, keys = parts.orchestrator, parts.keys
+        metrics = BatchMetrics(parts.metrics.registry)
 
         def load() -> Load:
             capacity = orchestrator.capacity_now()
@@ -83,10 +82,10 @@ class BatchApi(GatewayAddition):
         self._runner = Runner(
             store,
             lines,
-            keys=services.config.keys.accepted or (ANONYMOUS,),
+            keys=parts.config.keys.accepted or (ANONYMOUS,),
             check_model=lambda name: check_model(orchestrator.model_name, name),
             load=load,
-            drain=services.drain,
+            drain=parts.drain,
             metrics=metrics,
         )
         files = FilesRoute(store, keys)

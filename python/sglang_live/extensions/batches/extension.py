@@ -13,7 +13,7 @@ from sglang_live.policy.policies import Policies
 from sglang_live.settings import Count, Positive, Settings, flag, read_flags
 
 if TYPE_CHECKING:
-    from sglang_live.gateway.additions import GatewayAddition, GatewayParts
+    from sglang_live.gateway.parts import GatewayAddition, GatewayParts
     from sglang_live.stages.spec import StageConfig
 
 _GIB = 1 << 30
@@ -49,7 +49,7 @@ class NoBatches(Addition):
     """Routes that name the flag."""
 
     def gateway(self, parts: "GatewayParts") -> "GatewayAddition":
-        from sglang_live.gateway.additions import GatewayAddition, refusing
+        from sglang_live.gateway.parts import GatewayAddition, refusing
 
         refusals = GatewayAddition()
         refusals.routes = dict.fromkeys(ROUTES, refusing(NoBatchesError()))

@@ -10,6 +10,7 @@ import asyncio
 import binascii
 import re
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_hex
@@ -23,17 +24,17 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from sglang_live.errors import LiveError
-from sglang_live.gateway.additions import Endpoint, GatewayParts
 from sglang_live.gateway.audio.codec import encode_base64
 from sglang_live.gateway.errors import ClientEventError, cut, error_response
 from sglang_live.gateway.flex.gate import FlexGate
-from sglang_live.gateway.flex.tier import FLEX, HEADER, Tiers
+from sglang_live.gateway.flex.tier import FLEX, HEADER
 from sglang_live.gateway.http.body import Streamed, read_body
 from sglang_live.gateway.http.chat import ChatRoute
 from sglang_live.gateway.http.speech import SpeechRoute
 from sglang_live.gateway.http.transcription import TranscriptionRoute
 from sglang_live.gateway.json_forms import broken_json
 from sglang_live.gateway.native.request_check import OF_USE_UNTIL
+from sglang_live.gateway.parts import Endpoint, GatewayParts
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SPEECH, TRANSCRIPTIONS = "/v1/audio/speech", "/v1/audio/transcriptions"
@@ -93,23 +94,20 @@ def line_endpoints(parts: GatewayParts, flex: FlexGate) -> dict[str, Endpoint]:
 
     flex: bound on lines.
     """
-    services, proxy = parts.services, parts.proxy
-    orchestrator, config = services.orchestrator, services.config
-    metrics, max_bytes = services.metrics, config.inputs.max_body_bytes
-    speech = SpeechRoute(orchestrator, metrics, Tiers(), flex)
-    endpoints: dict[str, Endpoint] = {SPEECH: speech.__call__}
-    if not config.model.has_language_model:
+    lines, proxy = copy(parts), parts.proxy
+    lines.flex = flex
+    endpoints: dict[str, Endpoint] = {SPEECH: SpeechRoute(lines).__call__}
+    if not parts.config.model.has_language_model:
         return endpoints
-    speech_model = services.speech_model
-    transcribe = TranscriptionRoute(orchestrator, config, speech_model, flex)
-    endpoints[TRANSCRIPTIONS] = transcribe.__call__
+    endpoints[TRANSCRIPTIONS] = TranscriptionRoute(lines).__call__
     pass_on = partial(proxy.pass_on, counted=False, flex=flex) if proxy else None
-    chat = ChatRoute(orchestrator, config, metrics, pass_on, parts.keys.owner, flex, parts.answers)
-    endpoints[CHAT] = chat.__call__
+    endpoints[CHAT] = ChatRoute(lines, pass_on).__call__
     if pass_on:
 
         async def complete(request: Request) -> Response:
-            return await pass_on(request, await read_body(request, max_bytes))
+            return await pass_on(
+                request, await read_body(request, parts.config.inputs.max_body_bytes)
+            )
 
         endpoints[COMPLETIONS] = complete
     return endpoints

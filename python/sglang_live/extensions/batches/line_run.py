@@ -17,7 +17,7 @@ from sglang_live.extensions.batches.in_process import Outcome
 from sglang_live.extensions.batches.input_lines import body_of
 from sglang_live.extensions.batches.records import NO_TOKENS, Batch, Line, Result, Tokens, tokens_of
 from sglang_live.gateway.errors import error_body, internal_error
-from sglang_live.gateway.ids import new_id
+from sglang_live.ids import new_id
 from sglang_live.orchestrator.suspects import SuspectError
 
 log = logging.getLogger(__name__)

@@ -94,7 +94,8 @@ class Runner:
         self._paced_s = 0.0
         self._wake = asyncio.Event()
         self._closing = False
-        self._full_until_s = self._cleaned_s = 0.0
+        self._full_until_s = 0.0
+        self._cleaned_s = 0.0
         self._full_owners: set[str] = set()
         self._loop: asyncio.Task[None] | None = None
 

@@ -49,7 +49,9 @@ class _Sink:
     """
 
     def __init__(self) -> None:
-        self._new, self._taken, self._at = bytearray(), 0, 0
+        self._new = bytearray()
+        self._taken = 0
+        self._at = 0
 
     def write(self, data: bytes) -> int:
         data = bytes(data)
@@ -83,7 +85,8 @@ class _Coded:
     """
 
     def __init__(self, container: str, subtype: str, *, grows: bool, **options: Any):
-        self._sink, self._grows = _Sink(), grows
+        self._sink = _Sink()
+        self._grows = grows
         self._file = sf.SoundFile(
             self._sink,
             "w",

@@ -29,7 +29,8 @@ class StreamResampler:
 
     def __init__(self, rate_in_hz: int, rate_out_hz: int):
         divisor = gcd(rate_in_hz, rate_out_hz)
-        self._up, self._down = rate_out_hz // divisor, rate_in_hz // divisor
+        self._up = rate_out_hz // divisor
+        self._down = rate_in_hz // divisor
         self._passes = self._up == self._down
         # By block: input samples until the next block, and taps [n_taps, n] from n_taps inputs to
         # n outputs. The first output is at input `reach - 1` of the block.

@@ -54,7 +54,8 @@ class FlexGate:
     def __init__(
         self, config: FlexConfig, counted: Callable[[str], None] = lambda outcome: None
     ) -> None:
-        self.config, self._counted = config, counted
+        self.config = config
+        self._counted = counted
         self.n_running = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 

@@ -5,20 +5,21 @@ import codecs
 import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import unquote_to_bytes
 
+import orjson
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
-from starlette.types import Message, Send
+from starlette.types import Message, Receive, Send
 
 from sglang_live.errors import BadInputError, LiveError
-from sglang_live.gateway.errors import ClientEventError, cut
+from sglang_live.gateway.errors import ClientEventError, cut, error_body
 from sglang_live.gateway.json_forms import decoder_of, read_form
 from sglang_live.settings import Count, Positive, Settings
 from sglang_live.sound.decoder import MAX_CLIP_S
@@ -200,7 +201,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -
     Raises:
         ClientDisconnect: the client left.
     """
-    result, gone = asyncio.create_task(work), asyncio.create_task(_until_disconnect(request))
+    result, gone = asyncio.create_task(work), asyncio.create_task(until_left(request.receive))
     try:
         await asyncio.wait({result, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not result.done():
@@ -242,8 +243,38 @@ class Streamed(StreamingResponse):
                 await self.body_iterator.aclose()
 
 
-async def first_of(pieces: AsyncGenerator[Result, None]) -> Result | None:
-    """The first piece, or None if there is none. An error or cancellation closes the iterator."""
+def server_sent(fields: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + orjson.dumps(fields) + b"\n\n"
+
+
+async def with_error_event(
+    events: AsyncGenerator[bytes, None], what: str, **head: str
+) -> AsyncGenerator[bytes, None]:
+    """The events, and an error as the last of them: the HTTP status has already been sent."""
+    async with aclosing(events):
+        try:
+            async for event in events:
+                yield event
+        except LiveError as error:
+            log.warning("%s_failed code=%s: %s", what, error.code, error)
+            yield server_sent({**head, "error": error_body(error)})
+
+
+async def begun(
+    request: Request, pieces: AsyncGenerator[Result, None]
+) -> tuple[Result | None, AsyncGenerator[Result, None]]:
+    """Wait for the first piece, or the end: a failure before it has an HTTP status.
+
+    Returns:
+        The first piece, None if there is none; and all of them.
+    """
+    first = await while_connected(request, _first_of(pieces))
+    return first, _all_of(first, pieces)
+
+
+async def _first_of(pieces: AsyncGenerator[Result, None]) -> Result | None:
+    """An error or cancellation closes the iterator."""
     try:
         return await anext(pieces, None)
     except BaseException:
@@ -251,6 +282,17 @@ async def first_of(pieces: AsyncGenerator[Result, None]) -> Result | None:
         raise
 
 
-async def _until_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _all_of(
+    first: Result | None, rest: AsyncGenerator[Result, None]
+) -> AsyncGenerator[Result, None]:
+    async with aclosing(rest):
+        if first is not None:
+            yield first
+        async for piece in rest:
+            yield piece
+
+
+async def until_left(receive: Receive) -> None:
+    """Wait until the client has left."""
+    while (await receive())["type"] != "http.disconnect":
         pass

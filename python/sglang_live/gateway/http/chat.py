@@ -9,10 +9,10 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -28,7 +28,7 @@ from sglang_live.core import (
     TurnRequest,
     Usage,
 )
-from sglang_live.errors import BadInputError, LiveError
+from sglang_live.errors import BadInputError
 from sglang_live.gateway.audio.codec import encode_base64
 from sglang_live.gateway.audio.files import FORMATS, read_audio
 from sglang_live.gateway.auth import owner_salt
@@ -36,26 +36,24 @@ from sglang_live.gateway.chat.form import ChatForm, check_spoken
 from sglang_live.gateway.chat.messages import AudioPart as AudioForm
 from sglang_live.gateway.chat.messages import Message, SpokenAnswers, read_messages
 from sglang_live.gateway.chat.messages import TextPart as TextForm
-from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.errors import ClientEventError, error_body
-from sglang_live.gateway.flex.gate import FlexGate
-from sglang_live.gateway.flex.tier import Tier, Tiers
+from sglang_live.gateway.errors import ClientEventError
+from sglang_live.gateway.flex.tier import Tier
 from sglang_live.gateway.http.body import (
     Streamed,
-    first_of,
+    begun,
     read_body,
     read_json,
     refuse_query,
+    server_sent,
     while_connected,
+    with_error_event,
 )
-from sglang_live.gateway.ids import new_id
-from sglang_live.gateway.model import brief_session, check_model, known_voice
-from sglang_live.gateway.realtime.context_limit import ContextLimit
+from sglang_live.gateway.model import check_model, known_voice
+from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.conversation.item_schema import check_text
 from sglang_live.gateway.realtime.conversation.items import call_as_text
 from sglang_live.gateway.tools import read_calls, tools_of
-from sglang_live.orchestrator.sessions import Orchestrator
-from sglang_live.telemetry.metrics import GatewayMetrics
+from sglang_live.ids import new_id
 
 log = logging.getLogger(__name__)
 
@@ -63,44 +61,33 @@ log = logging.getLogger(__name__)
 class ChatRoute:
     """
     text_only: serves requests for text alone, with their body; None: this route serves them too.
-    owner: owner of a request (Keys.owner).
-    flex: bound on flex requests.
-    answers: earlier ones, spoken on any route.
     """
 
     def __init__(
         self,
-        orchestrator: Orchestrator,
-        config: GatewayConfig,
-        metrics: GatewayMetrics,
+        parts: GatewayParts,
         text_only: Callable[[Request, bytes], Awaitable[Response]] | None,
-        owner: Callable[[Headers], str],
-        flex: FlexGate,
-        answers: SpokenAnswers,
     ):
-        self._orchestrator, self._config, self._metrics = orchestrator, config, metrics
-        self._text_only, self._owner = text_only, owner
-        self._flex, self._tiers = flex, Tiers(config.keys.batch_only_keys)
-        self._answers = answers
-        self._context_limit = ContextLimit(orchestrator, metrics)
+        self._parts = parts
+        self._text_only = text_only
 
     async def __call__(self, request: Request) -> Response:
-        body = await read_body(request, self._config.inputs.max_body_bytes)
-        if self._text_only and not _is_ours(body, recognises=self._config.model.recognises):
+        parts = self._parts
+        body = await read_body(request, parts.config.inputs.max_body_bytes)
+        if self._text_only and not _is_ours(body, recognises=parts.config.model.recognises):
             return await self._text_only(request, body)
         refuse_query(request)
         form = read_json(body, ChatForm)
         check_spoken(form)
-        tier = self._tiers.of(request.headers, form.service_tier)
-        salt = owner_salt(self._owner(request.headers))
+        tier = parts.tiers.of(request.headers, form.service_tier)
+        salt = owner_salt(parts.keys.owner(request.headers))
         turn = await asyncio.to_thread(self._turn, form, salt, tier)
         await self._check_context(turn)
-        completion = _Completion(form, self._orchestrator.model_name, tier)
+        completion = _Completion(form, parts.orchestrator.model_name, tier)
         events = self._events(turn)
         if form.stream:
-            first = await while_connected(request, first_of(events))
-            chunks = self._chunks(completion, first, events)
-            data = _with_errors(chunks)
+            _, events = await begun(request, events)
+            data = with_error_event(self._chunks(completion, events), "chat")
             return Streamed(data, media_type="text/event-stream", headers=tier.headers())
         await while_connected(request, completion.take_all(events))
         calls = self._calls(completion)
@@ -109,14 +96,15 @@ class ChatRoute:
         return JSONResponse(whole, headers=tier.headers())
 
     def _turn(self, form: ChatForm, salt: str, tier: Tier) -> TurnRequest:
-        check_model(self._orchestrator.model_name, form.model)
+        orchestrator, config = self._parts.orchestrator, self._parts.config
+        check_model(orchestrator.model_name, form.model)
         instructions, history = history_of(
-            form.messages, self._answers, max_audio_s=self._config.inputs.max_input_audio_s
+            form.messages, self._parts.answers, max_audio_s=config.inputs.max_input_audio_s
         )
         return TurnRequest(
-            instructions=instructions or self._config.model.default_instructions,
+            instructions=instructions or config.model.default_instructions,
             history=history,
-            voice=known_voice(self._orchestrator.voices, form.voice, "audio.voice"),
+            voice=known_voice(orchestrator.voices, form.voice, "audio.voice"),
             wants_audio=form.wants_audio,
             max_output_tokens=form.limit,
             temperature=form.temperature,
@@ -133,12 +121,12 @@ class ChatRoute:
         content = PromptContent.of(turn.history, turn.instructions, functions)
         check_text(content.n_characters + len(content.instructions), "messages")
         header_at = "tools" if functions else "messages"
-        await self._context_limit.check(content, header_at=header_at, items_at="messages")
+        limit = self._parts.context_limit
+        await limit.check(content, header_at=header_at, items_at="messages")
 
     async def _events(self, turn: TurnRequest) -> AsyncGenerator[TurnEvent, None]:
-        flex = self._flex if turn.flex else None
         async with (
-            brief_session(self._orchestrator, new_id("chat"), flex) as session,
+            self._parts.brief_session("chat", flex=turn.flex) as session,
             aclosing(session.respond(turn)) as events,
         ):
             async for event in events:
@@ -155,7 +143,7 @@ class ChatRoute:
                 "id": completion.audio_id,
                 "data": encode_base64(file),
                 "transcript": completion.text,
-                "expires_at": self._answers.keep(completion.audio_id, completion.text),
+                "expires_at": self._parts.answers.keep(completion.audio_id, completion.text),
             }
         if calls:
             message["tool_calls"] = calls
@@ -168,15 +156,11 @@ class ChatRoute:
         return completion.object("chat.completion", [choice], usage=_usage(completion.end.usage))
 
     async def _chunks(
-        self,
-        completion: "_Completion",
-        first: TurnEvent | None,
-        events: AsyncGenerator[TurnEvent, None],
+        self, completion: "_Completion", events: AsyncGenerator[TurnEvent, None]
     ) -> AsyncGenerator[bytes, None]:
         async with aclosing(events):
             yield completion.chunk({"role": "assistant", "content": None})
-            event = first
-            while event is not None:
+            async for event in events:
                 completion.take(event)
                 match event:
                     case TranscriptDelta() if event.text and not completion.form.wants_audio:
@@ -187,9 +171,8 @@ class ChatRoute:
                     case AudioDelta():
                         audio = {"id": completion.audio_id, "data": encode_base64(event.pcm)}
                         yield completion.chunk({"audio": audio})
-                event = await anext(events, None)
         if completion.pcm:
-            until = self._answers.keep(completion.audio_id, completion.text)
+            until = self._parts.answers.keep(completion.audio_id, completion.text)
             yield completion.chunk({"audio": {"id": completion.audio_id, "expires_at": until}})
         n_sent = len(completion.text)
         calls = self._calls(completion)
@@ -201,7 +184,7 @@ class ChatRoute:
         yield completion.chunk({}, completion.finish_reason(calls))
         if completion.form.stream_options and completion.form.stream_options.include_usage:
             usage = _usage(completion.end.usage)
-            yield _event(completion.object("chat.completion.chunk", [], usage=usage))
+            yield server_sent(completion.object("chat.completion.chunk", [], usage=usage))
         yield b"data: [DONE]\n\n"
 
     def _calls(self, completion: "_Completion") -> list[dict[str, Any]]:
@@ -210,7 +193,7 @@ class ChatRoute:
             completion.end.function_calls,
             completion.form.functions_of(),
             most=completion.form.max_calls,
-            metrics=self._metrics,
+            metrics=self._parts.metrics,
             response_id=completion.id,
         )
         is_empty = not calls and not completion.text and not completion.pcm
@@ -226,16 +209,19 @@ class ChatRoute:
         ]
 
 
+@dataclass(eq=False)
 class _Completion:
     """Text, audio and end of one completion, as far as they have arrived."""
 
-    def __init__(self, form: ChatForm, model: str, tier: Tier):
-        self.form, self.model, self.tier = form, model, tier
-        self.id, self.audio_id = new_id("chatcmpl"), new_id("audio")
-        self.created_s = int(time.time())
-        self.text = ""
-        self.pcm: list[bytes] = []
-        self._end: TurnDone | None = None
+    form: ChatForm
+    model: str
+    tier: Tier
+    id: str = field(default_factory=lambda: new_id("chatcmpl"))
+    audio_id: str = field(default_factory=lambda: new_id("audio"))
+    created_s: int = field(default_factory=lambda: int(time.time()))
+    text: str = ""
+    pcm: list[bytes] = field(default_factory=list)
+    _end: TurnDone | None = None
 
     @property
     def end(self) -> TurnDone:
@@ -269,22 +255,11 @@ class _Completion:
 
     def chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
-        return _event(self.object("chat.completion.chunk", [choice]))
+        return server_sent(self.object("chat.completion.chunk", [choice]))
 
     def object(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         head = {"id": self.id, "object": kind, "created": self.created_s, "model": self.model}
         return {**head, **self.tier.fields(), "choices": choices, **more}
-
-
-async def _with_errors(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The chunks, and an error as the last of them: the HTTP status has already been sent."""
-    async with aclosing(chunks):
-        try:
-            async for chunk in chunks:
-                yield chunk
-        except LiveError as error:
-            log.warning("chat_failed code=%s: %s", error.code, error)
-            yield _event({"error": error_body(error)})
 
 
 def _is_ours(body: bytes, *, recognises: bool) -> bool:
@@ -338,10 +313,6 @@ def _usage(usage: Usage) -> dict[str, Any]:
             "audio_tokens": usage.output_audio_tokens,
         },
     }
-
-
-def _event(fields: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(fields) + b"\n\n"
 
 
 # --- reader of a chat completion's messages into a turn's history ---

@@ -12,7 +12,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import orjson
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
@@ -29,24 +28,24 @@ from sglang_live.core import (
 from sglang_live.errors import LiveError, StageFailedError
 from sglang_live.gateway.audio.codec import encode_base64
 from sglang_live.gateway.audio.files import FORMATS, Encoder
-from sglang_live.gateway.errors import ClientEventError, cut, error_body
-from sglang_live.gateway.flex.gate import FlexGate
-from sglang_live.gateway.flex.tier import Tier, Tiers
+from sglang_live.gateway.errors import ClientEventError, cut
+from sglang_live.gateway.flex.tier import Tier
 from sglang_live.gateway.http.body import (
     Streamed,
-    first_of,
+    begun,
     read_body,
     read_json,
     refuse_query,
-    while_connected,
+    server_sent,
+    with_error_event,
 )
 from sglang_live.gateway.http.speech_pieces import Fades, longest_s, pieces_of
-from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.json_forms import ServiceTier, Strict, check_neutral
-from sglang_live.gateway.model import brief_session, check_model, known_voice
+from sglang_live.gateway.model import check_model, known_voice
+from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.events import Name, VoiceRef, voice_name
-from sglang_live.orchestrator.sessions import Orchestrator, VoiceSession
-from sglang_live.telemetry.metrics import GatewayMetrics
+from sglang_live.ids import new_id
+from sglang_live.orchestrator.sessions import VoiceSession
 
 log = logging.getLogger(__name__)
 
@@ -85,30 +84,26 @@ class SpeechForm(Strict):
 
 
 class SpeechRoute:
-    """flex: bound on flex requests."""
-
-    def __init__(
-        self, orchestrator: Orchestrator, metrics: GatewayMetrics, tiers: Tiers, flex: FlexGate
-    ):
-        self._orchestrator, self._metrics = orchestrator, metrics
-        self._tiers, self._flex = tiers, flex
+    def __init__(self, parts: GatewayParts):
+        self._parts = parts
 
     async def __call__(self, request: Request) -> Response:
         refuse_query(request)
         form = self._read(await read_body(request, _MAX_BODY_BYTES))
-        tier = self._tiers.of(request.headers, form.service_tier)
+        tier = self._parts.tiers.of(request.headers, form.service_tier)
         sse, form_of_file = form.stream_format == "sse", FORMATS[form.format]
         grows = form_of_file.grows and (sse or not tier.flex)
         cost = _Cost()
         encoder = form_of_file.growing() if grows else form_of_file.whole()
         file = _file(self._speak(form, cost, tier), encoder)
         # A failure before the first bytes has an HTTP status, not an incomplete file.
-        first = await while_connected(request, first_of(file)) or b""
-        data, headers = _with_first(first, file), tier.headers()
+        first, data = await begun(request, file)
+        headers = tier.headers()
         if sse:
-            response = Streamed(_events(data, cost), media_type=_SSE, headers=headers)
+            events = with_error_event(_events(data, cost), "speech", type="error")
+            response = Streamed(events, media_type=_SSE, headers=headers)
         else:
-            headers |= {} if grows else {"content-length": str(len(first))}
+            headers |= {} if grows else {"content-length": str(len(first or b""))}
             response = Streamed(data, media_type=form_of_file.media_type, headers=headers)
         response.usage = cost.to_json
         return response
@@ -124,8 +119,8 @@ class SpeechRoute:
             )
         for name, values in _NEUTRAL.items():
             check_neutral(getattr(form, name), values, name)
-        check_model(self._orchestrator.model_name, form.model)
-        known_voice(self._orchestrator.voices, voice_name(form.voice))
+        check_model(self._parts.orchestrator.model_name, form.model)
+        known_voice(self._parts.orchestrator.voices, voice_name(form.voice))
         return form
 
     async def _speak(
@@ -138,8 +133,7 @@ class SpeechRoute:
             SpeechTruncatedError: the speech of a piece exceeds its longest duration.
         """
         pieces, has_sound = pieces_of(form.input), False
-        flex = self._flex if tier.flex else None
-        async with brief_session(self._orchestrator, new_id("speech"), flex) as session:
+        async with self._parts.brief_session("speech", flex=tier.flex) as session:
             for n, text in enumerate(pieces):
                 turn = self._turn(form, text, tier)
                 fades = Fades(fades_in=n > 0, fades_out=n + 1 < len(pieces))
@@ -173,7 +167,7 @@ class SpeechRoute:
         raise StageFailedError("The turn ended without a result.")
 
     def _truncated(self, text: str) -> SpeechTruncatedError:
-        self._metrics.speech_truncated.inc()
+        self._parts.metrics.speech_truncated.inc()
         return SpeechTruncatedError(
             f"The speech did not end within {longest_s(text):.0f} s, the longest duration of "
             f"{len(text)} characters. It is truncated; the text after it is not spoken."
@@ -184,7 +178,7 @@ class SpeechRoute:
         return TurnRequest(
             instructions="",
             history=(item,),
-            voice=known_voice(self._orchestrator.voices, voice_name(form.voice)),
+            voice=known_voice(self._parts.orchestrator.voices, voice_name(form.voice)),
             stateless=True,
             script=text,
             flex=tier.flex,
@@ -223,27 +217,9 @@ async def _file(
         yield data
 
 
-async def _with_first(
-    first: bytes, rest: AsyncGenerator[bytes, None]
-) -> AsyncGenerator[bytes, None]:
-    async with aclosing(rest):
-        yield first
-        async for data in rest:
-            yield data
-
-
 async def _events(file: AsyncGenerator[bytes, None], cost: _Cost) -> AsyncGenerator[bytes, None]:
     """The file in server-sent events. Unlike a bare file, they can report an error."""
     async with aclosing(file):
-        try:
-            async for piece in file:
-                yield _event("speech.audio.delta", audio=encode_base64(piece))
-        except LiveError as error:
-            log.warning("speech_failed code=%s: %s", error.code, error)
-            yield _event("error", error=error_body(error))
-            return
-    yield _event("speech.audio.done", usage=cost.to_json())
-
-
-def _event(kind: str, **fields: Any) -> bytes:
-    return b"data: " + orjson.dumps({"type": kind, **fields}) + b"\n\n"
+        async for piece in file:
+            yield server_sent({"type": "speech.audio.delta", "audio": encode_base64(piece)})
+    yield server_sent({"type": "speech.audio.done", "usage": cost.to_json()})

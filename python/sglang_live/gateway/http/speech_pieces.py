@@ -95,7 +95,8 @@ class Fades:
     """Fades of one piece. fades_in, fades_out: whether another piece comes before it, after it."""
 
     def __init__(self, *, fades_in: bool, fades_out: bool):
-        self._fades_in, self._fades_out = fades_in, fades_out
+        self._fades_in = fades_in
+        self._fades_out = fades_out
         self._held = b""
 
     def push(self, pcm: bytes) -> bytes:

@@ -11,27 +11,25 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import orjson
 from msgspec import UNSET, Meta, UnsetType
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from sglang_live.core import AudioPart, Usage
-from sglang_live.errors import CapacityError, LiveError
+from sglang_live.errors import CapacityError
 from sglang_live.gateway.audio.files import read_audio
-from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.errors import ClientEventError, cut, error_body
-from sglang_live.gateway.flex.gate import FlexGate
-from sglang_live.gateway.flex.tier import Tier, Tiers
+from sglang_live.gateway.errors import ClientEventError, cut
+from sglang_live.gateway.flex.tier import Tier
 from sglang_live.gateway.http.body import (
     Streamed,
-    first_of,
+    begun,
     multipart,
     refuse_query,
+    server_sent,
     while_connected,
+    with_error_event,
 )
-from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.json_forms import (
     ServiceTier,
     Strict,
@@ -39,11 +37,10 @@ from sglang_live.gateway.json_forms import (
     read_value,
     unsupported_parameter,
 )
-from sglang_live.gateway.model import brief_session, check_model
+from sglang_live.gateway.model import check_model
+from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.events import MAX_HINT, Name
 from sglang_live.gateway.transcribe import check_recognised, transcribe
-from sglang_live.interaction.silero import SpeechModel
-from sglang_live.orchestrator.sessions import Orchestrator
 
 log = logging.getLogger(__name__)
 
@@ -66,20 +63,6 @@ _INNER = re.compile(r"\[.*", re.DOTALL)
 Piece = str | Usage  # a piece of the text; the usage comes last
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """in_seconds: a recogniser has no tokens to count."""
-
-    audio: AudioPart
-    in_seconds: bool
-    language: str | None
-    hint: str | None
-    temperature: float
-    plain: bool
-    streamed: bool
-    tier: Tier
-
-
 class UploadForm(Strict):
     """Fields of a multipart form, beside its file."""
 
@@ -92,31 +75,31 @@ class UploadForm(Strict):
     service_tier: ServiceTier | UnsetType = UNSET
 
 
-class TranscriptionRoute:
-    """
-    speech_model: audio in which it finds no speech has an empty text.
-    flex: bound on flex requests.
-    """
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """in_seconds: a recogniser has no tokens to count."""
 
-    def __init__(
-        self,
-        orchestrator: Orchestrator,
-        config: GatewayConfig,
-        speech_model: SpeechModel,
-        flex: FlexGate,
-    ):
-        self._orchestrator, self._config = orchestrator, config
-        self._speech_model, self._flex = speech_model, flex
-        self._tiers = Tiers(config.keys.batch_only_keys)
+    audio: AudioPart
+    asked: UploadForm
+    tier: Tier
+    in_seconds: bool
+
+
+class TranscriptionRoute:
+    """Audio in which the speech model finds no speech has an empty text."""
+
+    def __init__(self, parts: GatewayParts):
+        self._parts = parts
+        self._config = parts.config
 
     async def __call__(self, request: Request) -> Response:
         order = await self._read(request)
         pieces = self._transcribe(order)
-        if order.streamed:
+        if order.asked.stream:
             # A failure before the first word has an HTTP status.
-            first = await while_connected(request, first_of(pieces))
+            _, pieces = await begun(request, pieces)
+            events = with_error_event(_events(order, pieces), "transcription", type="error")
             headers = order.tier.headers()
-            events = _events(order, first, pieces)
             return Streamed(events, media_type="text/event-stream", headers=headers)
         return _whole(order, await while_connected(request, _all_of(pieces)))
 
@@ -137,40 +120,34 @@ class TranscriptionRoute:
         asked: UploadForm = read_value(_texts(form), UploadForm, "", strict=False)
         if not isinstance(file, UploadFile):
             raise missing_parameter("file")
-        check_model(self._orchestrator.model_name, asked.model)
+        check_model(self._parts.orchestrator.model_name, asked.model)
         if asked.response_format not in FORMATS:
             raise ClientEventError(
                 f"Unknown response_format {cut(asked.response_format)!r}: {', '.join(FORMATS)}.",
                 param="response_format",
             )
-        tier = self._tiers.of(headers, asked.service_tier or None)
-        language, hint = asked.language or None, asked.prompt or None
+        tier = self._parts.tiers.of(headers, asked.service_tier or None)
         check_recognised(
-            self._config.model, "", language=language, hint=hint, temperature=asked.temperature
-        )
-        data, max_s = await file.read(), self._config.inputs.max_input_audio_s
-        return _Order(
-            audio=await asyncio.to_thread(read_audio, data, max_s=max_s),
-            in_seconds=self._config.model.recognises,
-            language=language,
-            hint=hint,
+            self._config.model,
+            "",
+            language=asked.language,
+            hint=asked.prompt,
             temperature=asked.temperature,
-            plain=asked.response_format == "text",
-            streamed=asked.stream,
-            tier=tier,
         )
+        max_s = self._config.inputs.max_input_audio_s
+        audio = await asyncio.to_thread(read_audio, await file.read(), max_s=max_s)
+        return _Order(audio, asked, tier, in_seconds=self._config.model.recognises)
 
     async def _transcribe(self, order: _Order) -> AsyncGenerator[Piece, None]:
-        flex = self._flex if order.tier.flex else None
-        async with brief_session(self._orchestrator, new_id("text"), flex) as session:
+        async with self._parts.brief_session("text", flex=order.tier.flex) as session:
             pieces = transcribe(
                 session,
                 (order.audio,),
-                self._speech_model,
+                self._parts.speech_model,
                 apart=self._config.model.hears_one_utterance,
-                language=order.language,
-                hint=order.hint,
-                temperature=order.temperature,
+                language=order.asked.language,
+                hint=order.asked.prompt,
+                temperature=order.asked.temperature,
                 flex=order.tier.flex,
             )
             async with aclosing(pieces):
@@ -186,33 +163,26 @@ async def _all_of(pieces: AsyncGenerator[Piece, None]) -> list[Piece]:
 def _whole(order: _Order, pieces: list[Piece]) -> Response:
     text = "".join(piece for piece in pieces if isinstance(piece, str)).strip()
     headers = order.tier.headers()
-    if order.plain:
+    if order.asked.response_format == "text":
         return PlainTextResponse(text + "\n", headers=headers)
     [usage] = [piece for piece in pieces if isinstance(piece, Usage)]
     return JSONResponse({"text": text, "usage": _cost(order, usage)}, headers=headers)
 
 
 async def _events(
-    order: _Order, first: Piece | None, rest: AsyncGenerator[Piece, None]
+    order: _Order, pieces: AsyncGenerator[Piece, None]
 ) -> AsyncGenerator[bytes, None]:
-    text = ""
-    async with aclosing(rest):
-        piece = first
-        try:
-            while isinstance(piece, str):
-                text += piece
-                yield _event("transcript.text.delta", delta=piece)
-                piece = await anext(rest)
-        except LiveError as error:
-            log.warning("transcription_failed code=%s: %s", error.code, error)
-            yield _event("error", error=error_body(error))
-            return
-    assert piece is not None, "a transcription ends with its usage"
-    yield _event("transcript.text.done", text=text.strip(), usage=_cost(order, piece))
-
-
-def _event(kind: str, **fields: Any) -> bytes:
-    return b"data: " + orjson.dumps({"type": kind, **fields}) + b"\n\n"
+    text, usage = "", Usage()
+    async with aclosing(pieces):
+        async for piece in pieces:
+            if isinstance(piece, Usage):
+                usage = piece
+                continue
+            text += piece
+            yield server_sent({"type": "transcript.text.delta", "delta": piece})
+    yield server_sent(
+        {"type": "transcript.text.done", "text": text.strip(), "usage": _cost(order, usage)}
+    )
 
 
 def _cost(order: _Order, usage: Usage) -> dict[str, Any]:

@@ -15,11 +15,8 @@ from starlette.responses import JSONResponse, Response
 
 from sglang_live.clock import MonotonicClock
 from sglang_live.errors import LiveError
-from sglang_live.gateway.auth import Keys
-from sglang_live.gateway.chat.messages import SpokenAnswers
-from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.errors import error_response
-from sglang_live.gateway.flex.gate import FlexConfig, FlexGate
+from sglang_live.gateway.flex.gate import FlexGate
 from sglang_live.gateway.http.body import read_body, while_connected
 from sglang_live.gateway.native.limits import NativeLimits
 from sglang_live.gateway.native.names import RunningNames
@@ -34,11 +31,9 @@ from sglang_live.gateway.native.routes import (
 )
 from sglang_live.gateway.native.sessions import NativeSessions
 from sglang_live.gateway.native.upstream import Upstream
-from sglang_live.gateway.rate_limits import RateLimits
+from sglang_live.gateway.parts import GatewayParts
 from sglang_live.kv.retention import RetentionConfig
-from sglang_live.orchestrator.sessions import Orchestrator
-from sglang_live.orchestrator.suspects import EngineRequest, Suspects, digest
-from sglang_live.telemetry.metrics import GatewayMetrics
+from sglang_live.orchestrator.suspects import EngineRequest, digest
 
 log = logging.getLogger(__name__)
 
@@ -52,47 +47,23 @@ _NOT_CONTENT = ("rid", "stream", "stream_options", "user", "model", "cache_salt"
 class NativeProxy:
     """Checks each request, sends it to the thinker, and returns or streams the response."""
 
-    def __init__(
-        self,
-        native_url: str,
-        config: GatewayConfig,
-        metrics: GatewayMetrics,
-        orchestrator: Orchestrator,
-        suspects: Suspects | None = None,
-        rate_limits: RateLimits | None = None,
-        limits: NativeLimits | None = None,
-        flex: FlexGate | None = None,
-        answers: SpokenAnswers | None = None,
-    ):
-        self._keys = Keys(config.keys.accepted)
-        self._rate_limits = rate_limits or RateLimits(None, MonotonicClock())
-        self._suspects = suspects or Suspects(MonotonicClock())
-        self._config = config
-        self._metrics = metrics
-        self._orchestrator = orchestrator
+    def __init__(self, parts: GatewayParts, native_url: str, limits: NativeLimits):
+        self._parts = parts
         self._sessions = NativeSessions(
-            config.native.max_native_sessions_per_key,
-            config.native.max_native_sessions,
+            parts.config.native.max_native_sessions_per_key,
+            parts.config.native.max_native_sessions,
             MonotonicClock().now_s,
         )
         self._running = RunningNames()
-        self._check = RequestCheck(
-            config,
-            orchestrator,
-            self._sessions,
-            limits or NativeLimits(),
-            self._running,
-            answers or SpokenAnswers(),
-        )
-        self._flex = flex or FlexGate(FlexConfig())
-        self._upstream = Upstream(native_url, config.native)
+        self._check = RequestCheck(parts, self._sessions, limits, self._running)
+        self._upstream = Upstream(native_url, parts.config.native)
 
     async def close(self) -> None:
         await self._upstream.close()
 
     async def __call__(self, request: Request) -> Response:
         try:
-            raw = await read_body(request, self._config.inputs.max_body_bytes)
+            raw = await read_body(request, self._parts.config.inputs.max_body_bytes)
         except LiveError as error:
             return self._refused(request.scope["path"], error)
         return await self.pass_on(request, raw)
@@ -113,7 +84,7 @@ class NativeProxy:
             flex: bound on flex requests; None: that of clients.
         """
         route = request.scope["path"]  # not request.url: Starlette builds it from the Host header
-        owner = self._keys.owner(request.headers)
+        owner = self._parts.keys.owner(request.headers)
         ending = Ending()
         async with AsyncExitStack() as held:
             try:
@@ -121,7 +92,7 @@ class NativeProxy:
                 checked = await self._check.body(request, raw, owner)
                 limit_s = None
                 if checked.tier.flex:
-                    gate = flex or self._flex
+                    gate = flex or self._parts.flex
                     await while_connected(request, held.enter_async_context(gate.place()))
                     held.callback(self._abort_unread, checked.names, ending)
                     limit_s = gate.config.run_s
@@ -129,11 +100,11 @@ class NativeProxy:
                 held.callback(self._free, names, ending)
                 if route in GENERATING:
                     content = _content_of(route, checked.body)
-                    running = self._suspects.begin(_NATIVE_ENGINE, content)
+                    running = self._parts.suspects.begin(_NATIVE_ENGINE, content)
                     held.callback(self._end, running, ending)
                 if counted and checked.n_completions > 1:
                     # app.py counted one.
-                    self._rate_limits.take(owner, checked.n_completions - 1)
+                    self._parts.rate_limits.take(owner, checked.n_completions - 1)
             except LiveError as error:
                 return self._refused(route, error)
             upstream = self._upstream.send(request, route, checked.body)
@@ -143,8 +114,8 @@ class NativeProxy:
                 response = await _filtered(upstream, route)
             else:
                 mine = held.pop_all()
-                return Relay(upstream, route, self._metrics, mine, ending, checked, limit_s)
-        self._metrics.proxied.labels(route, str(response.status_code)).inc()
+                return Relay(upstream, route, self._parts.metrics, mine, ending, checked, limit_s)
+        self._parts.metrics.proxied.labels(route, str(response.status_code)).inc()
         return response
 
     def _abort_unread(self, names: tuple[str, ...], ending: Ending) -> None:
@@ -156,7 +127,7 @@ class NativeProxy:
         self._running.free(names, hung_up=ending.hung_up)
 
     def _end(self, running: EngineRequest, ending: Ending) -> None:
-        self._suspects.end(running, broken=ending.broken)
+        self._parts.suspects.end(running, broken=ending.broken)
 
     async def _open_session(
         self, upstream: Awaitable[aiohttp.ClientResponse], checked: CheckedRequest, owner: str
@@ -190,14 +161,14 @@ class NativeProxy:
 
     async def _bound(self, session_id: str, retention: RetentionConfig) -> None:
         try:
-            await self._orchestrator.retain_native(session_id, retention)
+            await self._parts.orchestrator.retain_native(session_id, retention)
         except LiveError as error:
             log.warning("native_not_bounded session=%s error=%r", session_id, error)
             await self._upstream.close_session(session_id)
             raise
 
     def _refused(self, route: str, error: LiveError) -> Response:
-        self._metrics.proxied.labels(route, str(error.http_status)).inc()
+        self._parts.metrics.proxied.labels(route, str(error.http_status)).inc()
         return error_response(error)
 
 

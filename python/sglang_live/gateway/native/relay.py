@@ -26,6 +26,7 @@ from sglang_live.errors import (
     StageUnavailableError,
 )
 from sglang_live.gateway.errors import error_response
+from sglang_live.gateway.http.body import until_left
 from sglang_live.gateway.native.request_check import CheckedRequest
 from sglang_live.gateway.native.routes import OF_A_MODEL, returned
 from sglang_live.telemetry.metrics import GatewayMetrics
@@ -70,7 +71,8 @@ class TierEcho:
         begin = self._rest.find(b"{")
         if begin < 0:
             return b""
-        body, self._rest, self._done = self._rest, b"", True
+        body, self._rest = self._rest, b""
+        self._done = True
         return body[: begin + 1] + self._field + body[begin + 1 :]
 
     def _pushed_events(self, piece: bytes) -> bytes:
@@ -127,7 +129,7 @@ class Relay(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         relay = asyncio.create_task(self._relay(scope, receive, send))
-        gone = asyncio.create_task(_until_disconnect(receive))
+        gone = asyncio.create_task(until_left(receive))
         async with self._held:
             try:
                 await asyncio.wait(
@@ -213,11 +215,6 @@ class Relay(Response):
 def unreachable(route: str, error: Exception) -> JSONResponse:
     log.warning("native_unreachable route=%s error=%r", route, error)
     return error_response(StageUnavailableError("SGLang's own API does not respond."))
-
-
-async def _until_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 # --- what clients see of SGLang's responses ---

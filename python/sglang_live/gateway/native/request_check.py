@@ -14,10 +14,8 @@ from starlette.requests import Request
 
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.auth import Keys, owner_salt
-from sglang_live.gateway.chat.messages import SpokenAnswers
-from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.errors import ParameterError
-from sglang_live.gateway.flex.tier import ORDINARY, Tier, Tiers
+from sglang_live.gateway.flex.tier import ORDINARY, Tier
 from sglang_live.gateway.http.media_guard import MediaGuard
 from sglang_live.gateway.json_forms import broken_json
 from sglang_live.gateway.model import check_model
@@ -41,9 +39,9 @@ from sglang_live.gateway.native.routes import (
     is_host,
 )
 from sglang_live.gateway.native.sessions import IDLE_S, NativeSessions, take_retention
+from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.same_machine import ForeignPageError
 from sglang_live.kv.retention import RetentionConfig
-from sglang_live.orchestrator.sessions import Orchestrator
 
 # In the scope of a request: Unix time until which its response is of use. Lines of batches have it.
 OF_USE_UNTIL = "sglang_live.of_use_until"
@@ -82,17 +80,18 @@ class RequestCheck:
 
     def __init__(
         self,
-        config: GatewayConfig,
-        orchestrator: Orchestrator,
+        parts: GatewayParts,
         sessions: NativeSessions,
         limits: NativeLimits,
         running: RunningNames,
-        answers: SpokenAnswers,
     ):
-        self._config, self._orchestrator, self._sessions = config, orchestrator, sessions
-        self._forms, self._guard = forms(limits, answers), MediaGuard(config.media)
-        self._limits, self._running = limits, running
-        self._tiers = Tiers(config.keys.batch_only_keys)
+        self._parts = parts
+        self._config = parts.config
+        self._sessions = sessions
+        self._forms = forms(limits, parts.answers)
+        self._guard = MediaGuard(parts.config.media)
+        self._limits = limits
+        self._running = running
 
     def sender(self, request: Request, route: str) -> None:
         """Check whether the web page and the key of the request may use the route."""
@@ -121,7 +120,7 @@ class RequestCheck:
             self._check_model(body)
         retention = None
         if route == OPEN_SESSION:
-            self._tiers.check_heard(owner)
+            self._parts.tiers.check_heard(owner)
             retention = take_retention(body, self._config.retention)
         try:
             checked = form(body)
@@ -149,7 +148,7 @@ class RequestCheck:
         Raises:
             ParameterError: flex in a session, whose turns follow one another.
         """
-        tier = self._tiers.of(request.headers, body.pop("service_tier", None))
+        tier = self._parts.tiers.of(request.headers, body.pop("service_tier", None))
         if body.pop("priority", 0) < 0:
             tier = Tier(flex=True, named=True)
         if tier.flex and "session_params" in body:
@@ -189,7 +188,7 @@ class RequestCheck:
     def _check_model(self, body: object) -> None:
         model = body.get("model") if isinstance(body, dict) else None
         if isinstance(model, str):  # the form refuses all else
-            check_model(self._orchestrator.model_name, model)
+            check_model(self._parts.orchestrator.model_name, model)
 
 
 # --- control tokens in clients' texts, made plain text ---

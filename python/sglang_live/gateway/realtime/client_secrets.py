@@ -15,14 +15,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from sglang_live.errors import CapacityError
-from sglang_live.gateway.auth import Keys
-from sglang_live.gateway.flex.tier import Tiers
 from sglang_live.gateway.http.body import read_body, read_json, refuse_query
-from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.json_forms import Strict
+from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.events import SessionForm
-from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.realtime.session_config import first_config
+from sglang_live.ids import new_id
 
 _PREFIX = "ek_"
 _RANDOM_BYTES = 24
@@ -96,22 +94,22 @@ _MAX_BODY_BYTES = 1 << 16
 class ClientSecretsRoute:
     """Mounted behind the guard of keys, so a secret cannot make secrets."""
 
-    def __init__(self, services: RealtimeServices, keys: Keys, secrets: ClientSecrets):
-        self._services, self._keys, self._secrets = services, keys, secrets
-        self._tiers = Tiers(services.config.keys.batch_only_keys)
+    def __init__(self, parts: GatewayParts, secrets: ClientSecrets):
+        self._parts = parts
+        self._secrets = secrets
 
     async def __call__(self, request: Request) -> Response:
-        owner = self._keys.owner(request.headers)
-        self._tiers.check_heard(owner)
+        owner = self._parts.keys.owner(request.headers)
+        self._parts.tiers.check_heard(owner)
         body = await read_body(request, _MAX_BODY_BYTES)
         refuse_query(request)
         form = read_json(body or b"{}", ClientSecretForm)
         # Faulty settings are refused here: the client that uses the secret cannot change them.
-        orchestrator, gateway = self._services.orchestrator, self._services.config
+        orchestrator, gateway = self._parts.orchestrator, self._parts.config
         config = first_config(orchestrator, gateway, form.session)
         if form.session is not None:
-            default = first_config(orchestrator, gateway, None)
-            limit = self._services.context_limit
+            default = first_config(orchestrator, gateway)
+            limit = self._parts.context_limit
             await limit.check_settings(config, form.session, default, "session")
         secret = self._secrets.make(form, owner)
         return JSONResponse(

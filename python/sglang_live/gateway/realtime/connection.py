@@ -17,7 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sglang_live.aio import close_all
 from sglang_live.errors import LiveError
-from sglang_live.gateway.auth import ANONYMOUS, Keys, choose_subprotocol, offered_keys
+from sglang_live.gateway.auth import ANONYMOUS, choose_subprotocol, offered_keys
 from sglang_live.gateway.draining import CLOSE_SERVICE_RESTART, DrainingError
 from sglang_live.gateway.errors import (
     CLOSE_POLICY_VIOLATION,
@@ -29,9 +29,8 @@ from sglang_live.gateway.errors import (
     internal_error,
     refuse_handshake,
 )
-from sglang_live.gateway.flex.tier import Tiers
-from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import check_model
+from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.rate_limits import RateLimitError
 from sglang_live.gateway.realtime.client_secrets import ClientSecrets
 from sglang_live.gateway.realtime.events import (
@@ -41,8 +40,8 @@ from sglang_live.gateway.realtime.events import (
     parse_client_event,
 )
 from sglang_live.gateway.realtime.outbox import Outbox
-from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.realtime.session import RealtimeSession
+from sglang_live.ids import new_id
 from sglang_live.orchestrator.sessions import VoiceSession
 from sglang_live.telemetry.log_context import set_log_ids
 
@@ -85,26 +84,26 @@ class RealtimeConnection:
     def __init__(
         self,
         wire: Wire,
-        services: RealtimeServices,
+        parts: GatewayParts,
         preset: SessionForm | None = None,
         owner: str = ANONYMOUS,
     ):
         self._owner = owner
-        self._received_at_s = services.clock.now_s()
+        self._received_at_s = parts.clock.now_s()
         self.session_id = new_id("sess")
         self._preset = preset
         self._wire = wire
-        self._services = services
-        self._metrics = services.metrics
-        self._outbox = Outbox(wire.send, services.config.sessions.send_buffer_bytes)
+        self._parts = parts
+        self._metrics = parts.metrics
+        self._outbox = Outbox(wire.send, parts.config.sessions.send_buffer_bytes)
 
     async def run(self) -> None:
         """Serve until the client leaves. Faults of a client or stage raise nothing."""
         set_log_ids(session=self.session_id)
         sender = asyncio.create_task(self._outbox.drain())
         try:
-            self._services.loop_lag.check()
-            voice_session = await self._services.orchestrator.open_session(self.session_id)
+            self._parts.loop_lag.check()
+            voice_session = await self._parts.orchestrator.open_session(self.session_id)
         except Exception as error:
             await self._refuse(error, sender)
             return
@@ -132,7 +131,7 @@ class RealtimeConnection:
 
     async def _serve(self, voice_session: VoiceSession, sender: asyncio.Task[None]) -> None:
         session = RealtimeSession(
-            voice_session, self._outbox, self._services, self._preset, self._owner
+            voice_session, self._outbox, self._parts, self._preset, self._owner
         )
         session.greet()
         reader = asyncio.create_task(self._read(session))
@@ -171,7 +170,7 @@ class RealtimeConnection:
 
     async def _until_drained(self, session: RealtimeSession) -> None:
         """Wait until the server is about to stop and this session's last response is over."""
-        drain = self._services.drain
+        drain = self._parts.drain
         await drain.began.wait()
         while session.at_work and not drain.over.is_set():
             with suppress(TimeoutError):
@@ -179,7 +178,7 @@ class RealtimeConnection:
 
     async def _until_idle(self, session: RealtimeSession) -> IdleSessionError:
         """Wait until the client has sent nothing for too long and no response runs or plays."""
-        clock, limit_s = self._services.clock, self._services.config.limits.idle_session_s
+        clock, limit_s = self._parts.clock, self._parts.config.limits.idle_session_s
         while not limit_s:
             await asyncio.Event().wait()
         while (left_s := self._received_at_s + limit_s - clock.now_s()) > 0 or session.at_work:
@@ -189,7 +188,7 @@ class RealtimeConnection:
     async def _read(self, session: RealtimeSession) -> None:
         while True:
             frame = await self._wire.receive()
-            self._received_at_s = self._services.clock.now_s()
+            self._received_at_s = self._parts.clock.now_s()
             if frame is None:
                 return
             await self._handle(frame, session)
@@ -210,7 +209,7 @@ class RealtimeConnection:
     def _parse(self, frame: str | bytes) -> AnyClientEvent:
         if isinstance(frame, bytes):
             raise ClientEventError("Binary frames hold no events.", code="invalid_event")
-        max_bytes = self._services.config.inputs.max_frame_bytes
+        max_bytes = self._parts.config.inputs.max_frame_bytes
         if len(frame) > max_bytes:
             raise ClientEventError(
                 f"Event too large: at most {max_bytes} bytes.", code="event_too_large"
@@ -283,9 +282,10 @@ class SocketWire:
 
 
 class RealtimeRoute:
-    def __init__(self, services: RealtimeServices, keys: Keys, secrets: ClientSecrets):
-        self._services, self._keys, self._secrets = services, keys, secrets
-        self._tiers = Tiers(services.config.keys.batch_only_keys)
+    def __init__(self, parts: GatewayParts, secrets: ClientSecrets):
+        self._parts = parts
+        self._keys = parts.keys
+        self._secrets = secrets
         self._open: Counter[str] = Counter()  # sessions by key, and by client secret
 
     async def __call__(self, socket: WebSocket) -> None:
@@ -300,7 +300,7 @@ class RealtimeRoute:
         refusal = self._refusal(socket, holders)
         try:
             if refusal:
-                self._services.metrics.sessions_refused.labels(refusal["code"]).inc()
+                self._parts.metrics.sessions_refused.labels(refusal["code"]).inc()
                 await _refuse(socket, refusal)
             else:
                 await self._serve(socket, holders, secret.session if secret else None)
@@ -314,25 +314,25 @@ class RealtimeRoute:
         self._open.update(holders)
         try:
             wire = SocketWire(socket)
-            await RealtimeConnection(wire, self._services, preset, holders[0]).run()
+            await RealtimeConnection(wire, self._parts, preset, holders[0]).run()
         finally:
             self._open.subtract(holders)
             self._open += Counter()  # removes counts of zero
 
     def _refusal(self, socket: WebSocket, holders: list[str]) -> dict[str, Any] | None:
         try:
-            if not self._services.config.model.has_language_model:
+            if not self._parts.config.model.has_language_model:
                 raise NoLanguageModelError
-            self._tiers.check_heard(holders[0])
+            self._parts.tiers.check_heard(holders[0])
             self._check_room(*holders)
             _check_shape(socket)
-            check_model(self._services.orchestrator.model_name, socket.query_params.get("model"))
+            check_model(self._parts.orchestrator.model_name, socket.query_params.get("model"))
         except LiveError as error:
             return error_body(error)
         return None
 
     def _check_room(self, owner: str, secret: str | None = None) -> None:
-        limits = self._services.config.limits
+        limits = self._parts.config.limits
         limit = limits.max_sessions_per_key
         if limit is not None and self._open[owner] >= limit:
             raise TooManySessionsError(f"This key has {limit} sessions open, its limit.")
@@ -341,7 +341,7 @@ class RealtimeRoute:
             raise TooManySessionsError(f"This client secret has {most} sessions open, its limit.")
 
     async def _deny(self, socket: WebSocket) -> None:
-        self._services.metrics.sessions_refused.labels(InvalidKeyError.code).inc()
+        self._parts.metrics.sessions_refused.labels(InvalidKeyError.code).inc()
         # OpenAI refuses the handshake with 401; clients then stop trying.
         await refuse_handshake(socket, InvalidKeyError())
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from sglang_live.gateway.ids import new_id
+from sglang_live.ids import new_id
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,8 @@ class Outbox:
         limit_bytes: int,
         patience_s: float = _PATIENCE_S,
     ):
-        self._send, self._patience_s = send, patience_s
+        self._send = send
+        self._patience_s = patience_s
         self._sending: int | None = None  # number of the frame that is being sent
         self._limit_bytes = limit_bytes
         self._frames: deque[_Frame] = deque()

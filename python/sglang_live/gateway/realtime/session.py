@@ -11,8 +11,9 @@ import logging
 import time
 
 from sglang_live.aio import close_all
-from sglang_live.gateway.auth import ANONYMOUS, owner_salt
+from sglang_live.gateway.auth import ANONYMOUS
 from sglang_live.gateway.errors import ClientEventError
+from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.rate_limits import RateLimitStatus
 from sglang_live.gateway.realtime.conversation.conversation import Conversation
 from sglang_live.gateway.realtime.conversation.events import ConversationEvents
@@ -37,7 +38,6 @@ from sglang_live.gateway.realtime.responses.audible import AudibleResponses
 from sglang_live.gateway.realtime.responses.plan import plan_response
 from sglang_live.gateway.realtime.responses.responses import Responses
 from sglang_live.gateway.realtime.responses.turn_runner import TurnRunner
-from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.realtime.session_config import first_config, update_config
 from sglang_live.gateway.realtime.turns.frame_mode import FrameMode
 from sglang_live.gateway.realtime.turns.input_transcription import InputTranscription
@@ -62,82 +62,50 @@ class RealtimeSession:
         self,
         session: VoiceSession,
         outbox: Outbox,
-        services: RealtimeServices,
+        parts: GatewayParts,
         preset: SessionForm | None = None,
         owner: str = ANONYMOUS,
     ):
-        orchestrator, config = services.orchestrator, services.config
-        self._defaults = first_config(orchestrator, config, None)
+        orchestrator, config = parts.orchestrator, parts.config
+        self._defaults = first_config(orchestrator, config)
         self._config = first_config(orchestrator, config, preset)
         self._session_id = session.session_id
         self._owner = owner
-        self._emit = emit = outbox.emit
-        self._services = services
-        max_bytes = config.sessions.max_conversation_bytes
-        self._conversation = Conversation(max_bytes, services.item_budget)
+        emit = outbox.emit
+        self._emit = emit
+        self._parts = parts
+        self._conversation = Conversation(config.sessions.max_conversation_bytes, parts.item_budget)
         self._timeline = Timeline(
             session.session_id,
-            began_s=services.clock.now_s(),
+            began_s=parts.clock.now_s(),
             began_unix_s=time.time(),
             keeps=config.timeline_dir is not None,
         )
         self._monitor = SessionMonitor(
-            session, services.clock, services.metrics, self._timeline, services.user_prior
+            session, parts.clock, parts.metrics, self._timeline, parts.user_prior
         )
-        echo = EchoFilter(services.clock, services.metrics, services.echo_thread)
+        echo = EchoFilter(parts.clock, parts.metrics, parts.echo_thread)
         self._audible = AudibleResponses(
-            outbox, self._conversation, self._monitor, services.metrics, echo
+            outbox, self._conversation, self._monitor, parts.metrics, echo
         )
-        self._items = ConversationEvents(
-            self._conversation,
-            emit,
-            services.metrics,
-            services.context_limit,
-            max_bytes=config.inputs.max_append_bytes,
-        )
-
-        turn_runner = TurnRunner(
-            session=session,
-            items=self._items,
-            monitor=self._monitor,
-            voices=orchestrator.voices,
-            clock=services.clock,
-            metrics=services.metrics,
-            cache_salt=owner_salt(owner),
-        )
+        self._items = ConversationEvents(parts, self._conversation, emit)
+        turn_runner = TurnRunner(parts, session, self._items, self._monitor, owner)
         self._responses = Responses(
+            parts=parts,
             items=self._items,
             outbox=outbox,
             audible=self._audible,
             monitor=self._monitor,
             turn_runner=turn_runner,
-            clock=services.clock,
-            metrics=services.metrics,
-            max_out_of_band_responses=config.sessions.max_out_of_band_responses,
-            out_of_band_slots=services.out_of_band_slots,
             admit=self._admit,
         )
         self._transcripts = InputTranscription(
-            session,
-            emit,
-            services.metrics,
-            services.scorer.model,
-            apart=config.model.hears_one_utterance,
-            past_first_audio=self._responses.past_first_audio,
-            admit=self._admit,
+            parts, session, emit, self._responses.past_first_audio, self._admit
         )
-        frames = FrameMode(
-            turn_runner=turn_runner,
-            emit=emit,
-            clock=services.clock,
-            metrics=services.metrics,
-            admit=self._admit,
-            budget=services.item_budget,
-            max_bytes=max_bytes,
-        )
+        frames = FrameMode(parts, turn_runner, emit, self._admit)
         self._turns = TurnTaking(
             config=self._config,
-            services=services,
+            parts=parts,
             items=self._items,
             responses=self._responses,
             frames=frames,
@@ -146,7 +114,7 @@ class RealtimeSession:
             filters=(
                 echo,
                 Backchannels(self._audible.is_ending),
-                *services.other_voices(),
+                *parts.other_voices(),
                 SideTalk(),
             ),
             monitor=self._monitor,
@@ -155,8 +123,8 @@ class RealtimeSession:
 
     def _admit(self) -> RateLimitStatus | None:
         """Count one more response. Raises DrainingError or RateLimitError."""
-        self._services.drain.check()
-        return self._services.rate_limits.take(self._owner)
+        self._parts.drain.check()
+        return self._parts.rate_limits.take(self._owner)
 
     @property
     def at_work(self) -> bool:
@@ -206,11 +174,11 @@ class RealtimeSession:
             self._monitor.close,
             self._conversation.close,
         )
-        if folder := self._services.config.timeline_dir:
+        if folder := self._parts.config.timeline_dir:
             try:
                 await asyncio.to_thread(self._timeline.write, folder)
             except OSError as error:
-                self._services.metrics.timelines_lost.inc()
+                self._parts.metrics.timelines_lost.inc()
                 log.warning("timeline_lost session=%s error=%s", self._session_id, error)
 
     async def _create_response(self, event: ResponseCreate) -> None:
@@ -224,12 +192,12 @@ class RealtimeSession:
             event.response,
             self._config,
             self._conversation,
-            max_audio_bytes=self._services.config.inputs.max_append_bytes,
-            now_s=self._services.clock.now_s(),
+            max_audio_bytes=self._parts.config.inputs.max_append_bytes,
+            now_s=self._parts.clock.now_s(),
             voice_locked=self._responses.has_spoken,
         )
         if event.response is not None:
-            await self._services.context_limit.check_response(plan, event.response, self._config)
+            await self._parts.context_limit.check_response(plan, event.response, self._config)
         self._responses.create(plan)
 
     async def _update_session(self, event: SessionUpdate) -> None:
@@ -237,10 +205,10 @@ class RealtimeSession:
             self._config,
             event.session,
             defaults=self._defaults,
-            gateway=self._services.config,
+            gateway=self._parts.config,
             voice_locked=self._responses.has_spoken,
         )
-        limit = self._services.context_limit
+        limit = self._parts.context_limit
         await limit.check_settings(config, event.session, self._config, "session")
         if config.frames is not None and self._config.frames is None and self._responses.busy:
             raise ClientEventError(

@@ -180,34 +180,26 @@ class SessionConfig:
 
 
 def first_config(
-    orchestrator: Orchestrator, gateway: GatewayConfig, preset: SessionForm | None
+    orchestrator: Orchestrator, gateway: GatewayConfig, preset: SessionForm | None = None
 ) -> SessionConfig:
     """Settings of a new session. preset: those of its client secret, or None.
 
     Raises:
         ClientEventError: with the path of the first faulty value.
     """
-    default_voice = orchestrator.voices[0] if orchestrator.voices else "default"
-    voices = orchestrator.voices
-    config = initial_config(orchestrator.model_name, default_voice, gateway, voices)
-    if preset is None:
-        return config
-    return update_config(config, preset, defaults=config, gateway=gateway, voice_locked=False)
-
-
-def initial_config(
-    model: str, default_voice: str, gateway: GatewayConfig, voices: tuple[str, ...] = ()
-) -> SessionConfig:
-    return SessionConfig(
-        model=model,
-        voice=default_voice,
-        voices=voices,
+    config = SessionConfig(
+        model=orchestrator.model_name,
+        voice=orchestrator.voices[0] if orchestrator.voices else "default",
+        voices=orchestrator.voices,
         instructions=gateway.model.default_instructions,
         truncation=Truncation(retention=gateway.retention),
         turn_detection=TurnDetection(
             vad=gateway.turns.vad, ignore_other_voices=gateway.model.knows_voices
         ),
     )
+    if preset is None:
+        return config
+    return update_config(config, preset, defaults=config, gateway=gateway, voice_locked=False)
 
 
 def update_config(

@@ -229,4 +229,6 @@ class HeardVoice:
 
     def _end_voice(self) -> None:
         self._windows.clear()
-        self._n = self._compared = self._length = 0
+        self._n = 0
+        self._compared = 0
+        self._length = 0

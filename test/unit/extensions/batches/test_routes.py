@@ -20,8 +20,6 @@ from sglang_live.extensions.batches.in_process import InProcess, line_endpoints
 from sglang_live.extensions.batches.records import ENDED
 from sglang_live.extensions.batches.routes import BatchForm
 from sglang_live.extensions.batches.store import Store
-from sglang_live.gateway.additions import GatewayParts
-from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.chat.messages import SpokenAnswers
 from sglang_live.gateway.flex.gate import FlexConfig, FlexGate
 from test.unit.gateway.chat.test_messages import ANSWERS, SPOKEN, history, with_id
@@ -340,8 +338,8 @@ async def test_a_file_in_use_is_kept_and_a_batch_is_cancelled(tmp_path):
 async def test_a_line_may_refer_to_a_spoken_answer():
     answers, orchestrator = SpokenAnswers(), FakeOrchestrator()
     answers.keep("audio_1", "Hello Emma.")
-    shared = services(orchestrator)
-    parts = GatewayParts(services=shared, keys=Keys(()), proxy=None, answers=answers)
+    parts = services(orchestrator)
+    parts.answers = answers
     endpoints = line_endpoints(parts, FlexGate(FlexConfig()))
     messages = history(with_id(ANSWERS["spoken, by id"], "audio_1"))
     body = json.dumps(SPOKEN | {"messages": messages}).encode()

@@ -8,9 +8,8 @@ import pytest
 
 from sglang_live.core import AudioPart, TextPart
 from sglang_live.gateway.realtime.conversation import conversation
-from sglang_live.gateway.realtime.conversation.conversation import Conversation
+from sglang_live.gateway.realtime.conversation.conversation import Conversation, ItemBudget
 from sglang_live.gateway.realtime.conversation.items import MessageItem
-from sglang_live.gateway.realtime.item_budget import ItemBudget
 from test.unit.gateway.fakes import FakeOrchestrator, connected, spoken, tone, types
 
 

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry
 
 from sglang_live.clock import SimClock
 from sglang_live.errors import CapacityError
+from sglang_live.gateway.parts import LoopLag
 from sglang_live.gateway.realtime.connection import RealtimeConnection
-from sglang_live.gateway.realtime.services import LoopLag
 from sglang_live.telemetry.metrics import GatewayMetrics
 from test.unit.gateway.fakes import (
     Client,

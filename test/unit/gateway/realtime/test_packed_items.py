@@ -8,9 +8,8 @@ import pytest
 
 from sglang_live.core import AudioPart, HistoryItem
 from sglang_live.gateway.realtime.conversation.assistant_item import AssistantItem
-from sglang_live.gateway.realtime.conversation.conversation import Conversation
+from sglang_live.gateway.realtime.conversation.conversation import Conversation, ItemBudget
 from sglang_live.gateway.realtime.conversation.items import AudioContent, MessageItem
-from sglang_live.gateway.realtime.item_budget import ItemBudget
 from test.unit.gateway.fakes import FakeOrchestrator, connected, services, tone
 
 SPEECH = np.frombuffer(tone(3000, rate_hz=16_000), np.int16)

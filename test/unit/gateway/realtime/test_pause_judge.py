@@ -17,7 +17,7 @@ from benchmark.turn_taking.components import (
 )
 from sglang_live.core import AudioPart
 from sglang_live.errors import StageFailedError
-from sglang_live.gateway.realtime.services import RealtimeServices
+from sglang_live.gateway.parts import GatewayParts
 from sglang_live.interaction.endpoint import EndpointThreads
 from sglang_live.interaction.turn_end import (
     SCORED_AT_MS,
@@ -102,9 +102,9 @@ def listening(
     threads: Threads | None = None,
     scripts: Sequence[list] = (),
     **config: object,
-) -> RealtimeServices:
+) -> GatewayParts:
     base = services(FakeOrchestrator(list(scripts)), **config)
-    shared = RealtimeServices(
+    shared = GatewayParts(
         orchestrator=base.orchestrator,
         config=base.config,
         speech_model=base.speech_model,
@@ -118,7 +118,7 @@ def listening(
     return shared
 
 
-def verdicts(shared: RealtimeServices, verdict: str) -> float:
+def verdicts(shared: GatewayParts, verdict: str) -> float:
     name = "sglang_live_gateway_endpoint_verdicts_total"
     return shared.metrics.registry.get_sample_value(name, {"verdict": verdict}) or 0
 
@@ -128,7 +128,7 @@ async def semantic(client, eagerness: str = "auto") -> None:
     await client.expect("session.updated")
 
 
-def ends(shared: RealtimeServices, reason: str) -> float:
+def ends(shared: GatewayParts, reason: str) -> float:
     name = "sglang_live_gateway_turn_ends_total"
     return shared.metrics.registry.get_sample_value(name, {"reason": reason}) or 0
 
@@ -141,7 +141,7 @@ async def scored(client) -> list[dict]:
     return events + await client.settle()
 
 
-def n_decided(shared: RealtimeServices) -> float:
+def n_decided(shared: GatewayParts) -> float:
     return verdicts(shared, "pause") + verdicts(shared, "complete")
 
 
@@ -385,7 +385,7 @@ async def test_a_busy_model_is_not_asked_for_overdue_scores():
 LINGERS, COMPLETE = "I would like to, um.", "I would like a coffee please."
 
 
-async def with_words(text: str | Exception, score: float) -> tuple[RealtimeServices, list[dict]]:
+async def with_words(text: str | Exception, score: float) -> tuple[GatewayParts, list[dict]]:
     """A turn whose recogniser hears this text."""
     words = [text] if isinstance(text, Exception) else written(text)
     shared = listening(
@@ -401,7 +401,7 @@ async def with_words(text: str | Exception, score: float) -> tuple[RealtimeServi
     return shared, events
 
 
-def words_said(shared: RealtimeServices, says: str) -> float:
+def words_said(shared: GatewayParts, says: str) -> float:
     name = "sglang_live_gateway_pause_words_total"
     return shared.metrics.registry.get_sample_value(name, {"says": says}) or 0
 

@@ -8,12 +8,11 @@ from sglang_live.core import AudioDelta, HistoryItem, TextPart, TranscriptDelta
 from sglang_live.errors import StageFailedError
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.realtime.conversation.assistant_item import AssistantItem
-from sglang_live.gateway.realtime.conversation.conversation import Conversation
-from sglang_live.gateway.realtime.item_budget import ItemBudget
+from sglang_live.gateway.realtime.conversation.conversation import Conversation, ItemBudget
 from sglang_live.gateway.realtime.responses import turn_runner
 from sglang_live.gateway.realtime.responses.plan import ResponsePlan
 from sglang_live.gateway.realtime.responses.writer import ResponseWriter
-from sglang_live.gateway.realtime.session_config import initial_config
+from sglang_live.gateway.realtime.session_config import first_config
 from test.unit.gateway.fakes import FakeOrchestrator, connected, done, spoken, tone, types
 
 
@@ -199,7 +198,7 @@ def test_a_response_that_fails_to_close_is_over_all_the_same(monkeypatch):
         raise ValueError("a bug")
 
     emitted = []
-    config = initial_config("model", "ada", GatewayConfig())
+    config = first_config(FakeOrchestrator(), GatewayConfig())
     plan = ResponsePlan(config=config, decided_at_s=0.0)
     writer = ResponseWriter(
         plan, Conversation(1000, ItemBudget(1000)), lambda kind, **_: emitted.append(kind)

@@ -15,7 +15,7 @@ from sglang_live.interaction.turn_end import PAUSE_MS
 from test.unit.gateway.fakes import FakeOrchestrator, connected, services, spoken, tone
 
 SECOND = INPUT_RATE_HZ
-CONFIG = first_config(FakeOrchestrator(), GatewayConfig(), None)
+CONFIG = first_config(FakeOrchestrator(), GatewayConfig())
 
 
 class Turn:

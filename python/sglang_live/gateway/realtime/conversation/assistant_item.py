@@ -14,13 +14,13 @@ import numpy as np
 
 from sglang_live.core import FRAME_S, HistoryItem, TextPart, TurnDone
 from sglang_live.gateway.audio.codec import PCM, WireFormat, encode_base64
-from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.conversation.items import (
     MAX_RETRIEVED_AUDIO_BYTES,
     Item,
     Status,
     item_to_wire,
 )
+from sglang_live.ids import new_id
 from sglang_live.interaction.playback import PRIOR_FRAMES_PER_TOKEN, heard_tokens
 from sglang_live.sound.packed import PackedSound, Samples
 
@@ -107,7 +107,8 @@ class AssistantItem(Item):
 
     def close(self, status: Status, *, stopped: bool = False) -> None:
         """End the item. Nothing is sent any more except events that are already queued."""
-        self.status, self.stopped = status, stopped
+        self.status = status
+        self.stopped = stopped
         self._update_history()
 
     def set_end(self, end: TurnDone) -> None:

@@ -5,13 +5,13 @@ Owner: one Conversation per connection. It emits no events; the code that change
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import dataclass
 
+from sglang_live.errors import CapacityError
 from sglang_live.gateway.errors import ClientEventError
-from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.conversation.assistant_item import AssistantItem
-from sglang_live.gateway.realtime.conversation.function_call import FunctionCallItem
-from sglang_live.gateway.realtime.conversation.items import Item
-from sglang_live.gateway.realtime.item_budget import ItemBudget
+from sglang_live.gateway.realtime.conversation.items import FunctionCallItem, Item
+from sglang_live.ids import new_id
 from sglang_live.sound.packed import PackedSound, Samples
 
 # Clients retrieve the item that they have just truncated, not older ones.
@@ -29,6 +29,33 @@ _MAX_CALL_IDS = 4096
 ROOT = "root"
 
 
+@dataclass(slots=True)
+class ItemBudget:
+    """Limit on the memory of the items of all conversations together.
+
+    Owner: one ItemBudget per process. Each conversation has its own limit too; without this one,
+    many full conversations would exhaust the machine's memory.
+    """
+
+    limit_bytes: int
+    used_bytes: int = 0
+
+    @property
+    def over(self) -> bool:
+        return self.used_bytes > self.limit_bytes
+
+    def check(self, n_bytes: int) -> None:
+        """Raises CapacityError if n_bytes more do not fit."""
+        if self.used_bytes + n_bytes > self.limit_bytes:
+            raise CapacityError(
+                f"This item has {n_bytes} bytes, and the conversations of this server hold "
+                f"{self.used_bytes} of {self.limit_bytes}. Delete items, or try again later."
+            )
+
+    def take(self, n_bytes: int) -> None:
+        self.used_bytes += n_bytes
+
+
 class Conversation:
     """
     promised_id: id reserved for an item that is not inserted yet, or None.
@@ -41,7 +68,8 @@ class Conversation:
     def __init__(self, max_bytes: int, budget: ItemBudget):
         self.id = new_id("conv")
         self.call_ids: dict[str, bool] = {}
-        self._max_bytes, self.budget = max_bytes, budget
+        self._max_bytes = max_bytes
+        self.budget = budget
         self._items: list[Item] = []
         self._by_id: dict[str, Item] = {}
         # At insertion, and since it was packed: assistant items grow within limits.

@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from sglang_live.gateway.audio.codec import WireFormat
 from sglang_live.gateway.errors import ClientEventError
-from sglang_live.gateway.realtime.context_limit import ContextLimit
+from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.conversation.assistant_item import AssistantItem
 from sglang_live.gateway.realtime.conversation.conversation import Conversation
 from sglang_live.gateway.realtime.conversation.item_schema import build_item
@@ -20,7 +20,6 @@ from sglang_live.gateway.realtime.events import (
     ItemTruncate,
 )
 from sglang_live.gateway.realtime.outbox import Emit
-from sglang_live.telemetry.metrics import GatewayMetrics
 
 # Clients compute the end from what they have played, rounded and sometimes a buffer too late. Some
 # of them end at an error, so a small excess is accepted.
@@ -28,20 +27,10 @@ TRUNCATE_TOLERANCE_MS = 500
 
 
 class ConversationEvents:
-    def __init__(
-        self,
-        conversation: Conversation,
-        emit: Emit,
-        metrics: GatewayMetrics,
-        context_limit: ContextLimit,
-        *,
-        max_bytes: int,
-    ):
+    def __init__(self, parts: GatewayParts, conversation: Conversation, emit: Emit):
         self.conversation = conversation
-        self._context_limit = context_limit
+        self._parts = parts
         self._emit = emit
-        self._metrics = metrics
-        self._max_audio_bytes = max_bytes
 
     def add(self, item: Item, after_id: str | None = None) -> None:
         """Insert a complete item into the conversation and report it."""
@@ -73,11 +62,11 @@ class ConversationEvents:
         item = build_item(
             event.item,
             audio_format,
-            max_bytes=self._max_audio_bytes,
+            max_bytes=self._parts.config.inputs.max_append_bytes,
             path="item",
             call_ids=self.conversation.call_ids,
         )
-        await self._context_limit.check_item(item, event.item, "item")
+        await self._parts.context_limit.check_item(item, event.item, "item")
         # Meanwhile a response may have inserted or dropped an item.
         self.conversation.check_insert(event.item.id, event.previous_item_id)
         self.conversation.budget.check(item.size_bytes)
@@ -120,5 +109,5 @@ class ConversationEvents:
         )
 
     def _report_dropped(self, item_id: str, reason: str, response_id: str | None = None) -> None:
-        self._metrics.items_dropped.labels(reason).inc()
+        self._parts.metrics.items_dropped.labels(reason).inc()
         self._emit("conversation.item.deleted", lane=response_id, item_id=item_id)

@@ -12,7 +12,6 @@ from sglang_live.core import AudioPart, HistoryItem, TextPart
 from sglang_live.gateway.audio.codec import WireFormat, decode_base64, decode_clip
 from sglang_live.gateway.beta_names import ga_part
 from sglang_live.gateway.errors import ClientEventError, cut
-from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.json_forms import missing_parameter
 from sglang_live.gateway.realtime.conversation.items import (
     AudioContent,
@@ -32,6 +31,7 @@ from sglang_live.gateway.realtime.events import (
     MessageForm,
 )
 from sglang_live.gateway.tools import check_name
+from sglang_live.ids import new_id
 
 ContentKind = TextKind | Literal["input_audio"]
 

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from sglang_live.core import AudioPart, HistoryItem, TextPart
 from sglang_live.gateway.audio.codec import WireFormat, encode_base64, encode_clip
-from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.tools import FunctionCall
+from sglang_live.ids import new_id
 from sglang_live.sound.packed import PackedSound, Samples
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -124,7 +125,8 @@ class MessageItem(Item):
         is_speech: Callable[[Samples], bool] | None = None,
     ):
         self.id = item_id
-        self._is_speech, self.is_silent = is_speech, False
+        self._is_speech = is_speech
+        self.is_silent = False
         self.role = role
         self.content: tuple[TextContent | AudioContent, ...] = tuple(content)
         parts = tuple(part for part in (c.part() for c in self.content) if part)
@@ -149,7 +151,8 @@ class MessageItem(Item):
         """Determine whether the audio has speech; takes milliseconds the first time."""
         if self._is_speech is not None and not self._is_speech(self._audio[0].pcm):
             self.is_silent = True
-            self._history, self._pieces = None, ()
+            self._history = None
+            self._pieces = ()
         self._is_speech = None
 
     def transcribed(self, text: str) -> None:
@@ -239,6 +242,45 @@ class FunctionItem(Item):
     @property
     def size_bytes(self) -> int:
         return sum(len(value) for value in self._fields.values())
+
+
+@dataclass(eq=False)
+class FunctionCallItem(Item):
+    """Function call of the model.
+
+    Text and function calls of a turn are several items but one history item: the first of the items
+    represents it, the others have no history. If the first one was truncated or deleted, a function
+    call is in the history as text of its own.
+
+    turn_item: history item of the whole turn.
+    carried_by: item that represents it; None: this one.
+    """
+
+    call: FunctionCall
+    turn_item: HistoryItem
+    carried_by: Item | None
+    status: Status = "in_progress"
+
+    def __post_init__(self) -> None:
+        self.id = new_id("item")
+        self.call_id = new_id("call")
+        self._as_text = call_as_text(self.call.name, self.call.arguments)
+
+    def to_json(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
+        arguments = self.call.arguments if self.status == "completed" else ""
+        fields = {"name": self.call.name, "call_id": self.call_id, "arguments": arguments}
+        return item_to_wire(self, "function_call", self.status, **fields)
+
+    def history(self) -> HistoryItem | None:
+        if self.carried_by is None:
+            return self.turn_item
+        carried = None if self.carried_by.has_left else self.carried_by.history()
+        is_whole = carried is not None and carried.token_ids == self.turn_item.token_ids
+        return None if is_whole else self._as_text
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.call.name) + len(self.call.arguments)
 
 
 def item_to_wire(item: Item, kind: str, status: str, **fields: Any) -> dict[str, Any]:

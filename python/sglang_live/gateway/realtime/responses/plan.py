@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from msgspec import UNSET
 
 from sglang_live.gateway.errors import ClientEventError
-from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.conversation.conversation import Conversation
 from sglang_live.gateway.realtime.conversation.item_schema import build_item
 from sglang_live.gateway.realtime.conversation.items import Item
@@ -20,6 +19,7 @@ from sglang_live.gateway.realtime.session_config import (
     output_changes,
     with_choice,
 )
+from sglang_live.ids import new_id
 
 _MAX_METADATA_KEYS = 16
 _MAX_METADATA_KEY, _MAX_METADATA_VALUE = 64, 512

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from sglang_live.aio import close_all
-from sglang_live.clock import Clock
 from sglang_live.gateway.draining import DrainingError
 from sglang_live.gateway.errors import ClientEventError
-from sglang_live.gateway.rate_limits import OutOfBandSlots, RateLimitError, RateLimitStatus
+from sglang_live.gateway.parts import GatewayParts
+from sglang_live.gateway.rate_limits import RateLimitError, RateLimitStatus
 from sglang_live.gateway.realtime.conversation.events import ConversationEvents
 from sglang_live.gateway.realtime.outbox import Outbox
 from sglang_live.gateway.realtime.responses.audible import AudibleResponses
@@ -23,7 +23,6 @@ from sglang_live.gateway.realtime.responses.turn_runner import TurnRunner
 from sglang_live.gateway.realtime.responses.writer import ActiveResponse, ResponseWriter
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.playback import PlaybackClock, ResponsePlayback
-from sglang_live.telemetry.metrics import GatewayMetrics
 
 
 @dataclass(eq=False)
@@ -37,20 +36,18 @@ class Responses:
     past_first_audio: cleared while a response in the conversation has not sent any audio yet.
     """
 
+    parts: GatewayParts
     items: ConversationEvents
     outbox: Outbox
     audible: AudibleResponses
     monitor: SessionMonitor
     turn_runner: TurnRunner
-    clock: Clock
-    metrics: GatewayMetrics
-    max_out_of_band_responses: int
-    out_of_band_slots: OutOfBandSlots
     admit: Callable[[], RateLimitStatus | None]
     on_done: Callable[[float], None] = lambda unheard_s: None
     has_spoken: bool = False
 
     def __post_init__(self) -> None:
+        self._metrics = self.parts.metrics
         self.past_first_audio = asyncio.Event()
         self.past_first_audio.set()
         self._active: ActiveResponse | None = None
@@ -81,12 +78,13 @@ class Responses:
                 "Wait until the response is finished before creating a new one.",
                 code="conversation_already_has_active_response",
             )
-        if not plan.in_conversation and len(self._out_of_band) >= self.max_out_of_band_responses:
+        most = self.parts.config.sessions.max_out_of_band_responses
+        if not plan.in_conversation and len(self._out_of_band) >= most:
             raise ClientEventError(
-                f"At most {self.max_out_of_band_responses} out-of-band responses at once.",
+                f"At most {most} out-of-band responses at once.",
                 code="too_many_responses",
             )
-        if not plan.in_conversation and self.out_of_band_slots.full:
+        if not plan.in_conversation and self.parts.out_of_band_slots.full:
             raise ClientEventError(
                 "Too many out-of-band responses of all sessions at once; try again later.",
                 code="too_many_responses",
@@ -147,7 +145,7 @@ class Responses:
             writer = ResponseWriter(plan, self.items.conversation, self.outbox.emit)
             writer.create()
             writer.fail(error)
-            self.metrics.turns.labels(writer.status, writer.reason).inc()
+            self._metrics.turns.labels(writer.status, writer.reason).inc()
 
     def _start(self, plan: ResponsePlan, limits: RateLimitStatus | None) -> None:
         writer = ResponseWriter(
@@ -170,9 +168,9 @@ class Responses:
             self.past_first_audio.clear()
         else:
             self._out_of_band[response.id] = response
-            self.out_of_band_slots.take()
+            self.parts.out_of_band_slots.take()
         self.turn_runner.start(response)
-        self.metrics.responses_active.inc()
+        self._metrics.responses_active.inc()
         writer.create()
         if limits is not None:
             self.outbox.emit("rate_limits.updated", rate_limits=limits.to_json())
@@ -188,32 +186,33 @@ class Responses:
     def _on_settled(self, response: ActiveResponse) -> None:
         """The response is over for the client: the next one may start."""
         writer = response.writer
-        self.metrics.responses_active.dec()
-        self.metrics.turns.labels(writer.status, writer.reason or "").inc()
+        self._metrics.responses_active.dec()
+        self._metrics.turns.labels(writer.status, writer.reason or "").inc()
         if not response.in_conversation:
             self._out_of_band.pop(response.id, None)
-            self.out_of_band_slots.release()
+            self.parts.out_of_band_slots.release()
             return
         self._active = None
         self.past_first_audio.set()
         self.monitor.response_done(response.playback, writer.status)
         self.audible.check_all_sent(response)
         self.items.drop_oldest_if_full()
-        self.on_done(response.unheard_s(self.clock.now_s()))
+        self.on_done(response.unheard_s(self.parts.clock.now_s()))
         if self._queued:
             plan, self._queued = self._queued, None
             self._start_or_fail(plan)
 
     def _on_audio_sent(self, response: ActiveResponse, frame: bytes, duration_s: float) -> None:
         if not response.audio_started:
-            response.audio_started = self.has_spoken = True
+            response.audio_started = True
+            self.has_spoken = True
             self._observe_ttfp(response.plan)
         if response.in_conversation:
             self.past_first_audio.set()
             self.audible.audio_sent(response, frame, duration_s)
 
     def _observe_ttfp(self, plan: ResponsePlan) -> None:
-        now_s = self.clock.now_s()
-        self.metrics.ttfp_from_decision_s.observe(now_s - plan.decided_at_s)
+        now_s = self.parts.clock.now_s()
+        self._metrics.ttfp_from_decision_s.observe(now_s - plan.decided_at_s)
         if plan.speech_end_at_s is not None:
-            self.metrics.ttfp_from_speech_end_s.observe(now_s - plan.speech_end_at_s)
+            self._metrics.ttfp_from_speech_end_s.observe(now_s - plan.speech_end_at_s)

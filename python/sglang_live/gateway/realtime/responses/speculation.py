@@ -35,8 +35,10 @@ class SpeculativeTurn:
     """
 
     def __init__(self, session: VoiceSession, request: TurnRequest, utterance: Utterance):
-        self.utterance, self.failed = utterance, False
-        self._session, self._request = session, request
+        self.utterance = utterance
+        self.failed = False
+        self._session = session
+        self._request = request
         self._events: Channel[TurnEvent] = Channel(_MOST_EVENTS)
         self._cancel_late: asyncio.TimerHandle | None = None
         self.task = background(self._run(), "speculative turn")

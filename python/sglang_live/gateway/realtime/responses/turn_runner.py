@@ -10,7 +10,6 @@ import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
-from sglang_live.clock import Clock
 from sglang_live.core import (
     OUTPUT_RATE_HZ,
     AudioDelta,
@@ -23,9 +22,10 @@ from sglang_live.core import (
     Usage,
 )
 from sglang_live.errors import DeadlineError, LiveError, StageFailedError
+from sglang_live.gateway.auth import owner_salt
 from sglang_live.gateway.errors import internal_error
-from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import known_voice
+from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.conversation.events import ConversationEvents
 from sglang_live.gateway.realtime.conversation.items import Item, MessageItem
 from sglang_live.gateway.realtime.responses.plan import ResponsePlan
@@ -33,9 +33,9 @@ from sglang_live.gateway.realtime.responses.speculation import SpeculativeTurn, 
 from sglang_live.gateway.realtime.responses.writer import ActiveResponse
 from sglang_live.gateway.realtime.session_config import SessionConfig
 from sglang_live.gateway.tools import read_calls, tools_of
+from sglang_live.ids import new_id
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.orchestrator.sessions import VoiceSession
-from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
@@ -51,20 +51,16 @@ _BYTES_PER_S = 2 * OUTPUT_RATE_HZ
 
 @dataclass(eq=False)
 class TurnRunner:
-    """
-    voices: names the model has; the first is the default.
-    cache_salt: of the owner (gateway/auth.py).
-    """
+    """owner: of the session, for the cache's salt (gateway/auth.py)."""
 
+    parts: GatewayParts
     session: VoiceSession
     items: ConversationEvents
     monitor: SessionMonitor
-    voices: tuple[str, ...]
-    clock: Clock
-    metrics: GatewayMetrics
-    cache_salt: str
+    owner: str
 
     def __post_init__(self) -> None:
+        self._metrics = self.parts.metrics
         self._tasks: set[asyncio.Task[None]] = set()
         self._conversation_tasks: set[asyncio.Task[None]] = set()
         self._deadlines: dict[ActiveResponse, asyncio.Task[None]] = {}
@@ -113,7 +109,7 @@ class TurnRunner:
 
     def request(self, config: SessionConfig) -> TurnRequest:
         """The request of a turn over the conversation as it is now."""
-        return self._request(ResponsePlan(config=config, decided_at_s=self.clock.now_s()))
+        return self._request(ResponsePlan(config=config, decided_at_s=self.parts.clock.now_s()))
 
     # --- before the end of the user's turn ---
 
@@ -132,7 +128,7 @@ class TurnRunner:
         """Start a speculative turn after what the user has said so far, if there is room."""
         refused = self.session.speculation_refused()
         if self._conversation_tasks or refused:
-            self.metrics.speculations_refused.labels(refused or "turn_runs").inc()
+            self._metrics.speculations_refused.labels(refused or "turn_runs").inc()
             return
         request = self.request(config)
         history = (*request.history, *utterance)
@@ -152,7 +148,7 @@ class TurnRunner:
             self._withdraw(speculative)
 
     def _withdraw(self, speculative: SpeculativeTurn) -> None:
-        self.metrics.speculative_turns.labels("withdrawn").inc()
+        self._metrics.speculative_turns.labels("withdrawn").inc()
         speculative.withdraw()
 
     def _take_speculative(self, plan: ResponsePlan) -> SpeculativeTurn | None:
@@ -176,7 +172,7 @@ class TurnRunner:
             task.add_done_callback(tasks.discard)
 
     async def _cancel_late(self, response: ActiveResponse) -> None:
-        await self.clock.sleep(_INTERRUPT_S)
+        await self.parts.clock.sleep(_INTERRUPT_S)
         log.warning("turn_not_interrupted response=%s", response.id)
         assert response.task is not None
         response.task.cancel()
@@ -230,7 +226,7 @@ class TurnRunner:
             return self._finish(response, _empty_result())
         events: AsyncGenerator[TurnEvent, None]
         if speculative is not None:
-            self.metrics.speculative_turns.labels("answered").inc()
+            self._metrics.speculative_turns.labels("answered").inc()
             events = speculative.confirm()
         else:
             # Only now: the turns before this one have ended, so their items are complete.
@@ -277,7 +273,7 @@ class TurnRunner:
             response.writer.set_end(end)
         else:
             for mark, at_s in end.trace.items():
-                self.metrics.turn_marks_s.labels(mark).observe(at_s)
+                self._metrics.turn_marks_s.labels(mark).observe(at_s)
             self._complete(response, end)
         if not response.plan.stateless:
             self.items.drop_compacted(end.gone, response_id=response.id)
@@ -289,7 +285,7 @@ class TurnRunner:
             end.function_calls,
             config.tools,
             most=None if config.parallel_tool_calls else 1,
-            metrics=self.metrics,
+            metrics=self._metrics,
             response_id=response.id,
         )
         if not calls and writer.item is None and end.status == "completed":
@@ -308,14 +304,14 @@ class TurnRunner:
         return TurnRequest(
             instructions=config.instructions,
             history=history,
-            voice=known_voice(self.voices, config.voice),
+            voice=known_voice(self.parts.orchestrator.voices, config.voice),
             wants_audio=config.output_modalities == ("audio",),
             max_output_tokens=config.max_output_tokens,
             temperature=config.temperature,
             stateless=plan.stateless,
             retention=None if plan.stateless else config.truncation.retention,
             tools=tools_of(config.tools, config.tool_choice),
-            cache_salt=self.cache_salt,
+            cache_salt=owner_salt(self.owner),
             drops_oldest=not plan.stateless and config.truncation.wire != "disabled",
         )
 

@@ -15,14 +15,13 @@ from sglang_live.core import AudioDelta, TurnDone, Usage
 from sglang_live.errors import LiveError
 from sglang_live.gateway.audio.codec import WireEncoder, encode_base64
 from sglang_live.gateway.errors import error_body
-from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.conversation.assistant_item import AssistantItem
 from sglang_live.gateway.realtime.conversation.conversation import ROOT, Conversation
-from sglang_live.gateway.realtime.conversation.function_call import FunctionCallItem
-from sglang_live.gateway.realtime.conversation.items import Item, Status
+from sglang_live.gateway.realtime.conversation.items import FunctionCallItem, Item, Status
 from sglang_live.gateway.realtime.outbox import Emit
 from sglang_live.gateway.realtime.responses.plan import ResponsePlan
 from sglang_live.gateway.tools import FunctionCall
+from sglang_live.ids import new_id
 from sglang_live.interaction.playback import PRIOR_FRAMES_PER_TOKEN, ResponsePlayback
 
 
@@ -180,7 +179,8 @@ class ResponseWriter:
                 assert end is not None  # function calls come with the result of the turn
                 self._add_call(call, end)
         finally:  # the client waits for response.done before it creates another response
-            self.status, self.reason = status, reason
+            self.status = status
+            self.reason = reason
             self._emit("response.done", response=self._response(details, end))
 
     def _add_call(self, call: FunctionCall, end: TurnDone) -> None:

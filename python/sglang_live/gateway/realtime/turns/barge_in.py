@@ -12,13 +12,14 @@ turn.
 
 from collections.abc import Callable, Sequence
 
-from sglang_live.aio import Timer, close_all
+from sglang_live.aio import close_all
 from sglang_live.clock import Clock
+from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.outbox import Emit
 from sglang_live.gateway.realtime.responses.audible import AudibleResponses
 from sglang_live.gateway.realtime.responses.responses import Responses
-from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.realtime.session_config import SessionConfig
+from sglang_live.gateway.realtime.turns.timers import Timer
 from sglang_live.gateway.realtime.turns.voice_words import VoiceWords
 from sglang_live.interaction.filters.backchannels import begins_at, has_hiss
 from sglang_live.interaction.filters.voice_filter import (
@@ -59,7 +60,7 @@ class BargeIn:
 
     def __init__(
         self,
-        services: RealtimeServices,
+        parts: GatewayParts,
         responses: Responses,
         filters: Sequence[VoiceFilter],
         words: VoiceWords,
@@ -68,9 +69,9 @@ class BargeIn:
         emit: Emit,
         on_words: Callable[[SpeechDismissed], None],
     ):
-        self._recognises = services.config.model.recognises
-        self._clock = services.clock
-        self._metrics = services.metrics
+        self._recognises = parts.config.model.recognises
+        self._clock = parts.clock
+        self._metrics = parts.metrics
         self._audible = responses.audible
         self._all_filters = tuple(filters)
         self._filters: tuple[VoiceFilter, ...] = ()  # those that are on
@@ -83,8 +84,8 @@ class BargeIn:
             responses.audible,
             responses.interrupt,
             monitor,
-            services.clock,
-            services.metrics,
+            parts.clock,
+            parts.metrics,
             lambda: self._tell_ignored("undecided", "limit"),
         )
         self._outlast_ms = 0  # of the newest frame

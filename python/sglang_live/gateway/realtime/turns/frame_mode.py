@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sglang_live.aio import background
-from sglang_live.clock import Clock
 from sglang_live.core import (
     INPUT_RATE_HZ,
     AudioPart,
@@ -25,15 +24,14 @@ from sglang_live.core import (
 )
 from sglang_live.errors import LiveError, StageFailedError
 from sglang_live.gateway.errors import ClientEventError, error_body, internal_error
-from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.conversation.conversation import KEEP_WHEN_FULL
-from sglang_live.gateway.realtime.item_budget import ItemBudget
 from sglang_live.gateway.realtime.outbox import Emit
 from sglang_live.gateway.realtime.responses.turn_runner import TurnRunner
 from sglang_live.gateway.realtime.session_config import SessionConfig
 from sglang_live.gateway.realtime.turn_detection import FrameSettings
+from sglang_live.ids import new_id
 from sglang_live.interaction.input_buffer import InputBuffer
-from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
@@ -70,18 +68,12 @@ class _Frame:
 
 @dataclass(eq=False)
 class FrameMode:
-    """
-    admit: counts one more response; raises RateLimitError or DrainingError.
-    budget: of all conversations. max_bytes: of this one's frames.
-    """
+    """admit: counts one more response; raises RateLimitError or DrainingError."""
 
+    parts: GatewayParts
     turn_runner: TurnRunner
     emit: Emit
-    clock: Clock
-    metrics: GatewayMetrics
     admit: Callable[[], object]
-    budget: ItemBudget
-    max_bytes: int
     _config: SessionConfig = field(init=False)  # from the first configure() on
     _settings: FrameSettings | None = None
     _task: asyncio.Task[None] | None = None
@@ -128,7 +120,7 @@ class FrameMode:
         settings = self._settings
         assert settings is not None
         while buffer.end_sample >= self._end:
-            now_s = self.clock.now_s()
+            now_s = self.parts.clock.now_s()
             audio = buffer.take(self._start, self._end)
             n_missing = self._count_missing(now_s, settings.frame_s)
             frame = _Frame(self._n_frames, audio, self._start, self._end, now_s, n_missing)
@@ -164,7 +156,7 @@ class FrameMode:
         if self._last_due_s is None:
             return 0
         n = max(0, round((now_s - self._last_due_s) / frame_s) - 1)
-        self.metrics.frames_missing.inc(n)
+        self.parts.metrics.frames_missing.inc(n)
         return n
 
     # --- turns ---
@@ -197,8 +189,8 @@ class FrameMode:
         gone = set(done.gone)
         self._before = tuple(item for item in self._before if item.key not in gone)
         self._hold([i for i in (*self._history, heard, done.item) if i.key not in gone])
-        latency_s = self.clock.now_s() - frame.due_at_s
-        self.metrics.frame_latency_s.observe(latency_s)
+        latency_s = self.parts.clock.now_s() - frame.due_at_s
+        self.parts.metrics.frame_latency_s.observe(latency_s)
         self._report(
             frame,
             "late" if latency_s > settings.frame_s else "on_time",
@@ -212,16 +204,17 @@ class FrameMode:
         """Keep these items of frames."""
         before, self._held_bytes = self._held_bytes, sum(item.size_bytes for item in history)
         self._history = history
-        self.budget.take(self._held_bytes - before)
+        self.parts.item_budget.take(self._held_bytes - before)
 
     def _drop_oldest_if_full(self) -> None:
-        if self._held_bytes <= self.max_bytes and not self.budget.over:
+        max_bytes = self.parts.config.sessions.max_conversation_bytes
+        if self._held_bytes <= max_bytes and not self.parts.item_budget.over:
             return
-        most_bytes = KEEP_WHEN_FULL * min(self._held_bytes, self.max_bytes)
+        most_bytes = KEEP_WHEN_FULL * min(self._held_bytes, max_bytes)
         n_before = len(self._history)
         while self._held_bytes > most_bytes:
             self._hold(self._history[1 + len(self._history) // 8 :])
-        self.metrics.items_dropped.labels("full").inc(n_before - len(self._history))
+        self.parts.metrics.items_dropped.labels("full").inc(n_before - len(self._history))
 
     async def _pack(self) -> None:
         raw = [item for item in self._history if item.raw_s]
@@ -257,7 +250,7 @@ class FrameMode:
         return done, "".join(deltas)
 
     def _report(self, frame: _Frame, outcome: str, **facts: Any) -> None:
-        self.metrics.frames.labels(outcome).inc()
+        self.parts.metrics.frames.labels(outcome).inc()
         self.emit(
             "frame.done",
             frame_index=frame.index,

@@ -17,13 +17,13 @@ from sglang_live.aio import background
 from sglang_live.core import AudioPart
 from sglang_live.errors import LiveError
 from sglang_live.gateway.errors import error_body, internal_error
+from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.conversation.items import MessageItem
 from sglang_live.gateway.realtime.outbox import Emit
 from sglang_live.gateway.realtime.responses.speculation import Utterance
 from sglang_live.gateway.transcribe import transcribe
 from sglang_live.interaction.silero import SpeechModel
 from sglang_live.orchestrator.sessions import VoiceSession
-from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,8 @@ class _Transcript:
             heard: the clips of the whole turn; (): it was not divided into clips.
             begin: sample of the audio at which the clips begin.
         """
-        self.item, self.audio = item, audio
+        self.item = item
+        self.audio = audio
         sizes = [clip.n_samples for clip in self.clips]
         if heard and [clip.n_samples for clip in heard[: len(sizes)]] == sizes:
             self.clips = heard
@@ -86,17 +87,13 @@ class _Transcript:
 @dataclass(eq=False)
 class InputTranscription:
     """
-    speech_model: finds the speech; audio without any has an empty transcript.
-    apart: the model hears one utterance at a time.
     past_first_audio: cleared while a response has not sent any audio yet.
     admit: counts one more response; raises RateLimitError or DrainingError.
     """
 
+    parts: GatewayParts
     session: VoiceSession
     emit: Emit
-    metrics: GatewayMetrics
-    speech_model: SpeechModel
-    apart: bool
     past_first_audio: asyncio.Event
     admit: Callable[[], object]
     _waiting: deque[_Transcript] = field(default_factory=deque)
@@ -206,7 +203,7 @@ class InputTranscription:
         if not is_committed:
             return
         if transcript.rest is not None:
-            await self._write(transcript, (transcript.rest,), self.speech_model)
+            await self._write(transcript, (transcript.rest,), self.parts.speech_model)
         self._complete(transcript)
 
     async def _write(
@@ -220,7 +217,7 @@ class InputTranscription:
             self.session,
             clips,
             speech_model,
-            apart=self.apart,
+            apart=self.parts.config.model.hears_one_utterance,
             language=settings.get("language"),
             hint=settings.get("prompt"),
         )
@@ -240,7 +237,7 @@ class InputTranscription:
         item.transcribed(text)
         usage = {"type": "duration", "seconds": round(audio.duration_s, 3)}
         self._emit(transcript.item_id, "completed", transcript=text, usage=usage)
-        self.metrics.transcripts.labels("completed").inc()
+        self.parts.metrics.transcripts.labels("completed").inc()
 
     def _failed(self, transcript: _Transcript, is_committed: bool, error: LiveError) -> None:
         if not is_committed:
@@ -248,7 +245,7 @@ class InputTranscription:
         elif not transcript.is_over:
             transcript.is_over = True
             self._emit(transcript.item_id, "failed", error=error_body(error))
-            self.metrics.transcripts.labels("failed").inc()
+            self.parts.metrics.transcripts.labels("failed").inc()
 
     def _emit(self, item_id: str, kind: str, **fields: Any) -> None:
         self.emit(_EVENT + kind, item_id=item_id, content_index=0, **fields)

@@ -17,8 +17,8 @@ import numpy as np
 
 from sglang_live.aio import background
 from sglang_live.core import AudioPart
+from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.responses.speculation import Utterance
-from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.realtime.session_config import SessionConfig
 from sglang_live.gateway.realtime.turn_detection import TurnConfig
 from sglang_live.gateway.transcribe import text_of
@@ -76,7 +76,7 @@ def speculates(detection: TurnDetection, config: TurnConfig) -> bool:
 class PauseJudge:
     """
     Args:
-        services: with the endpoint model; without one nothing is judged.
+        parts: with the endpoint model; without one nothing is judged.
         session: whose recogniser knows the words.
         on_end: called with the end of the turn.
         on_resume: called if the evidence says that the turn goes on.
@@ -84,17 +84,17 @@ class PauseJudge:
 
     def __init__(
         self,
-        services: RealtimeServices,
+        parts: GatewayParts,
         session: VoiceSession,
         buffer: InputBuffer,
         *,
         on_end: Callable[[SpeechStopped], None],
         on_resume: Callable[[], None],
     ):
-        self._endpoint = services.endpoint
-        self._config = services.config.turns
-        self._clock = services.clock
-        self._metrics = services.metrics
+        self._endpoint = parts.endpoint
+        self._config = parts.config.turns
+        self._clock = parts.clock
+        self._metrics = parts.metrics
         self._session = session
         self._buffer = buffer
         self._on_end = on_end
@@ -131,7 +131,8 @@ class PauseJudge:
         detection = config.turn_detection
         if self._endpoint is None or detection is None or detection.kind != "semantic_vad":
             return
-        self._latest = pause = _Pause(event, detector, turn_start, detection.eagerness)
+        pause = _Pause(event, detector, turn_start, detection.eagerness)
+        self._latest = pause
         self._score_if_due(pause, self._endpoint, event.at_ms - event.speech_end_ms)
         # Audio that turn prefill has not had recognised would be recognised for this alone.
         if self._config.prefills_at_pauses and not utterance[-1].parts:

@@ -17,11 +17,11 @@ from dataclasses import replace
 import numpy as np
 
 from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem
-from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.responses.speculation import Utterance
 from sglang_live.gateway.realtime.responses.turn_runner import TurnRunner
 from sglang_live.gateway.realtime.session_config import SessionConfig
 from sglang_live.gateway.realtime.turn_detection import TurnConfig
+from sglang_live.ids import new_id
 from sglang_live.interaction.input_buffer import InputBuffer
 from sglang_live.interaction.turn_end import PAUSE_MS
 

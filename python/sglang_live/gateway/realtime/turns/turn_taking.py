@@ -10,18 +10,16 @@ BargeIn (barge_in.py) what of it may be the user, and gives that to the SpeechDe
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from sglang_live.aio import Timer, background, close_all
-from sglang_live.clock import Clock
+from sglang_live.aio import close_all
 from sglang_live.core import INPUT_RATE_HZ, AudioPart
 from sglang_live.gateway.audio.codec import WireDecoder, decode_base64
-from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.conversation.events import ConversationEvents
 from sglang_live.gateway.realtime.conversation.items import AudioContent, MessageItem
 from sglang_live.gateway.realtime.events import AudioAppend
@@ -29,14 +27,15 @@ from sglang_live.gateway.realtime.outbox import Emit
 from sglang_live.gateway.realtime.responses.plan import ResponsePlan
 from sglang_live.gateway.realtime.responses.responses import Responses
 from sglang_live.gateway.realtime.responses.speculation import Utterance
-from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.realtime.session_config import SessionConfig
 from sglang_live.gateway.realtime.turns.barge_in import BargeIn
 from sglang_live.gateway.realtime.turns.frame_mode import FrameMode, NoTurnsError
 from sglang_live.gateway.realtime.turns.input_transcription import InputTranscription
 from sglang_live.gateway.realtime.turns.pause_judge import PauseJudge, speculates
+from sglang_live.gateway.realtime.turns.timers import MissingAudio, Timer
 from sglang_live.gateway.realtime.turns.turn_prefill import TurnPrefill
 from sglang_live.gateway.realtime.turns.voice_words import VoiceWords
+from sglang_live.ids import new_id
 from sglang_live.interaction.filters.voice_filter import Frame, VoiceFilter
 from sglang_live.interaction.input_buffer import InputBuffer
 from sglang_live.interaction.monitor import SessionMonitor
@@ -59,10 +58,6 @@ log = logging.getLogger(__name__)
 _SLICE_MS = 1000
 # Silence that voice detection keeps: a client may commit an utterance that is too soft to be found.
 _KEPT_MS = 10_000
-# Without audio for as long, the user of a turn is silent. Longer than a network's pauses.
-LEAST_MISSING_S = 2.0
-# After a time in which the event loop was busy, audio that has arrived is read first.
-_GRACE_S = 0.2
 
 
 @dataclass(eq=False)
@@ -73,7 +68,7 @@ class TurnTaking:
     """
 
     config: SessionConfig
-    services: RealtimeServices
+    parts: GatewayParts
     items: ConversationEvents
     responses: Responses
     frames: FrameMode
@@ -83,10 +78,10 @@ class TurnTaking:
     emit: Emit
 
     def __post_init__(self) -> None:
-        self._settings = self.services.config.turns
-        self._limits = self.services.config.inputs
-        self._clock = self.services.clock
-        self._metrics = self.services.metrics
+        self._settings = self.parts.config.turns
+        self._limits = self.parts.config.inputs
+        self._clock = self.parts.clock
+        self._metrics = self.parts.metrics
         self._turn_runner = self.responses.turn_runner
         self._buffer = InputBuffer(self._limits.max_input_audio_s)
         self._decoder = WireDecoder(self.config.input_format)
@@ -97,14 +92,14 @@ class TurnTaking:
         self._turn_prefill = TurnPrefill(self._settings, self._turn_runner)
         session = self._turn_runner.session
         self._judge = PauseJudge(
-            self.services,
+            self.parts,
             session,
             self._buffer,
             on_end=self._on_stopped,
             on_resume=self._turn_runner.withdraw_speculative,
         )
         self._barge_in = BargeIn(
-            self.services,
+            self.parts,
             self.responses,
             self.filters,
             VoiceWords(session, self._clock, self._metrics),
@@ -143,9 +138,7 @@ class TurnTaking:
         if self._detector is None:
             # Buffered audio may hold the start of a turn; it is scored with the next append.
             start, end = self._buffer.start_sample, self._buffer.end_sample
-            self._detector = SpeechDetector(
-                self.services.scorer.model, settings, start_sample=start
-            )
+            self._detector = SpeechDetector(self.parts.scorer.model, settings, start_sample=start)
             self._detector.take(self._buffer.peek(start, end))
         self._detector.settings = settings
 
@@ -188,7 +181,7 @@ class TurnTaking:
             self._reset(self._detector)
         begin = self._turn_start_ms * SAMPLES_PER_MS - self._buffer.start_sample
         audio = self._buffer.take(self._buffer.start_sample, self._buffer.end_sample)
-        self._commit(audio, partial(has_speech, model=self.services.scorer.model), begin=begin)
+        self._commit(audio, partial(has_speech, model=self.parts.scorer.model), begin=begin)
 
     def clear(self) -> None:
         self._buffer.append(self._decoder.finish())  # cleared audio still counts as time
@@ -240,7 +233,7 @@ class TurnTaking:
             detector.confirming = detection.interrupt_response and self.responses.audible.any
             if (due := detector.due()) is None:
                 break
-            scores, state = await self.services.scorer.score(*due)
+            scores, state = await self.parts.scorer.score(*due)
             frame = Frame(
                 buffer=self._buffer,
                 end=detector.due_end,
@@ -308,7 +301,8 @@ class TurnTaking:
         self._turn_prefill.begin()
         # The padding may have been less when the silence before the turn was dropped.
         held_from_ms = -(-self._buffer.start_sample // SAMPLES_PER_MS)
-        at_ms = self._turn_start_ms = max(event.at_ms, held_from_ms)
+        at_ms = max(event.at_ms, held_from_ms)
+        self._turn_start_ms = at_ms
         self._pause_ms = None
         onset_s = self._buffer.arrived_s(event.onset_ms, self._clock.now_s())
         self.monitor.speech_started(onset_s)
@@ -335,7 +329,7 @@ class TurnTaking:
         audio = self._buffer.take(start, end)
         checks = self._barge_in.turn_checks()
         if detection.takes_noise:
-            checks.insert(0, partial(has_speech, model=self.services.scorer.model))
+            checks.insert(0, partial(has_speech, model=self.parts.scorer.model))
         is_speech = partial(_fulfils, checks=checks) if checks else None
         self._barge_in.learn(audio.pcm, event.at_ms - event.speech_end_ms)
         utterance = None
@@ -411,50 +405,3 @@ class TurnTaking:
 
 def _fulfils(pcm: np.ndarray, checks: Sequence[Callable[[np.ndarray], bool]]) -> bool:
     return all(check(pcm) for check in checks)
-
-
-class MissingAudio:
-    """A client that stops sending in the middle of a turn: missing audio is silence.
-
-    Clients with voice detection of their own send nothing in silence, a muted one may stop in
-    mid-word.
-    """
-
-    def __init__(self, clock: Clock, on_missing: Callable[[], None]) -> None:
-        """on_missing: called once when no audio has come for the time that is waited for."""
-        self._clock = clock
-        self._on_missing = on_missing
-        self._last_s = 0.0
-        self._limit_s = LEAST_MISSING_S
-        self._is_reading = False
-        self._task: asyncio.Task[None] | None = None
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Audio is there, and being read."""
-        self._is_reading = True
-        try:
-            yield
-        finally:
-            self._is_reading = False
-
-    def heard(self, silence_s: float) -> None:
-        """Audio came, and its turn goes on. silence_s: what ends the turn."""
-        self._last_s = self._clock.now_s()
-        self._limit_s = max(LEAST_MISSING_S, silence_s)
-        if self._task is None:
-            self._task = background(self._watch(), "missing audio")
-
-    def stop(self) -> None:
-        """The session ends."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-
-    async def _watch(self) -> None:
-        while (left_s := self._last_s + self._limit_s - self._clock.now_s()) > 0:
-            await self._clock.sleep(left_s)
-            await self._clock.sleep(_GRACE_S)
-        self._task = None
-        if not self._is_reading:
-            self._on_missing()

@@ -1,27 +1,50 @@
-"""State and models that all realtime connections of a process share."""
+"""What a gateway is built of, and what may be added to it beside its own routes.
+
+Owner: one GatewayParts per process, which all routes and realtime connections share.
+"""
 
 import asyncio
 import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry
+from starlette.requests import Request
+from starlette.responses import Response
 
 from sglang_live.aio import background, lasting
 from sglang_live.capacity.control import Capacity
-from sglang_live.clock import Clock
-from sglang_live.errors import CapacityError
+from sglang_live.clock import Clock, MonotonicClock
+from sglang_live.errors import CapacityError, LiveError
+from sglang_live.gateway.auth import Keys
+from sglang_live.gateway.chat.messages import SpokenAnswers
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.draining import Drain
+from sglang_live.gateway.errors import error_response
+from sglang_live.gateway.flex.gate import FlexGate
+from sglang_live.gateway.flex.tier import Tiers
 from sglang_live.gateway.rate_limits import OutOfBandSlots, RateLimits
 from sglang_live.gateway.realtime.context_limit import ContextLimit
-from sglang_live.gateway.realtime.item_budget import ItemBudget
+from sglang_live.gateway.realtime.conversation.conversation import ItemBudget
+from sglang_live.ids import new_id
 from sglang_live.interaction.endpoint import EndpointModel, EndpointThreads
 from sglang_live.interaction.filters.other_voices import OtherVoices, SpeakerThread
 from sglang_live.interaction.filters.voiceprint import SpeakerModel
 from sglang_live.interaction.scoring import SpeechScorer
 from sglang_live.interaction.silero import SpeechModel
 from sglang_live.interaction.user_stats import UserPrior
-from sglang_live.orchestrator.sessions import Orchestrator
+from sglang_live.orchestrator.sessions import Orchestrator, VoiceSession
+from sglang_live.orchestrator.suspects import Suspects
 from sglang_live.telemetry.metrics import GatewayMetrics
+
+if TYPE_CHECKING:  # it is made of these parts
+    from sglang_live.gateway.native.proxy import NativeProxy
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
 
 # --- how late the event loop is, and the refusal of sessions that would make it later ---
 # Every microphone costs the loop some CPU time, whether its user speaks or not. With more of them
@@ -82,10 +105,14 @@ class LoopLag:
 
 
 @dataclass(slots=True, kw_only=True)
-class RealtimeServices:
+class GatewayParts:
     """
     endpoint_model: judges turns for semantic_vad; None: silence alone ends turns.
     speaker_model: tells the user's voice from others; None: all voices are the user's.
+    suspects: requests that were running when an engine died.
+    answers: to which the messages of chats may refer.
+    proxy: to SGLang's own API; None: this server has none.
+    flex: bound on flex requests.
     echo_thread: where microphones are compared with what was played.
     """
 
@@ -94,10 +121,16 @@ class RealtimeServices:
     speech_model: SpeechModel
     endpoint_model: EndpointModel | None = None
     speaker_model: SpeakerModel | None = None
-    clock: Clock
-    metrics: GatewayMetrics
+    clock: Clock = field(default_factory=MonotonicClock)
+    metrics: GatewayMetrics = field(default_factory=lambda: GatewayMetrics(CollectorRegistry()))
     drain: Drain = field(default_factory=Drain)
+    suspects: Suspects = field(default_factory=lambda: Suspects(MonotonicClock()))
+    answers: SpokenAnswers = field(default_factory=SpokenAnswers)
     user_prior: UserPrior = field(default_factory=UserPrior)
+    proxy: "NativeProxy | None" = None
+    keys: Keys = field(init=False)
+    tiers: Tiers = field(init=False)
+    flex: FlexGate = field(init=False)
     rate_limits: RateLimits = field(init=False)
     out_of_band_slots: OutOfBandSlots = field(init=False)
     item_budget: ItemBudget = field(init=False)
@@ -111,17 +144,41 @@ class RealtimeServices:
     )
 
     def __post_init__(self) -> None:
-        limits = self.config.sessions
-        self.rate_limits = RateLimits(self.config.limits.max_responses_per_minute, self.clock)
-        self.out_of_band_slots = OutOfBandSlots(limits.max_out_of_band_responses_in_all)
-        self.item_budget = ItemBudget(limits.max_conversation_bytes_of_all)
-        self.context_limit = ContextLimit(self.orchestrator, self.metrics)
-        self.loop_lag = LoopLag(self.clock, self.metrics, limits.max_loop_lag_s)
+        config, metrics = self.config, self.metrics
+        self.keys = Keys(config.keys.accepted)
+        self.tiers = Tiers(config.keys.batch_only_keys)
+        self.flex = FlexGate(config.flex, lambda how: metrics.flex_requests.labels(how).inc())
+        metrics.flex_running.set_function(lambda: self.flex.n_running)
+        metrics.flex_waiting.set_function(lambda: self.flex.n_waiting)
+        self.rate_limits = RateLimits(config.limits.max_responses_per_minute, self.clock)
+        self.out_of_band_slots = OutOfBandSlots(config.sessions.max_out_of_band_responses_in_all)
+        self.item_budget = ItemBudget(config.sessions.max_conversation_bytes_of_all)
+        self.context_limit = ContextLimit(self.orchestrator, metrics)
+        self.loop_lag = LoopLag(self.clock, metrics, config.sessions.max_loop_lag_s)
         self.scorer = SpeechScorer(self.speech_model)
         model = self.endpoint_model
         self.endpoint = EndpointThreads(model) if model else None
         speaker = self.speaker_model
         self.speaker_thread = SpeakerThread(speaker) if speaker else None
+
+    @asynccontextmanager
+    async def brief_session(self, kind: str, *, flex: bool) -> AsyncIterator[VoiceSession]:
+        """A session that lasts as long as the context.
+
+        Args:
+            kind: prefix of its id.
+            flex: it is for a flex request: admission counts no session, the gate has a place.
+        Raises:
+            CapacityError: the server is full.
+            FlexBusyError: there are too many flex requests.
+            StageUnavailableError: a stage is down.
+        """
+        async with self.flex.place() if flex else nullcontext():
+            session = await self.orchestrator.open_session(new_id(kind), admitted=not flex)
+            try:
+                yield session
+            finally:
+                await session.close()
 
     def other_voices(self) -> tuple[OtherVoices, ...]:
         """For one session; () without a speaker model."""
@@ -140,3 +197,28 @@ class RealtimeServices:
             self.endpoint.close()
         if self.speaker_thread:
             self.speaker_thread.close()
+
+
+class GatewayAddition:
+    """
+    Attributes:
+        routes: by path and method, for requests with a key of the server.
+        paths: that /openapi.json describes. schemas: that they refer to.
+    """
+
+    routes: Mapping[tuple[str, str], Endpoint] = {}
+    paths: Mapping[str, Any] = {}
+    schemas: Mapping[str, Any] = {}
+
+    def start(self) -> None:
+        """When the application starts."""
+
+    async def close(self) -> None:
+        """When it ends."""
+
+
+def refusing(error: LiveError) -> Endpoint:
+    async def refuse(_request: Request) -> Response:
+        return error_response(error)
+
+    return refuse
