@@ -7,6 +7,8 @@ per output) with int8 activations (a scale per token). FBGEMM and oneDNN have ke
 
 import logging
 import os
+from functools import cache
+from typing import Any
 
 import torch
 from sglang.srt.layers.linear import LinearBase
@@ -18,8 +20,36 @@ from sglang_live.models.family import CPU_WEIGHTS_ENV, INT8
 
 log = logging.getLogger(__name__)
 
-# Activations in -1 to 1 as unsigned bytes: steps, and the byte that is zero.
-_STEP, _ZERO = 1 / 127, 127
+# Steps of a signed byte.
+_STEPS = 127
+
+
+@cache
+def _activation_steps() -> int:
+    """Steps of an activation in 0 to 1, as unsigned bytes around this one.
+
+    Without VNNI FBGEMM adds two products in 16 bits, which overflows with steps of 8 bits. Whether
+    it does is tried: the answer depends on the processor and on the kernel that PyTorch chooses.
+    """
+    product = _multiply(torch.ones(1, 64), _packed(torch.ones(16, 64)), _STEPS)
+    is_exact = torch.allclose(product, torch.full((1, 16), 64.0), rtol=0.02)
+    return _STEPS if is_exact else _STEPS // 2
+
+
+def _packed(weight: Tensor) -> Any:
+    """weight: [n_out, n_in], of floats."""
+    scales = weight.abs().amax(dim=1).float().clamp_min(1e-12) / _STEPS
+    zeros = torch.zeros(len(weight), dtype=torch.int64)
+    quantised = torch.quantize_per_channel(weight.float(), scales, zeros, 0, torch.qint8)
+    return torch.ops.quantized.linear_prepack(quantised, None)
+
+
+def _multiply(x: Tensor, packed: Any, steps: int) -> Tensor:
+    """x: [n, n_in], in -1 to 1. Returns [n, n_out]."""
+    product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+        x, 1 / steps, steps, packed
+    )
+    return product
 
 
 class Int8Weight:
@@ -27,18 +57,14 @@ class Int8Weight:
 
     def __init__(self, weight: Tensor):
         """weight: [n_out, n_in], of floats."""
-        scales = weight.abs().amax(dim=1).float().clamp_min(1e-12) / 127
-        zeros = torch.zeros(len(weight), dtype=torch.int64)
-        quantised = torch.quantize_per_channel(weight.float(), scales, zeros, 0, torch.qint8)
-        self._packed = torch.ops.quantized.linear_prepack(quantised, None)
+        self._packed = _packed(weight)
+        self._steps = _activation_steps()
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x: [..., n_in]. Returns [..., n_out] in x's dtype."""
         flat = x.reshape(-1, x.shape[-1]).float()
         scales = flat.abs().amax(dim=1, keepdim=True).clamp_min(1e-12)
-        out = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-            flat / scales, _STEP, _ZERO, self._packed
-        )
+        out = _multiply(flat / scales, self._packed, self._steps)
         out = out.mul_(scales).view(*x.shape[:-1], out.shape[-1])
         return (out if bias is None else out + bias).to(x.dtype)
 
