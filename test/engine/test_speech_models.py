@@ -80,7 +80,8 @@ def test_the_recordings_in_the_package_are_recognised_the_long_one_in_two_pieces
     pcm = recording(moonshine_files / TWO_CITIES)
     assert len(pcm) > 30 * 16_000
     heard = recogniser.transcribe(pcm)
-    assert word_errors(DICKENS, heard) <= 3, heard
+    # Of 119 words. onnxruntime's kernels round differently: 3 with AVX-512, 5 with AVX2.
+    assert word_errors(DICKENS, heard) <= 5, heard
 
 
 def test_the_voice_is_understood(recogniser, voice):
