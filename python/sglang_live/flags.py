@@ -44,7 +44,8 @@ def server_flags() -> dict[str, list[Flag]]:
     for flag in flags_of(ServerConfig):
         subjects.setdefault(flag.group, []).append(flag)
     for extension in extensions():
-        subjects[extension.title] = flags_of(extension.flags)
+        if flags := flags_of(extension.flags):
+            subjects[extension.title] = flags
     return subjects | {"stages": subjects.pop("stages")}
 
 

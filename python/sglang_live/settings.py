@@ -199,10 +199,9 @@ def _flag_fields(kind: type) -> tuple[tuple[str, str, Flag | type], ...]:
     return tuple(found)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Base of dataclasses that check their fields when they are made."""
-
-    __slots__ = ()
 
     def __post_init__(self) -> None:
         """Raises BadInputError. What depends on several fields is for `check`."""
@@ -226,7 +225,7 @@ class Settings:
 
         Raises BadInputError for names that there are not.
         """
-        names = {field.name for field in fields(self)}  # type: ignore[arg-type]
+        names = {field.name for field in fields(self)}
         own: dict[str, Any] = {}
         parts: dict[str, dict[str, object]] = {}
         for name, value in values.items():
@@ -239,7 +238,7 @@ class Settings:
                 own[first] = value
         for first, inner in parts.items():
             own[first] = own.get(first, getattr(self, first)).changed(inner)
-        return replace(self, **own)  # type: ignore[type-var]
+        return replace(self, **own)
 
 
 @cache

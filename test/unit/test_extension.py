@@ -154,6 +154,19 @@ def test_an_extension_adds_flags_stages_and_routes(package):
     assert done.returncode == 0, done.stderr
 
 
+def test_an_extension_may_have_no_flags(package):
+    folder = package / "extensions" / "quiet"
+    folder.mkdir(parents=True)
+    (folder / "extension.py").write_text(
+        "from sglang_live.extension import Extension\nEXTENSION = Extension()"
+    )
+    program = """
+from sglang_live.arguments import parse
+print(parse(["--model-path", "demo"]).additions)
+"""
+    assert run(package, program).stdout == "()\n"
+
+
 def test_extensions_come_in_the_order_of_their_names(package):
     for name in ("b", "a", "c"):
         folder = package / "extensions" / name
