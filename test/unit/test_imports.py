@@ -81,10 +81,10 @@ SGLANG = (
 # raises its room's number and says why in the commit.
 BUDGETS = {
     "": 3_950,
-    "bridge": 11_170,
+    "bridge": 9_620,
     "capacity": 690,
     "client": 880,
-    "engine_channel": 760,
+    "engine_channel": 160,
     "extensions/batches": 2_850,
     "extensions/elastic": 2_240,
     "extensions/lending": 3_410,

@@ -14,8 +14,8 @@ import numpy as np
 
 from sglang_live.bridge.batch_work import BatchWork, Launch
 from sglang_live.bridge.least_squares import non_negative
-from sglang_live.bridge.round_cost import RoundCostMeter
-from sglang_live.policy.round_cost import UNMEASURED, RoundCost
+from sglang_live.bridge.round_cost import NoRoundCost, RoundCostMeter
+from sglang_live.policy.round_cost import RoundCost
 from sglang_live.policy.view import StageRates
 
 # Weight of the newest round in the mean duration of a round: an average over about ten rounds.
@@ -140,7 +140,7 @@ class RateMeter:
 
     def __init__(self, *, predicts: bool = False):
         self.n_done = 0
-        self._round_cost = RoundCostMeter() if predicts else None
+        self._round_cost = RoundCostMeter() if predicts else NoRoundCost()
         self.prefill_done_s = 0.0
         self._rates = StageRates()
         self._slope, self._prefill = _Slope(), PrefillFit(self._rates)
@@ -156,8 +156,7 @@ class RateMeter:
             self.prefill_done_s = now_s
         if spent_s <= 0.0:
             return
-        if self._round_cost is not None:
-            self._round_cost.take(work, spent_s)
+        self._round_cost.take(work, spent_s)
         if not work.n_streams:
             self._prefill.take(work, spent_s)
             self._rates = self._prefill.into(self._rates)
@@ -182,4 +181,4 @@ class RateMeter:
     @property
     def cost(self) -> RoundCost:
         """What whole rounds take; initial values where that is not measured."""
-        return self._round_cost.cost if self._round_cost is not None else UNMEASURED
+        return self._round_cost.cost

@@ -11,7 +11,7 @@ import numpy as np
 
 from sglang_live.bridge.batch_work import BatchWork
 from sglang_live.bridge.least_squares import non_negative
-from sglang_live.policy.round_cost import RoundCost
+from sglang_live.policy.round_cost import UNMEASURED, RoundCost
 
 # Fewer predictions tell nothing of their error.
 _FEWEST = 16
@@ -65,7 +65,17 @@ class CostFit:
             self.error = sorted(self._errors)[int(0.9 * len(self._errors))]
 
 
-class RoundCostMeter:
+class NoRoundCost:
+    """Where nothing predicts the cost of rounds."""
+
+    def take(self, work: BatchWork, spent_s: float) -> None: ...
+
+    @property
+    def cost(self) -> RoundCost:
+        return UNMEASURED
+
+
+class RoundCostMeter(NoRoundCost):
     def __init__(self) -> None:
         first = RoundCost()
         self._decode = CostFit(first.decode, (1e-3, 1e-4, 1e-7))

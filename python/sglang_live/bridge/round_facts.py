@@ -23,6 +23,9 @@ class LinkRate:
     latency_s: float
 
 
+UNMEASURED_LINK = LinkRate(None, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class RoundStamp:
     """Rank 0's time and measurements, sent with the request broadcast: all ranks decide alike.
@@ -55,8 +58,8 @@ class LinkStamp:
     """
 
     now_s: float
-    rate: LinkRate = LinkRate(None, 0.0)
-    nearer_rate: LinkRate = LinkRate(None, 0.0)
+    rate: LinkRate = UNMEASURED_LINK
+    nearer_rate: LinkRate = UNMEASURED_LINK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,7 +78,6 @@ REASONS = {
         "_turns_by cpu x2": "while the engine starts",
     },
     "bridge/session/media.py": {"media_before int": HOST, "position_gap int": HOST},
-    "bridge/cache/radix.py": {"LiveRadixCache.loading_check synchronize": "the load has ended"},
     "bridge/stream_table.py": {
         "StreamTable._has bool": NUMPY,
         "StreamTable.record_urgency nonzero": NUMPY,
@@ -89,7 +88,10 @@ REASONS = {
         "ElasticPool.release int": "a part of the tail is in use after a second",
         "ElasticPool.release nonzero x2": "a part of the tail is in use after a second",
     },
-    "bridge/tiers/host.py": {"SessionTier._least_of_all_ranks tolist": HOST},
+    "bridge/tiers/host.py": {
+        "SessionTier._least_of_all_ranks tolist": HOST,
+        "SessionTier.take_loads synchronize": "the load has ended",
+    },
     "extensions/lending/broker.py": {
         "_Engine.n_ranks int": ELSEWHERE,
         "_Engine.rank int": ELSEWHERE,

@@ -32,7 +32,6 @@ from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.bridge.session.kv_record import SessionNode
 from sglang_live.bridge.tiers.host import SessionTier
 from sglang_live.bridge.tiers.preload import Preloads
-from sglang_live.bridge.tiers.storage import storage_from_env
 from sglang_live.engine_channel.inbox import RADIX_BACKEND, policies_from_env
 from sglang_live.kv.tree_age import TreeAge
 
@@ -54,8 +53,7 @@ class LiveRadixCache(UnifiedRadixCache):
         if not isinstance(session, SessionCache):
             return
         session.idle = IdleSessions(self.page_size)
-        if session.tier is not None:
-            session.tier.reset()
+        session.tier.reset()
         session.preloads = Preloads(session, is_on=session.preloads.is_on)
 
     # --- memory ---
@@ -179,8 +177,7 @@ class LiveRadixCache(UnifiedRadixCache):
 
     def init_load_back(self, params: InitLoadBackParams) -> Any:
         if isinstance(params.best_match_node, SessionNode):
-            assert self.session.tier is not None  # only a tier reports hits on the host
-            return self.session.tier.loads.load_back(params.req)
+            return self.session.tier.load_back(params.req)
         return super().init_load_back(params)
 
     def check_hicache_events(self) -> None:
@@ -189,29 +186,19 @@ class LiveRadixCache(UnifiedRadixCache):
 
     def writing_check(self, write_back: bool = False, finish_count: int | None = None) -> None:
         super().writing_check(write_back=write_back, finish_count=finish_count)
-        if write_back and self.session.tier is not None:
-            self.session.tier.all.all_written()
+        if write_back:
+            self.session.tier.all_written()
 
     def _finish_write_through_ack(self, ack_id: int) -> None:
-        tier = self.session.tier
-        if tier is None or not tier.all.acknowledged(ack_id):
+        if not self.session.tier.acknowledged(ack_id):
             super()._finish_write_through_ack(ack_id)
 
     def _log_write_ack_metrics(self, ack: HiCacheAck) -> None:
-        if self.session.tier is not None:
-            self.session.tier.all.measure_write(ack)
+        self.session.tier.measure_write(ack)
         super()._log_write_ack_metrics(ack)
 
     def loading_check(self, finish_count: int | None = None) -> None:
-        tier, controller = self.session.tier, self.cache_controller
-        if tier is not None and controller is not None:
-            queue = controller.ack_load_queue
-            n = self._count_ready_acks(queue) if finish_count is None else finish_count
-            for ack in queue[:n]:
-                ack.finish_event.synchronize()
-                tier.all.measure_load(ack)
-                # SGLang looks up every remaining id among the tree's nodes.
-                ack.node_ids[:] = [i for i in ack.node_ids if not tier.all.acknowledged(i)]
+        self.session.tier.take_loads(finish_count)
         super().loading_check(finish_count)
 
 
@@ -238,7 +225,7 @@ def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
     if policies.next_use:
         cache.session.evicts_idle = True
         if ctx.enable_hierarchical_cache:
-            cache.session.tier = SessionTier(cache.session, storage_from_env())
+            cache.session.tier = SessionTier(cache.session)
             if policies.preload:
                 cache.session.preloads = Preloads(cache.session, is_on=True)
     kv = ctx.params.token_to_kv_pool_allocator.get_kvcache()

@@ -24,8 +24,8 @@ from sglang.srt.utils.common import ceil_align
 
 from sglang_live.bridge.session.compact import SessionCompaction
 from sglang_live.bridge.session.idle import IdleSessions
-from sglang_live.bridge.session.kv_record import LiveKvInfo, SessionNode
-from sglang_live.bridge.tiers.host import SessionTier
+from sglang_live.bridge.session.kv_record import LiveKvInfo, SessionNode, n_on_device
+from sglang_live.bridge.tiers.no_tier import NoTier
 from sglang_live.bridge.tiers.preload import Preloads
 from sglang_live.kv.retention import Compaction
 
@@ -37,7 +37,7 @@ class SessionCache(StreamingSession):
         evicts_idle: whether idle sessions lose KV that others need. Otherwise sessions keep it
             until they close, as upstream's do, and none is in idle.
         idle: sessions without a request, as they are evicted.
-        tier: None if evicted KV is computed again.
+        tier: where evicted KV is kept.
         preloads: of KV on the host that is loaded before a prefill.
     """
 
@@ -46,7 +46,7 @@ class SessionCache(StreamingSession):
         self.compaction = SessionCompaction(self)
         self.evicts_idle = False
         self.idle = IdleSessions(cache.page_size)
-        self.tier: SessionTier | None = None
+        self.tier = NoTier()
         self.preloads = Preloads(self, is_on=False)
         # Idle sessions whose row holds nothing but their part of the tree.
         self._bare_rows: dict[str, None] = {}
@@ -139,8 +139,7 @@ class SessionCache(StreamingSession):
             slot.virtual_node = SessionNode(session_id)
             self.idle.request_ended(session_id)
             self.resized(session_id)
-        if self.tier is not None:
-            self.tier.set_idle(session_id)
+        self.tier.set_idle(session_id)
 
     def resized(self, session_id: str) -> None:
         """To be called when the length of an idle session's KV has changed."""
@@ -163,9 +162,7 @@ class SessionCache(StreamingSession):
         session_id = params.req.session.session_id
         self.resized(session_id)
         self.preloads.forget(session_id)
-        if self.tier is not None:
-            result = self.tier.loads.with_host_hit(session_id, result, len(params.key))
-        return result
+        return self.tier.with_host_hit(session_id, result, len(params.key))
 
     def _match_evicted(self, req: Req | None) -> MatchResult | None:
         """The match of a session whose row was evicted: its prefix in the tree, for a new row."""
@@ -223,16 +220,11 @@ class SessionCache(StreamingSession):
         self._bare_rows.pop(session_id, None)
         self.idle.forget(session_id)
         self.preloads.forget(session_id)
-        if self.tier is not None:
-            self.tier.forget(session_id)
+        self.tier.forget(session_id)
 
     def n_computed(self, session_id: str) -> int:
         """Tokens of the session that its next request need not compute."""
-        slot = self.slots.get(session_id)
-        if slot is None:
-            return 0
-        on_device: int = slot.kv.kv_committed_len
-        return on_device if self.tier is None else self.tier.end_of(session_id, on_device)
+        return self.tier.end_of(session_id, n_on_device(self.slots, session_id))
 
     def n_kept(self, session_id: str) -> int:
         """Tokens of the session whose device memory cannot be evicted."""
@@ -244,8 +236,6 @@ class SessionCache(StreamingSession):
 
     def update_tiers(self) -> None:
         """To be called once a round."""
-        if self.tier is None:
-            return
         for session_id in self.tier.settle():
             if self.idle.is_speaking(session_id):
                 self.preloads.speech_started(session_id, self.idle.now_s)
@@ -261,8 +251,7 @@ class SessionCache(StreamingSession):
         for session_id, n_victim in self.idle.pick_victims(n_tokens, later_than_s):
             slot = self.slots[session_id]
             kept = ceil_align(slot.kv.kv_allocated_len, self.cache.page_size) - n_victim
-            if self.tier is not None:
-                self.tier.save(session_id, slot, kept)
+            self.tier.save(session_id, slot, kept)
             self._free_tail(slot.kv, kept)
             if kept == slot.kv.cache_protected_len:
                 self.park(slot)
@@ -302,13 +291,10 @@ class SessionCache(StreamingSession):
     # --- to be called before KV of a session is dropped or changed in place ---
 
     def before_compaction(self, session_id: str, compaction: Compaction) -> None:
-        if self.tier is not None:
-            self.tier.compact(session_id, compaction)
+        self.tier.compact(session_id, compaction)
 
     def before_truncation(self, session_id: str, n_tokens: int) -> None:
-        if self.tier is not None:
-            self.tier.truncate(session_id, n_tokens)
+        self.tier.truncate(session_id, n_tokens)
 
     def before_change(self, session_id: str) -> None:
-        if self.tier is not None:
-            self.tier.discard(session_id)
+        self.tier.discard(session_id)

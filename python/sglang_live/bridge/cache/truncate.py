@@ -9,12 +9,22 @@ from typing import Any
 
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.session.session_controller import Session
-from sglang.srt.session.streaming_session import StreamingSession
+from sglang.srt.session.streaming_session import SessionSlot
 
 from sglang_live.bridge.cache.session_cache import SessionCache
 from sglang_live.bridge.session.compact import outputs_of
-from sglang_live.bridge.session.kv_record import LiveKvInfo
+from sglang_live.bridge.session.kv_record import LiveKvInfo, n_on_device
 from sglang_live.bridge.session.media import media_before, media_spans
+
+
+class NoSessions:
+    """In the place of a StreamingSession, if SGLang's cache supports no sessions."""
+
+    def __init__(self) -> None:
+        self.slots: dict[str, SessionSlot] = {}
+
+
+_NO_SESSIONS = NoSessions()
 
 
 def truncate_session(scheduler: Any, session_id: str, position: int) -> int:
@@ -27,8 +37,8 @@ def truncate_session(scheduler: Any, session_id: str, position: int) -> int:
     """
     session = scheduler.session_controller.get(session_id)
     streaming = streaming_sessions(scheduler.tree_cache)
-    slot = streaming.slots.get(session_id) if streaming is not None else None
-    if streaming is None or session is None or slot is None:
+    slot = streaming.slots.get(session_id)
+    if session is None or slot is None:
         return -1
     if session._inflight or not session.req_nodes:
         return -1
@@ -50,25 +60,23 @@ def truncate_session(scheduler: Any, session_id: str, position: int) -> int:
     return position
 
 
-def streaming_sessions(tree_cache: Any) -> StreamingSession | None:
-    """SGLang's session slots; None if its cache supports no sessions."""
-    return getattr(tree_cache, "session", None)
+def streaming_sessions(tree_cache: Any) -> Any:
+    """SGLang's StreamingSession, with its slots; or NoSessions."""
+    return getattr(tree_cache, "session", _NO_SESSIONS)
 
 
-def n_computed(streaming: StreamingSession, session_id: str) -> int:
+def n_computed(streaming: Any, session_id: str) -> int:
     """Tokens of a session that its next request need not compute."""
     if isinstance(streaming, SessionCache):
         return streaming.n_computed(session_id)
-    slot = streaming.slots.get(session_id)
-    return 0 if slot is None else slot.kv.kv_committed_len
+    return n_on_device(streaming.slots, session_id)
 
 
-def n_kept(streaming: StreamingSession, session_id: str) -> int:
+def n_kept(streaming: Any, session_id: str) -> int:
     """Tokens of a session whose device memory its next request has for certain."""
     if isinstance(streaming, SessionCache):
         return streaming.n_kept(session_id)
-    slot = streaming.slots.get(session_id)
-    return 0 if slot is None else slot.kv.kv_committed_len
+    return n_on_device(streaming.slots, session_id)
 
 
 def _index_of(kv: Any, position: int) -> int | None:

@@ -126,10 +126,7 @@ class AwaitedKv(Part):
         return memory.fits(req, running, memory.state().free)
 
     def _rate(self, session_id: str) -> LinkRate:
-        tier = self._tier
-        if tier.all.rates is None:
-            return LinkRate(None, 0.0)
-        return tier.all.rates[tier.is_nearer(session_id)]
+        return self._tier.all.rates[self._tier.is_nearer(session_id)]
 
     @property
     def _tier(self) -> SessionTier:

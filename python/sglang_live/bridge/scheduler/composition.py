@@ -74,15 +74,16 @@ def _of_policies(scheduler: "LiveScheduler") -> Iterator[Part]:
     rounds = rounds_of(policies, config, args.chunked_prefill_size)
     # A frame's KV comes from all of its codes, and from text.
     kv_by_tokens = not _is_talker()
-    if rounds is not None:
-        deciding = Deciding(scheduler, rounds, kv_by_tokens=kv_by_tokens)
-        yield deciding
-        if scheduler.is_first_rank:
-            yield Measuring(scheduler, deciding)
-    if _is_bounded(scheduler):
-        yield Tiers(scheduler)
-    if rounds is not None:
-        yield from _of_rounds(scheduler, rounds, kv_by_tokens)
+    tiers = (Tiers(scheduler),) if _is_bounded(scheduler) else ()
+    if rounds is None:
+        yield from tiers
+        return
+    deciding = Deciding(scheduler, rounds, kv_by_tokens=kv_by_tokens)
+    yield deciding
+    if scheduler.is_first_rank:
+        yield Measuring(scheduler, deciding)
+    yield from tiers
+    yield from _of_rounds(scheduler, rounds, kv_by_tokens)
 
 
 def _of_rounds(scheduler: "LiveScheduler", rounds: Rounds, kv_by_tokens: bool) -> Iterator[Part]:

@@ -122,12 +122,17 @@ class LiveScheduler(Scheduler):
     def _holding_kv(self) -> ScheduleBatch | ReqsView:
         """As above, plus the half-prefilled prompt, which is in no batch in a decode round."""
         view = self._running_and_outside()
-        return view if self.chunked_req is None else ReqsView([*view.reqs, self.chunked_req])
+        chunked = self._chunked()
+        return ReqsView([*view.reqs, *chunked]) if chunked else view
 
     def partial_prefills(self) -> list[Req]:
         """Prompts between two chunks."""
         preempted = [req for part in self.parts for req in part.half_prefilled()]
-        return preempted if self.chunked_req is None else [*preempted, self.chunked_req]
+        return [*preempted, *self._chunked()]
+
+    def _chunked(self) -> list[Req]:
+        """SGLang's half-prefilled request, if there is one."""
+        return [] if self.chunked_req is None else [self.chunked_req]
 
     def with_input(self) -> list[Req]:
         """The waiting requests that could be prefilled."""

@@ -5,6 +5,9 @@ well. The order is the policy's (policy/urgency.py); without one the longest goe
 Owner: one Memory per scheduler; equal on all ranks.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch, release_req
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 
@@ -43,26 +46,21 @@ class Memory(Part):
         """The pool as policies see it."""
         scheduler = self._scheduler
         free = scheduler.token_to_kv_pool_allocator.available_size()
-        streaming = streaming_sessions(scheduler.tree_cache)
-        idle = getattr(streaming, "idle", None)
-        preloads = getattr(streaming, "preloads", None)
+        sessions = streaming_sessions(scheduler.tree_cache)
+        evicts = hasattr(sessions, "idle")
         pool = Pool(
             free=free + scheduler.tree_cache.evictable_size(),
             total=scheduler.max_total_num_tokens,
             free_rows=scheduler.req_to_token_pool.available_size(),
-            idle=0 if idle is None else idle.tokens,
-            wanted=preloads is not None and preloads.waits_for_room,
+            idle=sessions.idle.tokens if evicts else 0,
+            wanted=evicts and sessions.preloads.waits_for_room,
         )
         for part in scheduler.parts:
             pool = part.pool(pool)
         return pool
 
     def tokens_to_prefill(self, req: Req) -> int:
-        n_tokens = len(req.origin_input_ids) + len(req.output_ids)
-        streaming = streaming_sessions(self._scheduler.tree_cache)
-        if req.session is not None and streaming is not None:
-            n_tokens -= n_computed(streaming, req.session.session_id)
-        return max(1, n_tokens)
+        return max(1, self._tokens_beside(req, n_computed))
 
     def tokens_to_hold(self, req: Req) -> int:
         """Memory that a waiting request needs for its prefill, where evictable KV counts as free.
@@ -70,11 +68,15 @@ class Memory(Part):
         That of its own session does, too; and what is on the host needs as much as what is
         computed.
         """
+        return max(1, self._tokens_beside(req, n_kept))
+
+    def _tokens_beside(self, req: Req, of_session: Callable[[Any, str], int]) -> int:
+        """Tokens of a request that are not among those of its session."""
         n_tokens = len(req.origin_input_ids) + len(req.output_ids)
+        if req.session is None:
+            return n_tokens
         streaming = streaming_sessions(self._scheduler.tree_cache)
-        if req.session is not None and streaming is not None:
-            n_tokens -= n_kept(streaming, req.session.session_id)
-        return max(1, n_tokens)
+        return n_tokens - of_session(streaming, req.session.session_id)
 
     def missing_tokens(self, req: Req, running: list[Req], free: int) -> float:
         """Tokens by which a request's prefill and decode exceed memory; below 0: they fit.

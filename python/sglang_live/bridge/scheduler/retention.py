@@ -105,7 +105,7 @@ class Retention(Part):
             **self._counts,
             "sessions_rebased": float(sessions.compaction.n_rebased),
             **(sessions.idle.report() if sessions.evicts_idle else {}),
-            **(sessions.tier.report() if sessions.tier is not None else {}),
+            **sessions.tier.report(),
             **sessions.preloads.report(),
         }
 

@@ -67,7 +67,7 @@ class Sessions(Part):
 
     def _on_measure_kv(self, order: MeasureKv) -> None:
         streaming = streaming_sessions(self._scheduler.tree_cache)
-        n_tokens = 0 if streaming is None else n_computed(streaming, order.session_id)
+        n_tokens = n_computed(streaming, order.session_id)
         self._scheduler.channel.send(SessionKv(order.session_id, n_tokens, order.ask_id))
 
     def _on_user_speaking(self, news: UserSpeaking) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from sglang.srt.managers.schedule_batch import NextBatchPlan, Req
 
 from sglang_live.bridge.cache.session_cache import SessionCache
-from sglang_live.bridge.round_facts import LinkRate, LinkStamp
+from sglang_live.bridge.round_facts import LinkStamp
 from sglang_live.bridge.scheduler.part import Part, Prefill
 from sglang_live.messages import NextUseHint, UserSpeaking
 
@@ -32,7 +32,7 @@ class Tiers(Part):
         }
 
     def feeds(self, now_s: float) -> list[Any]:
-        return [LinkStamp(now_s, *self._link_rates())]
+        return [LinkStamp(now_s, *self._sessions.tier.measured())]
 
     def planned(self, plan: NextBatchPlan) -> None:
         self._wait_s = self.load_ahead()
@@ -46,14 +46,8 @@ class Tiers(Part):
     def stamp(self, stamp: LinkStamp) -> None:
         sessions = self._sessions
         sessions.idle.tick(stamp.now_s)
-        if sessions.tier is not None:
-            sessions.tier.all.rates = (stamp.rate, stamp.nearer_rate)
+        sessions.tier.stamp((stamp.rate, stamp.nearer_rate))
         sessions.preloads.tick(stamp.now_s, stamp.rate, stamp.nearer_rate)
-
-    def _link_rates(self) -> tuple[LinkRate, ...]:
-        """The rates from the host and from a nearer tier that this rank has measured."""
-        tier = self._sessions.tier
-        return () if tier is None else (tier.copies.rate(), tier.all.nearer_rate())
 
     def next_use(self, hint: NextUseHint) -> None:
         sessions = self._sessions
@@ -61,8 +55,7 @@ class Tiers(Part):
         if not self._plans_for(session_id):
             return
         sessions.idle.expect(hint)
-        if sessions.tier is not None:
-            sessions.tier.expect(session_id)
+        sessions.tier.expect(session_id)
         self._expect(session_id)
 
     def user_speaking(self, news: UserSpeaking) -> None:
@@ -72,7 +65,7 @@ class Tiers(Part):
             return
         if news.speaks:
             sessions.idle.speech_started(session_id)
-            if sessions.preloads.is_on and sessions.tier is not None:
+            if sessions.preloads.is_on:
                 sessions.tier.fetch(session_id)
                 sessions.preloads.speech_started(session_id, sessions.idle.now_s)
         else:
@@ -102,20 +95,19 @@ class Tiers(Part):
         tier = self._sessions.tier
         preloads.load()
         limit_s = max(0.0, preloads.next_review_s - self._sessions.idle.now_s)
-        is_copying = tier is not None and (tier.fetches_any or tier.copies_any)
-        is_draining = tier is not None and tier.nearer.is_draining
-        if preloads.is_loading or is_copying or is_draining:
+        is_moving = tier.fetches_any or tier.copies_any or tier.is_draining
+        if preloads.is_loading or is_moving:
             limit_s = min(limit_s, LOADING_WAIT_S)
         return limit_s
 
     def queues(self, req: Req, is_retracted: bool) -> None:
-        if self._sessions.tier is not None and req.session is not None:
+        if req.session is not None:
             self._sessions.tier.fetch(req.session.session_id)
 
     def narrow(self, prefill: Prefill) -> None:
         """Requests whose KV is read from storage wait for it."""
         tier = self._sessions.tier
-        if tier is not None and tier.fetches_any:
+        if tier.fetches_any:
             later = [
                 r for r in prefill.queue if r.session and tier.is_fetching(r.session.session_id)
             ]

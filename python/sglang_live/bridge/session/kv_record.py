@@ -1,10 +1,11 @@
 """The KV record of one session: SGLang's fields, and those of compaction and eviction."""
 
+from collections.abc import Mapping
 from dataclasses import fields
 
 import torch
 from sglang.srt.managers.schedule_batch import ReqKvInfo
-from sglang.srt.session.streaming_session import _VirtualNode
+from sglang.srt.session.streaming_session import SessionSlot, _VirtualNode
 
 
 class LiveKvInfo(ReqKvInfo):
@@ -41,6 +42,12 @@ class LiveKvInfo(ReqKvInfo):
         if not self.n_dropped:
             return position
         return position - self.n_dropped if position >= self.sink_tokens + self.n_dropped else None
+
+
+def n_on_device(slots: Mapping[str, SessionSlot], session_id: str) -> int:
+    """Tokens of a session on the device."""
+    slot = slots.get(session_id)
+    return 0 if slot is None else int(slot.kv.kv_committed_len)
 
 
 class SessionNode(_VirtualNode):

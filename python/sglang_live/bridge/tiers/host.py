@@ -8,22 +8,24 @@ Owner: one SessionTier per session cache, if the engine has a HiCache.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 import torch
+from sglang.srt.managers.cache_controller import HiCacheAck
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.mem_cache.base_prefix_cache import MatchResult
 from sglang.srt.session.streaming_session import SessionSlot
 
+from sglang_live.bridge.round_facts import LinkRate
 from sglang_live.bridge.session.idle import IdleSessions
-from sglang_live.bridge.session.kv_record import LiveKvInfo
+from sglang_live.bridge.session.kv_record import LiveKvInfo, n_on_device
 from sglang_live.bridge.tiers.host_copies import HostCopies, transfer_numbers
 from sglang_live.bridge.tiers.host_eviction import HostEviction
 from sglang_live.bridge.tiers.nearer import NearerTier
-from sglang_live.bridge.tiers.session_copies import wait_for
+from sglang_live.bridge.tiers.no_tier import NoTier
 from sglang_live.bridge.tiers.session_loads import SessionLoads, is_pinned
-from sglang_live.bridge.tiers.storage import StoredTails
+from sglang_live.bridge.tiers.storage import storage_from_env
 from sglang_live.bridge.tiers.tier_copies import TierCopies
-from sglang_live.kv.page_file import PageFile
 from sglang_live.kv.retention import Compaction
 
 # Share of the device's KV that is free or in unlocked leaves, below which background copies begin.
@@ -33,12 +35,10 @@ WRITE_BACK_BELOW = 0.5
 _MAX_WRITES_PER_ROUND = 4
 
 
-class SessionTier:
+class SessionTier(NoTier):
     """
     Args:
         sessions: the SessionCache whose slots these are.
-        open_storage: opens the storage tier's file, given a page's size in bytes; None: there is
-            no storage tier.
 
     Attributes:
         copies: on the host.
@@ -49,14 +49,11 @@ class SessionTier:
         nearer: a tier between the device and the host.
     """
 
-    def __init__(self, sessions: Any, open_storage: Callable[[int], PageFile] | None = None):
+    def __init__(self, sessions: Any):
         self._sessions = sessions
         self.numbers = transfer_numbers()
         self.copies = HostCopies(sessions.cache, self.numbers)
-        self.stored: StoredTails | None = None
-        if open_storage is not None:
-            file = open_storage(self.copies.bytes_per_token * self._page_size)
-            self.stored = StoredTails(self.copies, file, self._least_of_all_ranks)
+        self.stored = storage_from_env(self.copies, self._least_of_all_ranks)
         self.eviction = HostEviction(sessions, self.copies, self.stored)
         self.nearer = NearerTier()
         self.all = TierCopies(self.copies)
@@ -76,8 +73,7 @@ class SessionTier:
         return [int(number) for number in tensor.tolist()]
 
     def reset(self) -> None:
-        if self.stored is not None:
-            self.stored.reset()
+        self.stored.reset()
         self.copies.reset()
         self.eviction.reset()
         self.nearer.reset()
@@ -91,7 +87,6 @@ class SessionTier:
         self._to_copy.move_to_end(session_id)
 
     def write_back(self) -> None:
-        """To be called once a round."""
         self.eviction.store_if_short()
         self.nearer.step()
         if not self.copies_any:
@@ -104,8 +99,11 @@ class SessionTier:
             self._write(session_id, slot.kv)
 
     @property
+    def is_draining(self) -> bool:
+        return self.nearer.is_draining
+
+    @property
     def copies_any(self) -> bool:
-        """Whether copies are to be made ahead of evictions, some in each round."""
         return bool(self._to_copy) and self._free_share() < WRITE_BACK_BELOW
 
     def _write(self, session_id: str, kv: LiveKvInfo) -> bool:
@@ -140,7 +138,6 @@ class SessionTier:
         self.nearer.changed(session_id)
 
     def save(self, session_id: str, slot: SessionSlot, n_kept: int) -> None:
-        """To be called before the session's device slots behind n_kept are evicted."""
         self._to_copy.pop(session_id, None)
         self.loads.wait(session_id)
         if not self._write(session_id, slot.kv):
@@ -150,94 +147,111 @@ class SessionTier:
 
     def _wait_for_write(self, session_id: str) -> None:
         for _, copy in self.all.of(session_id):
-            if copy.written is not None:
-                self.counts["evictions_waited"] += 1
-                wait_for(copy.written)
+            self.counts["evictions_waited"] += copy.wait_until_written()
 
     def before_device_change(self, session_id: str) -> None:
         """To be called before device slots of the session are freed, or written before its end."""
         self.loads.wait(session_id)
         for _, copy in self.all.of(session_id):
-            if copy.written is not None:
-                wait_for(copy.written)
+            copy.wait_until_written()
 
     def truncate(self, session_id: str, n_tokens: int) -> None:
-        """To be called before the session is truncated to n_tokens."""
         self.before_device_change(session_id)
         for tier, _ in self.all.of(session_id):
             tier.truncate(session_id, n_tokens)
-        if self.stored is not None:
-            self.stored.truncated(session_id, n_tokens)
+        self.stored.truncated(session_id, n_tokens)
         self._changed(session_id)
 
     def compact(self, session_id: str, compaction: Compaction) -> None:
-        """To be called before the session loses these whole pages."""
         self.before_device_change(session_id)
         for tier, _ in self.all.of(session_id):
             tier.compact(session_id, compaction)
-        if self.stored is not None:
-            self.stored.compact(session_id, compaction)
+        self.stored.compact(session_id, compaction)
         self._changed(session_id)
 
     def discard(self, session_id: str) -> None:
-        """To be called before the session's KV changes in place: its copies are dropped."""
         self.before_device_change(session_id)
         for tier, _ in self.all.of(session_id):
             tier.forget(session_id)
         self._changed(session_id)
 
     def forget(self, session_id: str) -> None:
-        """Remove all data of a closed session."""
         self.discard(session_id)
         self._to_copy.pop(session_id, None)
+
+    # --- back ---
+
+    def with_host_hit(self, session_id: str, result: MatchResult, n_key: int) -> MatchResult:
+        return self.loads.with_host_hit(session_id, result, n_key)
+
+    def load_back(self, req: Req) -> tuple[int, object]:
+        return self.loads.load_back(req)
 
     # --- what is expected, and where it is ---
 
     def expect(self, session_id: str) -> None:
-        """To be called when the session's expected next use has changed."""
         self._changed(session_id)
 
     def fetch(self, session_id: str) -> None:
-        """Begin to read the session's stored tail to the host: its user speaks, or its request
-        has come.
-        """
-        if self.stored is not None:
-            self.stored.fetch(session_id, self._idle.now_s)
+        if self.stored.fetch(session_id, self._idle.now_s):
             self.eviction.changed(session_id)
 
     @property
     def fetches_any(self) -> bool:
-        return self.stored is not None and self.stored.n_fetching > 0
+        return self.stored.n_fetching > 0
 
     def is_fetching(self, session_id: str) -> bool:
-        """Whether a request of the session should wait for its stored tail."""
-        return self.stored is not None and self.stored.is_fetching(session_id, self._idle.now_s)
+        return self.stored.is_fetching(session_id, self._idle.now_s)
 
     def settle(self) -> list[str]:
-        """To be called once a round. Returns the sessions whose host copies may have grown."""
-        changed = [] if self.stored is None else self.stored.settle()
+        changed = self.stored.settle()
         for session_id in changed:
             self.eviction.changed(session_id)
         return changed
 
     def is_nearer(self, session_id: str) -> bool:
         """Whether a load of the session would come from a nearer tier than the host."""
-        slot = self._sessions.slots.get(session_id)
-        if not self.all.nearer or slot is None:
+        if not self.all.nearer:
             return False
-        return self.all.is_nearer(self.all.behind(session_id, slot.kv.kv_committed_len))
+        begin = n_on_device(self._sessions.slots, session_id)
+        return self.all.is_nearer(self.all.behind(session_id, begin))
 
     def end_of(self, session_id: str, n_device: int) -> int:
-        """The end of the session's KV on all tiers, given its end on the device."""
         if n_device % self._page_size:
             return n_device
         ends = [n_device]
         for tier, copy in self.all.of(session_id):
             if n_device >= copy.begin:
-                stored = self.stored if tier is self.copies else None
-                stored_end = None if stored is None else stored.end_of(session_id)
-                ends.append(stored_end or copy.end)
+                is_host = tier is self.copies
+                ends.append(self.stored.end_of(session_id, copy.end) if is_host else copy.end)
         return max(ends)
+
+    # --- SGLang acknowledges ---
+
+    def stamp(self, rates: tuple[LinkRate, LinkRate]) -> None:
+        self.all.rates = rates
+
+    def measured(self) -> tuple[LinkRate, ...]:
+        return self.copies.rate(), self.all.nearer_rate()
+
+    def acknowledged(self, transfer: int) -> bool:
+        return self.all.acknowledged(transfer)
+
+    def measure_write(self, ack: HiCacheAck) -> None:
+        self.all.measure_write(ack)
+
+    def all_written(self) -> None:
+        self.all.all_written()
+
+    def take_loads(self, finish_count: int | None) -> None:
+        cache = self._sessions.cache
+        queue = cache.cache_controller.ack_load_queue
+        n = cache._count_ready_acks(queue) if finish_count is None else finish_count
+        for ack in queue[:n]:
+            ack.finish_event.synchronize()
+            self.all.measure_load(ack)
+            # SGLang looks up every remaining id among the tree's nodes.
+            ack.node_ids[:] = [i for i in ack.node_ids if not self.all.acknowledged(i)]
 
     # --- reports ---
 
@@ -249,7 +263,7 @@ class SessionTier:
             **self.eviction.counts,
             "tokens_on_host": float(self.copies.tokens),
             **self.nearer.report(),
-            **(self.stored.report() if self.stored is not None else {}),
+            **self.stored.report(),
         }
 
     def _free_share(self) -> float:

@@ -12,8 +12,9 @@ from typing import Any
 from sglang.srt.utils.common import ceil_align
 
 from sglang_live.bridge.session.idle import IdleSessions
+from sglang_live.bridge.session.kv_record import n_on_device
 from sglang_live.bridge.tiers.host_copies import HostCopies
-from sglang_live.bridge.tiers.storage import StoredTails
+from sglang_live.bridge.tiers.storage import NoStorage
 from sglang_live.kv.victim_index import VictimIndex
 
 # Tails move to storage while a smaller share of the host's pool is free: new copies then find
@@ -25,10 +26,10 @@ class HostEviction:
     """
     Args:
         sessions: the SessionCache whose copies these are.
-        stored: the storage tier; None if there is none.
+        stored: the storage tier.
     """
 
-    def __init__(self, sessions: Any, copies: HostCopies, stored: StoredTails | None):
+    def __init__(self, sessions: Any, copies: HostCopies, stored: NoStorage):
         self._sessions, self.copies, self._stored = sessions, copies, stored
         copies.make_room = self.make
         self.counts = dict.fromkeys(("tokens_dropped_on_host", "dropped_tokens_lost"), 0.0)
@@ -47,8 +48,7 @@ class HostEviction:
 
     def changed(self, session_id: str) -> None:
         """To be called when the session's host copy or its expected next use has changed."""
-        if self._stored is not None:
-            self._stored.forget_unless_contiguous(session_id)
+        self._stored.forget_unless_contiguous(session_id)
         copy = self.copies.of(session_id)
         if copy is None:
             self._order.remove(session_id)
@@ -86,11 +86,10 @@ class HostEviction:
                 continue
             end = copy.begin + len(copy.slots) - victim.n_tokens
             self.counts["tokens_dropped_on_host"] += copy.end - end
-            on_device = self._n_on_device(victim_id)
+            on_device = n_on_device(self._sessions.slots, victim_id)
             self.counts["dropped_tokens_lost"] += max(0, copy.end - max(end, on_device))
             self.copies.shorten(victim_id, end)
-            if self._stored is not None:
-                self._stored.forget_unless_contiguous(victim_id)
+            self._stored.forget_unless_contiguous(victim_id)
 
     def store_if_short(self) -> None:
         """Begin to store the copy that is expected last, if the host's memory is short.
@@ -100,8 +99,6 @@ class HostEviction:
         for session_id in list(self._deferred):
             self.changed(session_id)
         self._deferred.clear()
-        if self._stored is None:
-            return
         copies, stored = self.copies, self._stored
         short = _FREE_SHARE * copies.pool.size - copies.n_free_slots - stored.n_storing_tokens
         candidate = self._order.peek(self._now_s) if short > 0 else None
@@ -115,11 +112,6 @@ class HostEviction:
         self._order.remove(session_id)  # until settle() reports the end of the transfer
         if not stored.store(session_id, n_pages):
             self._deferred[session_id] = None
-
-    def _n_on_device(self, session_id: str) -> int:
-        slot = self._sessions.slots.get(session_id)
-        n_tokens: int = 0 if slot is None else slot.kv.kv_committed_len
-        return n_tokens
 
     @property
     def _idle(self) -> IdleSessions:

@@ -13,7 +13,7 @@ from typing import Any
 
 from sglang.srt.utils.common import ceil_align
 
-from sglang_live.bridge.round_facts import LinkRate
+from sglang_live.bridge.round_facts import UNMEASURED_LINK, LinkRate
 from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.bridge.tiers.host import SessionTier
 from sglang_live.kv.preload import (
@@ -32,7 +32,6 @@ _RESERVE_SHARE = 0.05
 _LONGEST_ROUND_S = 0.1
 # Time before the transfer must begin, in which a preload may wait for memory.
 _PRELOAD_MARGIN_S = 1.0
-_UNMEASURED = LinkRate(None, 0.0)
 
 
 @dataclass(slots=True)
@@ -87,7 +86,7 @@ class Preloads:
         self._unused: dict[str, tuple[float, int]] = {}
         self._loading: dict[str, _Loading] = {}
         self._now_s = self._round_s = 0.0
-        self.rate = self.nearer_rate = _UNMEASURED
+        self.rate = self.nearer_rate = UNMEASURED_LINK
         self.counts: dict[str, float] = {}
 
     def speech_started(self, session_id: str, now_s: float) -> None:
@@ -139,14 +138,14 @@ class Preloads:
             self._idle.unprotect(session_id)
         self._count("preloads_cancelled", pending is not None or loading is not None)
 
-    def tick(self, now_s: float, rate: LinkRate, nearer_rate: LinkRate | None = None) -> None:
+    def tick(self, now_s: float, rate: LinkRate, nearer_rate: LinkRate = UNMEASURED_LINK) -> None:
         """Begin a round.
 
         Args:
             rate: of the link from the host, as rank 0 measured it.
             nearer_rate: of that from a nearer tier.
         """
-        self.rate, self.nearer_rate = rate, nearer_rate or _UNMEASURED
+        self.rate, self.nearer_rate = rate, nearer_rate
         if now_s > self._now_s:
             self._round_s, self._now_s = now_s - self._now_s, now_s
         while self._reviews and self._reviews[0][0] <= now_s:
@@ -325,8 +324,8 @@ class Preloads:
 
     @property
     def _tier(self) -> SessionTier:
-        assert self._sessions.tier is not None  # preloads exist only with a tier
-        return self._sessions.tier
+        tier: SessionTier = self._sessions.tier
+        return tier
 
     @property
     def _idle(self) -> IdleSessions:

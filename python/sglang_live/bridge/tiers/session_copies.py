@@ -45,6 +45,18 @@ class SessionCopy:
     written: Any = None
     gone: bool = False
 
+    @staticmethod
+    def empty(at: int) -> "SessionCopy":
+        """No tokens, in the place of a copy that begins there."""
+        return SessionCopy(at, at, torch.empty(0, dtype=torch.int64))
+
+    def wait_until_written(self) -> bool:
+        """Order all later launches after its latest write. Returns whether one is going on."""
+        if self.written is None:
+            return False
+        wait_for(self.written)
+        return True
+
 
 class SessionCopies(ABC):
     """
@@ -121,8 +133,7 @@ class SessionCopies(ABC):
             self.forget(session_id)
             copy = None
         if copy is None:
-            begin = kv.cache_protected_len
-            copy = SessionCopy(begin, begin, torch.empty(0, dtype=torch.int64))
+            copy = SessionCopy.empty(kv.cache_protected_len)
         end = kv.kv_committed_len
         if end <= copy.end:
             return True

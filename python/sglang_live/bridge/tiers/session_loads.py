@@ -52,35 +52,25 @@ class SessionLoads:
         return n
 
     def with_host_hit(self, session_id: str, result: MatchResult, n_key: int) -> MatchResult:
-        """Extend a match on the device by the host copy behind it.
-
-        Args:
-            n_key: tokens of the request.
-        """
+        """See NoTier."""
         self.wait(session_id)
         n_device = result.device_prefix_len
-        found = self._copies.behind(session_id, n_device)
-        if found is None or min(found[1].end, n_key) <= n_device:
-            return result
-        return result._replace(host_hit_length=min(found[1].end, n_key) - n_device)
+        _, copy = self._copies.behind(session_id, n_device)
+        end = min(copy.end, n_key)
+        return result if end <= n_device else result._replace(host_hit_length=end - n_device)
 
     def load_back(self, req: Req) -> tuple[int, object]:
-        """Load the host hit that with_host_hit() reported, or nothing.
-
-        Returns:
-            the number of loaded tokens, and the request's last node.
-        """
+        """See NoTier."""
         sessions, session_id = self._sessions, req.session.session_id
         slot = sessions.slots[session_id]
         # SGLang then sets cache_protected_len as if the loaded tokens were in the tree.
         slot.virtual_node.own_from = slot.kv.cache_protected_len
         begin, end = req.prefix_len, req.prefix_len + req.host_hit_length
         device = None
-        found = self._copies.behind(session_id, begin)
-        if found is not None and end <= found[1].end and self._has_row(slot):
+        tier, copy = self._copies.behind(session_id, begin)
+        if end <= copy.end and self._has_row(slot):
             with self.keeping(session_id):
                 self._make_room(ceil_align(end - begin, self._page_size))
-            tier, copy = found
             device = tier.load(copy, begin, end)
         if device is None:
             self.counts["loads_refused"] += 1
@@ -96,8 +86,8 @@ class SessionLoads:
         if slot is None or not isinstance(slot.virtual_node, SessionNode) or is_pinned(slot):
             return 0
         begin = slot.kv.kv_committed_len
-        found = self._copies.behind(session_id, begin)
-        return 0 if found is None else ceil_align(found[1].end - begin, self._page_size)
+        _, copy = self._copies.behind(session_id, begin)
+        return ceil_align(copy.end - begin, self._page_size)
 
     def has_spare_row(self, session_id: str) -> bool:
         """Whether a preload may take a row: without free rows SGLang admits no request."""
@@ -133,9 +123,7 @@ class SessionLoads:
             self._drop_empty_row(slot)
             return 0
         begin = slot.kv.kv_committed_len
-        found = self._copies.behind(session_id, begin)
-        assert found is not None  # tokens_to_preload() has found it
-        tier, copy = found
+        tier, copy = self._copies.behind(session_id, begin)
         end = min(copy.end, begin + n_slots)
         arrival = tier.preload(copy, begin, end, device)
         self._arriving.setdefault(session_id, []).append(arrival)

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 # Longest wait of a request for its session's tail. A slow disk reads a whole window of a 30 B
 # model in that time: 2048 tokens of 96 KiB at 0.2 GB/s.
 WAIT_S = 1.0
+# Returns the minimum over all ranks of each number.
+Agree = Callable[[list[int]], list[int]]
 
 
 @dataclass(slots=True)
@@ -95,13 +97,61 @@ class _Queue:
         return n
 
 
-class StoredTails:
+class NoStorage:
+    """Of a server without storage."""
+
+    @property
+    def n_free_pages(self) -> int:
+        return 0
+
+    @property
+    def n_storing_tokens(self) -> int:
+        """Tokens that are being written to the file; their host slots will be freed."""
+        return 0
+
+    @property
+    def n_fetching(self) -> int:
+        return 0
+
+    def reset(self) -> None: ...
+
+    def end_of(self, session_id: str, on_host: int) -> int:
+        """The end of the session's tail; that of its copy on the host if it has none."""
+        return on_host
+
+    def is_fetching(self, session_id: str, now_s: float) -> bool:
+        return False
+
+    def store(self, session_id: str, n_pages: int) -> bool:
+        return False
+
+    def fetch(self, session_id: str, now_s: float) -> bool:
+        """Begin to read the whole tail to the host, if there is one and memory for it.
+
+        Returns whether the copies on the host are to be ranked anew.
+        """
+        return False
+
+    def settle(self) -> list[str]:
+        return []
+
+    def truncated(self, session_id: str, n_tokens: int) -> None: ...
+
+    def compact(self, session_id: str, compaction: Compaction) -> None: ...
+
+    def forget_unless_contiguous(self, session_id: str) -> None: ...
+
+    def report(self) -> dict[str, float]:
+        return {}
+
+
+class StoredTails(NoStorage):
     """
     Args:
-        agree: returns the minimum over all ranks of each number.
+        agree: see Agree.
     """
 
-    def __init__(self, copies: HostCopies, file: PageFile, agree: Callable[[list[int]], list[int]]):
+    def __init__(self, copies: HostCopies, file: PageFile, agree: Agree):
         self._copies, self._file, self._agree = copies, file, agree
         # Pages are verified here before they are copied into the pool.
         self._page = copies.pool.get_data_page(0, flat=True).clone()
@@ -142,12 +192,11 @@ class StoredTails:
 
     @property
     def n_storing_tokens(self) -> int:
-        """Tokens that are being written to the file; their host slots will be freed."""
         return sum(len(operation.slots) for operation in self._stores.operations)
 
-    def end_of(self, session_id: str) -> int | None:
+    def end_of(self, session_id: str, on_host: int) -> int:
         tail = self._tails.get(session_id)
-        return None if tail is None else tail.end
+        return on_host if tail is None else tail.end
 
     @property
     def n_fetching(self) -> int:
@@ -178,18 +227,18 @@ class StoredTails:
         self._begin(self._stores, session_id, copy, begin, copy.end, slots, places)
         return True
 
-    def fetch(self, session_id: str, now_s: float) -> None:
-        """Begin to read the whole tail to the host, if there is one and memory for it."""
+    def fetch(self, session_id: str, now_s: float) -> bool:
         tail, copy = self._tails.get(session_id), self._copies.of(session_id)
         if tail is None or session_id in self._fetching or session_id in self._storing:
-            return
+            return True
         assert copy is not None  # a tail without its copy is forgotten
         slots = self._copies.take_slots(session_id, len(tail.places) * self._page_size)
         if slots is None:
             self.counts["fetches_without_room"] += 1
-            return
+            return True
         self._fetching[session_id] = now_s
         self._begin(self._fetches, session_id, copy, tail.begin, tail.end, slots, tail.places)
+        return True
 
     def _begin(
         self,
@@ -355,13 +404,11 @@ def _bytes_of(page: torch.Tensor) -> np.ndarray:
     return array
 
 
-def storage_from_env() -> Callable[[int], PageFile] | None:
-    """A function that opens the storage file, given a page's size in bytes.
-
-    Returns None if STORAGE_ENV is not set.
-    """
+def storage_from_env(copies: HostCopies, agree: Agree) -> NoStorage:
+    """As STORAGE_ENV says."""
     text = os.environ.get(STORAGE_ENV, "")
     if not text:
-        return None
+        return NoStorage()
     n_bytes, _, directory = text.partition(":")
-    return lambda page_bytes: PageFile(Path(directory), page_bytes, int(n_bytes))
+    page_bytes = copies.bytes_per_token * copies.page_size
+    return StoredTails(copies, PageFile(Path(directory), page_bytes, int(n_bytes)), agree)

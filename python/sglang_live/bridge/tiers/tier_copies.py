@@ -5,7 +5,7 @@ A session has its copy on one of them, and on two only while it moves. Owner: th
 
 from sglang.srt.managers.cache_controller import HiCacheAck
 
-from sglang_live.bridge.round_facts import LinkRate
+from sglang_live.bridge.round_facts import UNMEASURED_LINK, LinkRate
 from sglang_live.bridge.tiers.host_copies import HostCopies
 from sglang_live.bridge.tiers.session_copies import SessionCopies, SessionCopy
 
@@ -17,11 +17,10 @@ class TierCopies:
     Attributes:
         host: copies in host memory.
         nearer: copies on a tier between the device and the host; empty: there is none.
-        rates: of the links from the host and from a nearer tier, as rank 0 has measured them; None
-            before the first round.
+        rates: of the links from the host and from a nearer tier, as rank 0 has measured them.
     """
 
-    rates: tuple[LinkRate, LinkRate] | None = None
+    rates: tuple[LinkRate, LinkRate] = (UNMEASURED_LINK, UNMEASURED_LINK)
 
     def __init__(self, host: HostCopies, nearer: tuple[SessionCopies, ...] = ()):
         self.host = host
@@ -34,28 +33,30 @@ class TierCopies:
 
     def nearer_rate(self) -> LinkRate:
         """The rate from the nearer tier that this rank has measured."""
-        return next((tier.rate() for tier in self.nearer), LinkRate(None, 0.0))
+        return next((tier.rate() for tier in self.nearer), UNMEASURED_LINK)
 
     def of(self, session_id: str) -> list[Found]:
         """The session's copies, with their tiers."""
         return [(tier, copy) for tier in self.tiers if (copy := tier.of(session_id)) is not None]
 
-    def behind(self, session_id: str, n_device: int) -> Found | None:
+    def behind(self, session_id: str, n_device: int) -> Found:
         """The copy that continues the device's part, with its tier: of two the longer, and of equal
-        ones that of the faster link.
+        ones that of the faster link. An empty one of the host, if there is none.
         """
+        found = self.of(session_id)
         # Eviction frees whole pages; a session that ends within a page has all of it on the device.
         if n_device % self.host.page_size:
-            return None
-        found = [one for one in self.of(session_id) if one[1].begin <= n_device < one[1].end]
-        return max(found, key=lambda one: (one[1].end, self._rate(one[0])), default=None)
+            found = []
+        found = [one for one in found if one[1].begin <= n_device < one[1].end]
+        if not found:
+            return self.host, SessionCopy.empty(n_device)
+        return max(found, key=lambda one: (one[1].end, self._rate(one[0])))
 
     def _rate(self, tier: SessionCopies) -> float:
-        rate = tier.rate() if self.rates is None else self.rates[tier is not self.host]
-        return rate.bytes_per_s or 0.0
+        return self.rates[tier is not self.host].bytes_per_s or 0.0
 
-    def is_nearer(self, found: Found | None) -> bool:
-        return found is not None and found[0] is not self.host
+    def is_nearer(self, found: Found) -> bool:
+        return found[0] is not self.host
 
     def bytes_in_transfer(self, nearer: bool) -> int:
         """Bytes of loads that have not ended, from a nearer tier or from the host."""

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+from sglang_live.bridge.cache.truncate import NoSessions
 from sglang_live.bridge.scheduler.live import LiveScheduler
 from sglang_live.bridge.scheduler.memory import Memory
 from sglang_live.bridge.scheduler.part import Part
@@ -22,7 +23,7 @@ class FakeScheduler(LiveScheduler):
         self.is_first_rank = True
         self.sent: list = []
         self.channel = SimpleNamespace(send=self.sent.append, wake_on=lambda source: None)
-        self.tree_cache = SimpleNamespace(session=None, evictable_size=lambda: 0)
+        self.tree_cache = SimpleNamespace(session=NoSessions(), evictable_size=lambda: 0)
         vars(self).update(facts)
         self.memory, self.pausing = Memory(self), Pausing(self)
         self.parts: tuple[Part, ...] = (self.memory, self.pausing)

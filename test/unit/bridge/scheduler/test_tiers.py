@@ -8,7 +8,7 @@ import pytest
 from sglang_live.bridge.round_facts import LinkStamp
 from sglang_live.bridge.scheduler.tiers import LOADING_WAIT_S, Tiers
 from sglang_live.bridge.session.idle import IdleSessions
-from sglang_live.bridge.tiers.nearer import NearerTier
+from sglang_live.bridge.tiers.no_tier import NoTier
 from sglang_live.bridge.tiers.preload import Preloads
 from sglang_live.messages import NextUseHint, UserSpeaking
 
@@ -22,7 +22,7 @@ class World:
         self.idle = IdleSessions(page_size=1)
         self.idle.tick(START_S)
         self.idle.put("open", 10)
-        self.sessions = SimpleNamespace(evicts_idle=True, idle=self.idle, tier=None)
+        self.sessions = SimpleNamespace(evicts_idle=True, idle=self.idle, tier=NoTier())
         self.sessions.preloads = Preloads(self.sessions, is_on=False)
         self.events = Tiers(
             SimpleNamespace(
@@ -80,7 +80,7 @@ def test_the_next_round_comes_when_a_preload_is_judged_or_loaded_on(world):
     preloads.is_loading, preloads.next_review_s = False, math.inf
     for fetches, copies in ((True, False), (False, True), (False, False)):
         world.sessions.tier = SimpleNamespace(
-            fetches_any=fetches, copies_any=copies, nearer=NearerTier()
+            fetches_any=fetches, copies_any=copies, is_draining=False
         )
         limit_s = LOADING_WAIT_S if fetches or copies else math.inf
         assert world.events.load_ahead() == limit_s

@@ -7,7 +7,7 @@ import pytest
 from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.bridge.tiers.host_copies import HostCopies
 from sglang_live.bridge.tiers.host_eviction import HostEviction
-from sglang_live.bridge.tiers.storage import StoredTails
+from sglang_live.bridge.tiers.storage import NoStorage, StoredTails
 from sglang_live.kv.page_file import PageFile
 from sglang_live.messages import NextUseHint
 from test.unit.bridge.fake_host import FakeCache
@@ -25,7 +25,7 @@ class Host:
     def __init__(self, file: PageFile | None):
         self.cache = FakeCache(PAGE, HOST_TOKENS)
         self.copies = HostCopies(self.cache)
-        self.stored = None
+        self.stored = NoStorage()
         if file is not None:
             self.stored = StoredTails(self.copies, file, lambda numbers: numbers)
         self.idle = IdleSessions(PAGE)
@@ -127,7 +127,7 @@ def test_tails_go_to_storage_before_the_host_is_full(roomy):
     assert roomy.stored.n_storing_tokens == 8
     for name in settle(roomy.stored):
         roomy.room.changed(name)
-    assert (roomy.length("late"), roomy.stored.end_of("late")) == (16, 24)
+    assert (roomy.length("late"), roomy.stored.end_of("late", 16)) == (16, 24)
     assert roomy.cache.host_pool_group.available_size() == 12
     roomy.room.store_if_short()
     assert roomy.stored.n_storing_tokens == 0
@@ -141,4 +141,4 @@ def test_a_tail_without_the_tokens_before_it_is_dropped_too(roomy):
     roomy.room.changed("late")
     roomy.holds("soon", 40, needed_in_s=1.0)
     assert roomy.length("soon") == 40
-    assert roomy.stored.end_of("late") is None
+    assert roomy.stored.end_of("late", -1) == -1

@@ -205,7 +205,7 @@ def test_a_tail_leaves_the_host_when_it_is_in_the_file_and_not_before(cache, sto
     assert settle(stored) == ["a"]
     assert cache.host_pool_group.available_size() == 44
     assert (talk.on_host(), talk.in_storage()) == ([1, 2, 3, 4], [5, 6, 7, 8, 9, 10])
-    assert stored.end_of("a") == 10
+    assert stored.end_of("a", 0) == 10
 
 
 def test_tails_grow_towards_the_beginning(stored, talk):
@@ -225,7 +225,7 @@ def test_a_fetched_tail_follows_the_remaining_copy(cache, stored, file, talk):
     assert not stored.is_fetching("a", 5.0 + WAIT_S)
     assert settle(stored) == ["a"]
     assert talk.on_host() == talk.values
-    assert stored.end_of("a") is None
+    assert stored.end_of("a", -1) == -1
     assert not stored.is_fetching("a", 5.0)
     assert (file.n_free, stored.counts["tokens_fetched"]) == (4, 6)
 

@@ -8,6 +8,7 @@ Owner: one PeerEviction per session tier that borrows.
 from typing import Any
 
 from sglang_live.bridge.session.idle import IdleSessions
+from sglang_live.bridge.session.kv_record import n_on_device
 from sglang_live.bridge.tiers.host_eviction import HostEviction
 from sglang_live.extensions.lending.engine.peer_copies import PeerCopies
 from sglang_live.kv.victim_index import VictimIndex
@@ -121,9 +122,7 @@ class PeerEviction:
             self._sessions.tier.set_idle(session_id)  # it is copied again
 
     def n_on_device(self, session_id: str) -> int:
-        slot = self._sessions.slots.get(session_id)
-        n_tokens: int = 0 if slot is None else slot.kv.kv_committed_len
-        return n_tokens
+        return n_on_device(self._sessions.slots, session_id)
 
     @property
     def host_rate(self) -> float | None:
