@@ -112,9 +112,13 @@ def running_server(
     log_dir: Path,
     *flags: str,
     environment: dict[str, str] | None = None,
+    folder: Path | None = None,
     start_timeout_s: float = START_TIMEOUT_S,
 ) -> Iterator[Server]:
-    """A separate server, with the model name `demo`."""
+    """A separate server, with the model name `demo`.
+
+    folder: in which it runs; None: this one.
+    """
     port = free_port()
     command = [sys.executable, "-m", "sglang_live.launch_server"]
     command += ["--model-path", model_path, "--served-model-name", "demo"]
@@ -128,6 +132,7 @@ def running_server(
             stdout=log,
             stderr=log,
             stdin=subprocess.DEVNULL,
+            cwd=folder,
             env={**os.environ, **(environment or {})},
             umask=0o022,  # a common umask: the server must restrict its files by itself
         )
@@ -162,9 +167,7 @@ def running_server(
 @pytest.fixture(scope="session")
 def server(tmp_path_factory) -> Iterator[Server]:
     """A server of the demo model with random weights: responses of any length to any input."""
-    batches = str(tmp_path_factory.mktemp("batches"))
-    logs = tmp_path_factory.mktemp("server")
-    with running_server("demo-random", logs, "--batch-dir", batches) as running:
+    with running_server("demo-random", tmp_path_factory.mktemp("server")) as running:
         yield running
 
 

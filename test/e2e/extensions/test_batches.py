@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import openai
@@ -27,6 +28,14 @@ SPEECH = {
     "input": "Good morning to you.",
     "response_format": "wav",
 }
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[Server]:
+    batches = str(tmp_path_factory.mktemp("batches"))
+    logs = tmp_path_factory.mktemp("server")
+    with running_server("demo-random", logs, "--batch-dir", batches) as running:
+        yield running
 
 
 def client_of(server: Server, key: str = "none") -> openai.OpenAI:
