@@ -81,7 +81,7 @@ SGLANG = (
 # raises its room's number and says why in the commit.
 BUDGETS = {
     "": 3_950,
-    "bridge": 9_620,
+    "bridge": 9_660,
     "capacity": 690,
     "client": 880,
     "engine_channel": 160,
