@@ -53,11 +53,13 @@ class VocoderChunk:
     Attributes:
         pcm: int16 little-endian, mono, at the decoder's rate. Empty while a decoder that looks
             ahead has too few frames.
+        n_frames: codec frames it was decoded from; 0 only in an empty last chunk.
         is_last: nothing of this job follows; the job has ended.
     """
 
     job_id: str
     pcm: bytes
+    n_frames: int
     is_last: bool
 
 
@@ -385,4 +387,4 @@ class VocoderEngine:
             del self._jobs[job.job_id]
         else:
             self._note_readiness(job)  # behind all jobs that are ready
-        return VocoderChunk(job.job_id, pcm, is_last)
+        return VocoderChunk(job.job_id, pcm, n_frames, is_last)
