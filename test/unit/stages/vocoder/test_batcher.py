@@ -99,7 +99,7 @@ def test_a_job_without_frames_ends_in_one_empty_chunk(engine, decoder):
     engine.open("a")
     engine.feed("a", frames(0))
     engine.finish("a")
-    assert drain(engine) == [VocoderChunk("a", b"", True)]
+    assert drain(engine) == [VocoderChunk("a", b"", 0, True)]
     assert decoder.batches == []
 
 
@@ -109,7 +109,7 @@ def test_a_finish_after_the_last_frame_was_decoded_ends_in_an_empty_chunk(engine
     assert [chunk.is_last for chunk in drain(engine)] == [False]
     engine.finish("a")
     engine.finish("a")
-    assert drain(engine) == [VocoderChunk("a", b"", True)]
+    assert drain(engine) == [VocoderChunk("a", b"", 0, True)]
 
 
 @pytest.mark.parametrize("decodes_at_once", [False, True])
