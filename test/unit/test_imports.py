@@ -81,13 +81,13 @@ SGLANG = (
 # raises its room's number and says why in the commit.
 BUDGETS = {
     "": 3_950,
-    "bridge": 9_660,
+    "bridge": 9_690,
     "capacity": 690,
     "client": 880,
     "engine_channel": 160,
     "extensions/batches": 2_850,
-    "extensions/elastic": 2_240,
-    "extensions/lending": 3_410,
+    "extensions/elastic": 2_250,
+    "extensions/lending": 3_420,
     "extensions/planner": 5_310,
     "gateway": 13_640,
     "interaction": 3_230,

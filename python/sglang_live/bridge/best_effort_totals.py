@@ -21,7 +21,8 @@ class BestEffortTotals:
     """
 
     def __init__(self, cap: int):
-        self.cap, self.cost = cap, RoundCost()
+        self.cap = cap
+        self.cost = RoundCost()
         self.last_prefill_s = -math.inf
         self.heard = False
         self._totals = dict.fromkeys(

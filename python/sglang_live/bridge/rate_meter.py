@@ -41,7 +41,9 @@ class _Slope:
 
     def take(self, n_streams: int, round_s: float) -> None:
         if not self._seen:
-            self._mean_n, self._mean_s, self._seen = float(n_streams), round_s, True
+            self._mean_n = float(n_streams)
+            self._mean_s = round_s
+            self._seen = True
         dn, ds, w = n_streams - self._mean_n, round_s - self._mean_s, self._WEIGHT
         self._mean_n += w * dn
         self._mean_s += w * ds
@@ -143,7 +145,8 @@ class RateMeter:
         self._round_cost = RoundCostMeter() if predicts else NoRoundCost()
         self.prefill_done_s = 0.0
         self._rates = StageRates()
-        self._slope, self._prefill = _Slope(), PrefillFit(self._rates)
+        self._slope = _Slope()
+        self._prefill = PrefillFit(self._rates)
         self._done_s = self._spent_s = self._looked_s = 0.0
 
     def arrived(self, launch: Launch, now_s: float) -> None:

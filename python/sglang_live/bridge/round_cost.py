@@ -34,8 +34,10 @@ class CostFit:
 
     def __init__(self, costs: tuple[float, ...], scale: tuple[float, ...]):
         """scale: smallest scale of each cost: one that was zero can be found again."""
-        self.costs, self._scale = np.array(costs), np.array(scale)
-        self._square, self._right = np.zeros((len(costs), len(costs))), np.zeros(len(costs))
+        self.costs = np.array(costs)
+        self._scale = np.array(scale)
+        self._square = np.zeros((len(costs), len(costs)))
+        self._right = np.zeros(len(costs))
         self._errors: deque[float] = deque(maxlen=self._KEPT)
         self._n_taken = self._n_outliers = 0
         self.error = math.inf

@@ -67,11 +67,13 @@ def rounds_of(
 
 class Rounds:
     def __init__(self, policy: RoundPolicy, cpu_s: Callable[[], float] = time.thread_time):
-        self._policy, self._cpu_s = policy, cpu_s
+        self._policy = policy
+        self._cpu_s = cpu_s
         self.table = StreamTable(policy.config.stage.step_s)
         self.rates = UNMEASURED
         self.now_s = 0.0
-        self._peer_urgent, self._peer_slack_s = False, math.inf
+        self._peer_urgent = False
+        self._peer_slack_s = math.inf
         names = ("rounds", "decide_s", "pauses", "resumes", "unknown", "stale", "prefill_put_off")
         self.totals: dict[str, float] = dict.fromkeys((*names, "decode_held"), 0.0)
         self._residence_s = np.zeros(4)  # by class, unknown first
@@ -88,12 +90,14 @@ class Rounds:
     def stamp(self, stamp: RoundStamp) -> None:
         if self.now_s:
             self._count_residence(stamp.now_s - self.now_s)
-        self.now_s, self.rates = stamp.now_s, stamp.rates
+        self.now_s = stamp.now_s
+        self.rates = stamp.rates
         self.best_effort.cost = stamp.cost
         in_flight = self._launched_prefill > stamp.n_done
         self.last_prefill_s = stamp.now_s if in_flight else stamp.prefill_done_s
         if stamp.peer_urgent != self._peer_urgent:
-            self._peer_urgent, self.table.changed = stamp.peer_urgent, True
+            self._peer_urgent = stamp.peer_urgent
+            self.table.changed = True
         self._peer_slack_s = stamp.peer_slack_s
 
     def progress(self, news: HeardOfMany) -> None:
@@ -149,14 +153,16 @@ class Rounds:
             half: half-prefilled best-effort requests that can return to the queue.
         """
         if not len(self.table):
-            self._last, self._managed = _NOTHING, np.zeros(0, bool)
+            self._last = _NOTHING
+            self._managed = np.zeros(0, bool)
             return _NOTHING
         self.totals["rounds"] += 1
         young = self.now_s - self._decided_s < REVIEW_S
         if self._last is not _NOTHING and young and not self.table.changed:
             return self._last
         began_s = self._cpu_s()
-        self._decided_s, self.table.changed = self.now_s, False
+        self._decided_s = self.now_s
+        self.table.changed = False
         view = self._view(pool, prefill_running, blocked, half)
         self._last = decision = self._policy.decide(view)
         self.best_effort.cap = decision.cap or self.config.best_effort.cap_streams

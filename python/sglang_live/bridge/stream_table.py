@@ -68,7 +68,9 @@ class StreamTable:
         self._stepping: tuple[list | None, np.ndarray] = (None, np.zeros(0, np.int64))
         self._n_stepping_best_effort = 0
         self._groups = PromptGroups()
-        self.changed, self.n_stale, self.stale_at_s = True, 0, math.inf
+        self.changed = True
+        self.n_stale = 0
+        self.stale_at_s = math.inf
 
     def __len__(self) -> int:
         return len(self._slot)

@@ -42,13 +42,15 @@ class LiveRadixCache(UnifiedRadixCache):
     session: SessionCache
 
     def __init__(self, params: CacheInitParams):
-        self._age, self._spare_tokens = TreeAge(), 0
+        self._age = TreeAge()
+        self._spare_tokens = 0
         super().__init__(params)
         self.session = SessionCache(self)
 
     def _reset_full(self) -> None:
         super()._reset_full()
-        self._age, self._spare_tokens = TreeAge(), 0
+        self._age = TreeAge()
+        self._spare_tokens = 0
         session = getattr(self, "session", None)  # absent when the base constructor calls this
         if not isinstance(session, SessionCache):
             return

@@ -75,7 +75,8 @@ class CallGrammar(XGrammarGrammar):
             grammar.key_string,
             grammar.grammar_stats,
         )
-        self._vocabulary, self._n_tokens = vocabulary, n_tokens
+        self._vocabulary = vocabulary
+        self._n_tokens = n_tokens
         self._texts = texts_of(grammar.key_string)
         # Texts beyond it have too many tokens, however long these are.
         self._most = n_tokens * _LONGEST_TOKEN
@@ -85,7 +86,9 @@ class CallGrammar(XGrammarGrammar):
         self._follow()
 
     def _follow(self) -> None:
-        self._finder, self._ends, self._next_look = EndFinder(self._texts), False, 0
+        self._finder = EndFinder(self._texts)
+        self._ends = False
+        self._next_look = 0
         self._begun = b""  # bytes of a character whose other bytes are in the next tokens
         for token in self.accepted_tokens:
             self._take(token)

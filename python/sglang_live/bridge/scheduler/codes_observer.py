@@ -15,7 +15,8 @@ class CodesObserver:
     """Installed as ModelRunner.sampling_observer of the talker."""
 
     def __init__(self, model, outbox: Outbox):
-        self._model, self._outbox = model, outbox
+        self._model = model
+        self._outbox = outbox
 
     def is_active(self, sampling_info) -> bool:
         return True
@@ -30,7 +31,9 @@ class CodesObserver:
 
 class _DeviceFrames:
     def __init__(self, codes: Tensor, outbox: Outbox, streams: dict[str, TalkerStream]):
-        self._codes, self._outbox, self._streams = codes, outbox, streams
+        self._codes = codes
+        self._outbox = outbox
+        self._streams = streams
 
     def copy_to_host(self, copy) -> "_HostFrames":
         return _HostFrames(copy(self._codes), self._outbox, self._streams)
@@ -38,7 +41,9 @@ class _DeviceFrames:
 
 class _HostFrames:
     def __init__(self, codes: Tensor, outbox: Outbox, streams: dict[str, TalkerStream]):
-        self._codes, self._outbox, self._streams = codes, outbox, streams
+        self._codes = codes
+        self._outbox = outbox
+        self._streams = streams
 
     def consume(self, batch, commits) -> None:
         """Send the frame that each committed token completed: the frame before the token's own."""

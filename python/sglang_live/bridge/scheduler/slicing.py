@@ -198,7 +198,8 @@ class Slicing(Part):
             scheduler.chunked_req = scheduler._pending_chunked_abort_req = req
             del self.preempted[req.rid]
             scheduler.process_pending_chunked_abort()
-            scheduler.chunked_req, scheduler._pending_chunked_abort_req = current, pending
+            scheduler.chunked_req = current
+            scheduler._pending_chunked_abort_req = pending
 
 
 def _is_before_first_sound(req: Req) -> bool:

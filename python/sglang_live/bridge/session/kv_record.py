@@ -61,5 +61,6 @@ class SessionNode(_VirtualNode):
     """
 
     def __init__(self, session_id: str):
-        self.session_id, self.n_pins = session_id, 0
+        self.session_id = session_id
+        self.n_pins = 0
         self.own_from: int | None = None

@@ -30,7 +30,9 @@ class HostEviction:
     """
 
     def __init__(self, sessions: Any, copies: HostCopies, stored: NoStorage):
-        self._sessions, self.copies, self._stored = sessions, copies, stored
+        self._sessions = sessions
+        self.copies = copies
+        self._stored = stored
         copies.make_room = self.make
         self.counts = dict.fromkeys(("tokens_dropped_on_host", "dropped_tokens_lost"), 0.0)
         self.reset()

@@ -145,7 +145,8 @@ class Preloads:
             rate: of the link from the host, as rank 0 measured it.
             nearer_rate: of that from a nearer tier.
         """
-        self.rate, self.nearer_rate = rate, nearer_rate
+        self.rate = rate
+        self.nearer_rate = nearer_rate
         if now_s > self._now_s:
             self._round_s, self._now_s = now_s - self._now_s, now_s
         while self._reviews and self._reviews[0][0] <= now_s:

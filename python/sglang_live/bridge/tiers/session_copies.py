@@ -72,9 +72,11 @@ class SessionCopies(ABC):
             numbers: of transfers, common to the tiers of a session cache.
             counts: further names.
         """
-        self._cache, self._numbers = cache, numbers
+        self._cache = cache
+        self._numbers = numbers
         config = LinkConfig() if device_module is torch.cuda else _WITHIN_ONE_MEMORY
-        self.to_tier, self.to_device = Link(config), Link(config)
+        self.to_tier = Link(config)
+        self.to_device = Link(config)
         names = ("tokens_written", "tokens_loaded", "tokens_preloaded", "reload_s")
         self.counts = dict.fromkeys((*names, *counts), 0.0)
         self.reset()

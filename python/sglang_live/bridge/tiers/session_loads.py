@@ -37,7 +37,9 @@ class SessionLoads:
         copies: TierCopies,
         keeping: Callable[[str], AbstractContextManager[None]],
     ):
-        self._sessions, self._copies, self.keeping = sessions, copies, keeping
+        self._sessions = sessions
+        self._copies = copies
+        self.keeping = keeping
         # Finish events of preloads that were not waited for.
         self._arriving: dict[str, list[Any]] = {}
         self.counts = dict.fromkeys(("loads", "loads_refused", "preloads"), 0.0)

@@ -152,11 +152,14 @@ class StoredTails(NoStorage):
     """
 
     def __init__(self, copies: HostCopies, file: PageFile, agree: Agree):
-        self._copies, self._file, self._agree = copies, file, agree
+        self._copies = copies
+        self._file = file
+        self._agree = agree
         # Pages are verified here before they are copied into the pool.
         self._page = copies.pool.get_data_page(0, flat=True).clone()
         self._tails: dict[str, Tail] = {}
-        self._stores, self._fetches = _Queue(self._write), _Queue(self._read)
+        self._stores = _Queue(self._write)
+        self._fetches = _Queue(self._read)
         self._storing: set[str] = set()
         self._fetching: dict[str, float] = {}  # since when
         self.counts = dict.fromkeys(

@@ -117,7 +117,8 @@ class KvMover:
             self._listener.close()
         for engine in [*self._engines.values(), *self._unnamed]:
             self._close(engine)
-        self._engines, self._unnamed = {}, set()
+        self._engines = {}
+        self._unnamed = set()
 
     def report(self) -> dict[str, float]:
         report = {name: float(n) for name, n in self.counts.items()} | {"move_s": self.move_s}
@@ -383,7 +384,8 @@ class KvMover:
                 answer.result().close()  # it came while the server stops
             raise
         finally:
-            engine.answer, self._is_late = None, False
+            engine.answer = None
+            self._is_late = False
 
     def _send(self, engine: Engine, message: ToEngine, files: tuple[int, ...] = ()) -> bool:
         """Whether it was sent; not to an engine that has gone, or does not read."""

@@ -41,7 +41,8 @@ class Upstream:
     """
 
     def __init__(self, base_url: str, config: NativeConfig):
-        self._base_url, self._config = base_url.rstrip("/"), config
+        self._base_url = base_url.rstrip("/")
+        self._config = config
         self._client: aiohttp.ClientSession | None = None
         self._aborts: set[asyncio.Task[None]] = set()
 

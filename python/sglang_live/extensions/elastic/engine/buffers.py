@@ -46,7 +46,8 @@ def create_elastic_buffers(plan: BufferPlan, pool: Any) -> None:
     buffers = [
         memory.tensor(at, (rows, *shape[1:]), pool.store_dtype) for at, shape in enumerate(shapes)
     ]
-    pool.k_buffer, pool.v_buffer = buffers[: pool.layer_num], buffers[pool.layer_num :]
+    pool.k_buffer = buffers[: pool.layer_num]
+    pool.v_buffer = buffers[pool.layer_num :]
     pool.elastic_memory = memory
 
 

@@ -89,7 +89,8 @@ class ElasticMemory:
     """
 
     def __init__(self, store: GranuleStore, geometry: Geometry, reserved_rows: int, granules: int):
-        self.store, self.geometry = store, geometry
+        self.store = store
+        self.geometry = geometry
         self._spare: list[Run] = []  # granules that fill no unit
         one = geometry.granule_bytes
         spans = [-(-reserved_rows * row // one) * one for row in geometry.row_bytes]

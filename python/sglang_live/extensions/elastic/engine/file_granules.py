@@ -111,7 +111,8 @@ class FileGranules(GranuleStore):
             raise _error()
         for file in self._files.values():
             os.close(file)
-        self._files, self._reserved = {}, (0, 0)
+        self._files = {}
+        self._reserved = (0, 0)
 
     def _free(self, run: Run) -> None:
         """Its memory belongs to the system again, and it reads as zeros."""

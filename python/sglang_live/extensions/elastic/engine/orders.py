@@ -55,7 +55,8 @@ class ElasticOrders:
     """
 
     def __init__(self, stage: str, link: socket.socket):
-        self._stage, self._link = stage, link
+        self._stage = stage
+        self._link = link
         self.pool: ElasticPool | None = None
         self.obtainable = 0
         self._give: Give | None = None
@@ -170,7 +171,8 @@ class ElasticOrders:
             self.pool.receive(order.runs, packet.files)
         elif isinstance(order, Give):
             self.pool.begin_drain(order.granules)
-            self._give, self._give_until_s = order, now_s + DRAIN_S
+            self._give = order
+            self._give_until_s = now_s + DRAIN_S
         elif isinstance(order, Obtainable):
             self.obtainable = order.granules
         elif isinstance(order, PeerDied):

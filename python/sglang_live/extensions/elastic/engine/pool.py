@@ -178,7 +178,8 @@ class ElasticPool:
             first = units * self._pages_per_unit - self._tail_from
             back = torch.nonzero(self._out[:first])[:, 0] + self._tail_from
         n_units, self._units = self._units - units, units
-        self._tail_from, self._n_out = None, 0
+        self._tail_from = None
+        self._n_out = 0
         self._set_size()
         self._add(back)
         possible = n_units * self.memory.geometry.granules + self.memory.n_spare
@@ -227,7 +228,8 @@ class ElasticPool:
             taken.append(staged[is_tail])
             if len(taken[-1]):
                 staged = staged[~is_tail]
-            allocator.staged_pages, allocator.num_staged_pages = [staged], len(staged)
+            allocator.staged_pages = [staged]
+            allocator.num_staged_pages = len(staged)
         return [pages for pages in taken if len(pages)]
 
     def _clear_and_keep_out(self) -> None:

@@ -81,8 +81,11 @@ class Borrowing:
         device_pool: Any,
         member: Member,
     ):
-        self._copies, self._eviction = copies, eviction
-        self._geometry, self._device_pool, self._member = geometry, device_pool, member
+        self._copies = copies
+        self._eviction = eviction
+        self._geometry = geometry
+        self._device_pool = device_pool
+        self._member = member
         self._device = device_of(device_pool)
         self._met: dict[str, _Lender] = {}  # by pair: those that have not begun
         self._refused: set[int] = set()  # processes of lenders whose memory cannot be mapped
@@ -149,7 +152,8 @@ class Borrowing:
         facts = self._facts() if self._is_alone else self._told
         self.is_draining = False
         if facts is not None:
-            self._told, self._has_asked = None, False
+            self._told = None
+            self._has_asked = False
             self._follow(facts)
         for pair, lender in list(self._lenders.items()):
             if lender.is_dead:

@@ -80,7 +80,8 @@ class PoolRuns:
     """
 
     def __init__(self, allocator: Any):
-        self._allocator, self._page = allocator, allocator.page_size
+        self._allocator = allocator
+        self._page = allocator.page_size
         self._out: dict[int, int] = {}  # first page: number of pages
         self._clear = allocator.clear
         allocator.clear = self.clear
@@ -143,13 +144,16 @@ class Leases:
         member: Member,
         config: LendingConfig | None = None,
     ):
-        self._allocator, self._tree, self._config = allocator, tree_cache, config or LendingConfig()
+        self._allocator = allocator
+        self._tree = tree_cache
+        self._config = config or LendingConfig()
         self._kv = allocator.get_kvcache()
         self._bytes_per_token = geometry.envelope_bytes
         self.run_tokens = run_tokens(
             allocator.size, self._bytes_per_token, allocator.page_size, self._config
         )
-        self._runs, self._rows = PoolRuns(allocator), dict[int, Run]()
+        self._runs = PoolRuns(allocator)
+        self._rows = dict[int, Run]()
         self._need = Need(self._config)
         self._taken: _Taken | None = None
         self._recalled_at_s = self._search_at_s = -float("inf")
@@ -158,7 +162,8 @@ class Leases:
         self.counts = dict.fromkeys(
             ("leases_offered", "leases_recalled", "leases_returned", "borrowers_lost"), 0.0
         )
-        self._link, self._member = LenderLink(member, *shared), member
+        self._link = LenderLink(member, *shared)
+        self._member = member
         self._told: LenderFacts | None = None
         self._has_asked = False
         self._now_s = 0.0
@@ -226,7 +231,8 @@ class Leases:
             self._link.receive(time.monotonic())
         facts = self._facts() if self._is_alone else self._told
         if facts is not None:
-            self._told, self._has_asked = None, False
+            self._told = None
+            self._has_asked = False
             self._step(facts, n_decoding, missing)
 
     def _step(self, facts: LenderFacts, n_decoding: int, missing: int) -> None:

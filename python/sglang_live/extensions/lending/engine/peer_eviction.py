@@ -25,7 +25,9 @@ class PeerEviction:
     """
 
     def __init__(self, sessions: Any, copies: PeerCopies, host: HostEviction):
-        self._sessions, self._copies, self._host = sessions, copies, host
+        self._sessions = sessions
+        self._copies = copies
+        self._host = host
         self.counts = dict.fromkeys(("peer_tokens_dropped", "peer_tokens_lost"), 0.0)
         self.reset()
 

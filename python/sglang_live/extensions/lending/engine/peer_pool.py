@@ -27,7 +27,8 @@ class PeerPool:
     shared_allocation_domain = None
 
     def __init__(self, raw: torch.Tensor, geometry: Geometry, device_pool: Any):
-        self.layer_num, self.size_per_token = geometry.n_layers, geometry.envelope_bytes
+        self.layer_num = geometry.n_layers
+        self.size_per_token = geometry.envelope_bytes
         dtype = device_pool.store_dtype
         flat, unit = raw.view(dtype), UNIT_BYTES // dtype.itemsize
         rows = n_rows(raw.numel(), geometry.envelope_bytes)
@@ -149,7 +150,8 @@ class MoveToHost:
     shared_allocation_domain = None
 
     def __init__(self, pools: PeerPools, host_pool: Any):
-        self._pools, self._host = pools, host_pool
+        self._pools = pools
+        self._host = host_pool
 
     def prepare_transfer_indices(
         self, host: torch.Tensor, slots: torch.Tensor, io_backend: str

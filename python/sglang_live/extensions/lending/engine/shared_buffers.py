@@ -36,7 +36,8 @@ def create_shared_buffers(upstream: Callable[[Any], None], pool: Any) -> None:
     k_shape, v_shape = pool._kv_buffer_shapes()
     shapes = [k_shape] * pool.layer_num + [v_shape] * pool.layer_num
     memory, buffers = shared_buffers(shapes, pool.store_dtype, torch.device(pool.device))
-    pool.k_buffer, pool.v_buffer = buffers[: pool.layer_num], buffers[pool.layer_num :]
+    pool.k_buffer = buffers[: pool.layer_num]
+    pool.v_buffer = buffers[pool.layer_num :]
     pool.kv_memory = memory
 
 
