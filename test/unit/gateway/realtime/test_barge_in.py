@@ -3,7 +3,7 @@
 import asyncio
 
 from sglang_live.core import AudioDelta, TextPart, TranscriptDelta
-from test.unit.gateway.fakes import FakeOrchestrator, connected, spoken, tone, types
+from test.unit.gateway.fakes import FakeOrchestrator, connected, spoken, tone, types, voice
 
 SILENCE_1S = bytes(48_000)
 
@@ -29,7 +29,7 @@ async def test_speech_ends_the_response_and_starts_the_next_turn():
     async with connected(orchestrator) as client:
         await start_response(client)
         await client.settle()
-        client.append(tone(500))
+        client.append(voice(500))
         client.append(SILENCE_1S)
         events = await client.until("response.created")
         assert types(events) == [
@@ -62,7 +62,7 @@ async def test_a_response_interrupted_before_its_first_output_leaves_no_item():
         client.send("response.create")
         await client.expect("response.created")
         await client.settle()
-        client.append(tone(500) + SILENCE_1S)
+        client.append(voice(500) + SILENCE_1S)
         events = await client.until("response.done")
         assert types(events) == ["input_audio_buffer.speech_started", "response.done"]
         assert events[-1]["response"]["output"] == []
@@ -75,7 +75,7 @@ async def test_no_event_of_a_response_follows_its_done():
         client.send("response.create")
         old_id = (await client.expect("response.created"))["response"]["id"]
         await client.settle()
-        client.append(tone(500) + SILENCE_1S)
+        client.append(voice(500) + SILENCE_1S)
         await client.until("response.done")
         after = await client.until("response.done")
         assert all(event.get("response_id") != old_id for event in after)
@@ -89,7 +89,7 @@ async def test_with_interrupt_response_off_the_response_goes_on_and_the_new_turn
         client.turn_detection({"interrupt_response": False})
         client.send("response.create")
         await client.until("response.output_audio.delta")
-        client.append(tone(500) + SILENCE_1S)
+        client.append(voice(500) + SILENCE_1S)
         spoken_turn = await client.settle()
         assert types(spoken_turn) == [
             "input_audio_buffer.speech_started",
@@ -111,7 +111,7 @@ async def test_truncate_after_the_interruption_leaves_what_was_heard():
     async with connected(orchestrator) as client:
         item_id = await start_response(client)
         await client.settle()
-        client.append(tone(500))
+        client.append(voice(500))
         await client.until("conversation.item.truncated")
         cut = {"item_id": item_id, "content_index": 0, "audio_end_ms": 500}
         client.send("conversation.item.truncate", **cut)
