@@ -35,7 +35,7 @@ async def test_without_https_the_page_explains_it_and_accepts_text():
 
 
 async def test_any_key_is_exchanged_for_a_secret_and_is_sent_in_no_socket():
-    key = "sk/with+all=of it"
+    key = "sk/with+all=of~it"
     offered = []
     inner = app_of(FakeOrchestrator([spoken("Yes.", 800)]), api_keys=(key,))
 
