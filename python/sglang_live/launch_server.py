@@ -165,8 +165,9 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
     try:
         for addition in config.additions:
             addition.start(run_dir.path)
-        # Seconds that the first client who forces a function call would wait for.
-        threading.Thread(target=import_module, args=("xgrammar",), daemon=True).start()
+        if model.has_thinker:
+            # Seconds that the first client who forces a function call would wait for.
+            threading.Thread(target=import_module, args=("xgrammar",), daemon=True).start()
         await start_or_interrupt(supervisor)
         orchestrator = Orchestrator(
             supervisor,

@@ -12,14 +12,13 @@ turn.
 
 from collections.abc import Callable, Sequence
 
-from sglang_live.aio import close_all
+from sglang_live.aio import Timer, close_all
 from sglang_live.clock import Clock
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.outbox import Emit
 from sglang_live.gateway.realtime.responses.audible import AudibleResponses
 from sglang_live.gateway.realtime.responses.responses import Responses
 from sglang_live.gateway.realtime.session_config import SessionConfig
-from sglang_live.gateway.realtime.turns.timers import Timer
 from sglang_live.gateway.realtime.turns.voice_words import VoiceWords
 from sglang_live.interaction.filters.backchannels import begins_at, has_hiss
 from sglang_live.interaction.filters.voice_filter import (

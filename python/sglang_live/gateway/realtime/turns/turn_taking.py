@@ -16,7 +16,7 @@ from functools import partial
 
 import numpy as np
 
-from sglang_live.aio import close_all
+from sglang_live.aio import Timer, close_all
 from sglang_live.core import INPUT_RATE_HZ, AudioPart
 from sglang_live.gateway.audio.codec import WireDecoder, decode_base64
 from sglang_live.gateway.parts import GatewayParts
@@ -31,8 +31,8 @@ from sglang_live.gateway.realtime.session_config import SessionConfig
 from sglang_live.gateway.realtime.turns.barge_in import BargeIn
 from sglang_live.gateway.realtime.turns.frame_mode import FrameMode, NoTurnsError
 from sglang_live.gateway.realtime.turns.input_transcription import InputTranscription
+from sglang_live.gateway.realtime.turns.missing_audio import MissingAudio
 from sglang_live.gateway.realtime.turns.pause_judge import PauseJudge, speculates
-from sglang_live.gateway.realtime.turns.timers import MissingAudio, Timer
 from sglang_live.gateway.realtime.turns.turn_prefill import TurnPrefill
 from sglang_live.gateway.realtime.turns.voice_words import VoiceWords
 from sglang_live.ids import new_id

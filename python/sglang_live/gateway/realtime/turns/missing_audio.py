@@ -1,6 +1,6 @@
-"""Timers of turn taking: one call after a delay, and audio that does not come.
+"""Audio that does not come.
 
-Owner: the connection's TurnTaking and its parts.
+Owner: the connection's TurnTaking.
 """
 
 import asyncio
@@ -14,35 +14,6 @@ from sglang_live.clock import Clock
 _LEAST_MISSING_S = 2.0
 # After a time in which the event loop was busy, audio that has arrived is read first.
 _GRACE_S = 0.2
-
-
-class Timer:
-    """Calls back once, after a delay. name: of its task, if the call fails."""
-
-    def __init__(self, clock: Clock, on_end: Callable[[], None], name: str):
-        self._clock = clock
-        self._on_end = on_end
-        self._name = name
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def armed(self) -> bool:
-        return self._task is not None
-
-    def arm(self, delay_s: float) -> None:
-        """Call on_end after delay_s, unless disarmed or armed again."""
-        self.disarm()
-        self._task = background(self._wait(delay_s), self._name)
-
-    def disarm(self) -> None:
-        if self._task:
-            self._task.cancel()
-            self._task = None
-
-    async def _wait(self, delay_s: float) -> None:
-        await self._clock.sleep(delay_s)
-        self._task = None  # on_end may arm or disarm and must not cancel its own task
-        self._on_end()
 
 
 class MissingAudio:
