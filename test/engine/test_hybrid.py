@@ -131,7 +131,7 @@ class Load:
                 "input_ids": [self._rng.randrange(10, 200) for _ in range(300)],
                 "sampling_params": {"max_new_tokens": 400, "ignore_eos": True},
             }
-            async with native_client(self.pool.spec, 60) as client:
+            async with native_client(self.pool.spec, 180) as client:
                 running = asyncio.create_task(client.post("/generate", json=body))
                 await asyncio.sleep(self._rng.choice((0.0, 0.05, 0.2, 0.6)))
                 async with asyncio.timeout(20):

@@ -83,7 +83,7 @@ class Thinker:
             "input_ids": prompt,
             "sampling_params": {**sampling, "ignore_eos": "min_new_tokens" not in sampling},
         }
-        async with native_client(self.spec, 60) as client:
+        async with native_client(self.spec, 180) as client:
             response = await client.post("/generate", json=request)
         assert response.status_code == 200, response.text
         return response.json()
