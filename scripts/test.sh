@@ -6,7 +6,7 @@ usage() {
     cat <<'TEXT'
 usage: scripts/test.sh [--fast | --all] [PYTEST ARGUMENT...]
 
-  --fast   format, types and the unit tests, without engines (about 6 minutes on two cores)
+  --fast   format, types and the unit tests, without engines (about 4 minutes on two cores)
   --all    also the tests marked `nightly`: more variants of what the others show once
 
 Without either: format, types, whether every set-up has a solution (which asks the package index),
