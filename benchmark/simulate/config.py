@@ -10,7 +10,7 @@ from sglang_live.errors import BadInputError
 from sglang_live.extensions.planner.device_model.model import H100, load_device_model
 from sglang_live.extensions.planner.simulation.load.storm import StormSpec
 from sglang_live.extensions.planner.simulation.placement import APART, SHARED
-from sglang_live.extensions.planner.simulation.run import ADMITTED
+from sglang_live.extensions.planner.simulation.run import ADMITTED, BY_TURNS
 from sglang_live.extensions.planner.simulation.server.session import History
 from sglang_live.extensions.planner.simulation.spec import ServerSpec
 from sglang_live.extensions.planner.simulation.users import UserSettings
@@ -37,7 +37,6 @@ class SimulateConfig:
         overlap: as without --disable-overlap-schedule.
         max_running_requests: in each engine at once; 0: as many as users.
         vocoder_batch: chunks in a batch of the vocoder, --vocoder.max-batch.
-        first_chunks: first chunks of a response in the vocoder, --vocoder.n-first-chunks.
         frames_per_token: codec frames for each token of text; 1 as with --drawn-replies.
         reply_scale: factor of the durations in reply_durations.
         arrive_s: time in which all users arrive, as in an open loop; 0: they begin within a few
@@ -68,7 +67,6 @@ class SimulateConfig:
     overlap: bool = True
     max_running_requests: int = 0
     vocoder_batch: int = VocoderConfig().max_batch
-    first_chunks: int = VocoderConfig().n_first_chunks
     frames_per_token: float = 1.0
     reply_scale: float = 1.0
     reply_durations: Path = RESPONSE_DURATIONS
@@ -104,7 +102,10 @@ class SimulateConfig:
         """As voice_load checks the flags of the same names. Raises ValueError."""
         LoadConfig(
             # voice_load has no name for all policies with admission.
-            policies=tuple("admission" if arm == ADMITTED else arm for arm in self.policies),
+            policies=tuple(
+                "admission" if arm == ADMITTED else arm.removeprefix(BY_TURNS)
+                for arm in self.policies
+            ),
             sessions=self.sessions,
             turns=self.turns,
             barge_in=barge_in,
@@ -138,7 +139,7 @@ class SimulateConfig:
             thinker_reserves_all=self.reserve_all,
             overlap=self.overlap,
             max_running_requests=self.max_running_requests,
-            vocoder=VocoderConfig(n_first_chunks=self.first_chunks, max_batch=self.vocoder_batch),
+            vocoder=VocoderConfig(max_batch=self.vocoder_batch),
         )
 
     @property
@@ -187,7 +188,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--disable-overlap-schedule", dest="overlap", action="store_false", help="as the server's")
     add("--max-running-requests", type=int, default=own.max_running_requests, metavar="N")
     add("--vocoder-batch", type=int, default=own.vocoder_batch, metavar="N", help="chunks")
-    add("--first-chunks", type=int, default=own.first_chunks, metavar="N", help="of the vocoder")
     add("--frames-per-token", type=float, default=own.frames_per_token, metavar="X")
     add("--reply-scale", type=float, default=own.reply_scale, metavar="X")
     add("--reply-durations", type=Path, default=own.reply_durations, metavar="FILE")

@@ -18,6 +18,7 @@ from sglang_live.bridge.best_effort_totals import BestEffortTotals
 from sglang_live.bridge.round_facts import UNMEASURED, Pool, RoundStamp
 from sglang_live.bridge.stream_table import StreamTable
 from sglang_live.messages import HeardOfMany, StreamEvents
+from sglang_live.policy.arbiter import engine_deadline_s
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.decide import RoundPolicy
 from sglang_live.policy.hybrid import retracted_first
@@ -260,6 +261,11 @@ class Rounds:
     def gap_at_s(self) -> float:
         """When the first listener hears a gap if this engine computes nothing; inf: none does."""
         return self._decided_s + self._last.until_gap_s
+
+    def deadline_s(self) -> float:
+        """Time by which this engine's next round should begin on a device that it shares."""
+        first = self.urgent or self.table.has_new_listener()
+        return engine_deadline_s(self.now_s, self.gap_at_s, first, self.config.arbiter)
 
     def pause(self, rid: str) -> bool:
         slot = self.table.slot(rid)

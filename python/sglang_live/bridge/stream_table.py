@@ -84,6 +84,11 @@ class StreamTable:
     def is_managed(self, rid: str) -> bool:
         return self._has("managed", rid)
 
+    def has_new_listener(self) -> bool:
+        """Whether a request of a response that is heard, or leads to one, waits in the queue."""
+        waits = self._columns["waiting"] & self._columns["managed"]
+        return bool(np.count_nonzero(waits))
+
     @property
     def has_best_effort(self) -> bool:
         return bool(self._groups)

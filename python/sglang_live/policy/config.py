@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from sglang_live.policy.admission import AdmissionConfig
+from sglang_live.policy.arbiter import ArbiterConfig
 from sglang_live.policy.deadline import DeadlineConfig
 from sglang_live.policy.hybrid import BestEffortConfig
 from sglang_live.policy.pacing import PacingConfig, YieldConfig
@@ -27,6 +28,7 @@ class PolicyConfig(Settings):
     prefill: PrefillConfig = field(default_factory=PrefillConfig)
     slicing: SlicingConfig = field(default_factory=SlicingConfig)
     best_effort: BestEffortConfig = field(default_factory=BestEffortConfig)
+    arbiter: ArbiterConfig = field(default_factory=ArbiterConfig)
 
     def check(self) -> None:
         self.not_above("urgency.p_safe_s", "pacing.max_low_s")

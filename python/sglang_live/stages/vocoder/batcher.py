@@ -1,9 +1,10 @@
 """Chooses which chunks of many jobs the vocoder decodes next, together.
 
 In: codec frames per job, as the talker makes them. Out: PCM chunks.
-Owner: one VocoderEngine per vocoder worker; not thread-safe, never sleeps, reads no clock.
+Owner: one VocoderEngine per vocoder worker; not thread-safe, never sleeps.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -13,8 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sglang_live.clock import Clock, MonotonicClock
+from sglang_live.core import OUTPUT_RATE_HZ
 from sglang_live.errors import BadInputError, CapacityError, LiveError
 from sglang_live.models.codecs import END_CODE
+from sglang_live.policy.chunks import SHORT_BELOW_S, Ahead, chunk_frames
 from sglang_live.policy.flex import FlexConfig, FlexDebt
 from sglang_live.stages.vocoder.config import VocoderConfig
 
@@ -74,9 +78,9 @@ class _Job:
         later: frames of the next utterances, each of which gets a stream of its own. The last of
             them, or `pending` if there are none, may grow.
         is_begun: whether frames of the stream were decoded.
-        n_emitted: chunks with sound.
+        ahead: of its listener.
         flex: whether it is not heard while it is made.
-        ready_since: arrival number at which the next chunk became ready. None: it is not ready.
+        ready_s: when the next chunk became ready. None: it is not ready.
     """
 
     job_id: str
@@ -84,14 +88,19 @@ class _Job:
     pending: Tensor
     later: list[Tensor] = field(default_factory=list)
     is_begun: bool = False
-    n_emitted: int = 0
+    ahead: Ahead = field(default_factory=Ahead)
     is_finished: bool = False
     flex: bool = False
-    ready_since: int | None = None
+    ready_s: float | None = None
 
     @property
     def n_pending(self) -> int:
         return len(self.pending) + sum(len(frames) for frames in self.later)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the stream gets no more frames."""
+        return self.is_finished or bool(self.later)
 
     def append(self, codes: Tensor) -> None:
         """Add frames to the utterance that may grow."""
@@ -161,14 +170,14 @@ class VocoderBatch:
 class VocoderEngine:
     """Owns the streams of all open jobs and decodes their chunks in batches."""
 
-    def __init__(self, decoder: StreamDecoder, config: VocoderConfig):
+    def __init__(self, decoder: StreamDecoder, config: VocoderConfig, clock: Clock | None = None):
         self._decoder = decoder
         self._config = config
+        self._clock = clock or MonotonicClock()
         self._jobs: dict[str, _Job] = {}
         self._decoding: list[VocoderBatch] = []
         self._flex = FlexConfig()
         self._flex_debt = FlexDebt()
-        self._n_arrivals = 0  # a counter replaces a clock: urgency needs the order only
 
     def warm_up(self) -> None:
         """Decode once in every common shape.
@@ -316,11 +325,12 @@ class VocoderEngine:
                 job.is_begun = False
 
     def _wanted_frames(self, job: _Job) -> int:
+        """Frames that make the next chunk ready."""
         config = self._config
         if job.flex:
             return min(config.flex_chunk_frames, config.max_buffered_frames)
-        first = job.n_emitted < config.n_first_chunks
-        return config.first_chunk_frames if first else config.chunk_frames
+        is_short = job.ahead.is_short(self._clock.now_s())
+        return config.first_chunk_frames if is_short else config.chunk_frames
 
     def _chunk_shape(self, job: _Job, contended: bool) -> tuple[bool, int]:
         """Return what must be equal in a batch: later chunk of a stream or first, and its
@@ -328,18 +338,22 @@ class VocoderEngine:
 
         contended: a heard chunk is ready, so that one of flex is no longer than it may be.
         """
-        wanted = self._config.chunk_frames if job.flex and contended else self._wanted_frames(job)
-        return job.is_begun, min(wanted, len(job.pending))
+        config, n_pending = self._config, len(job.pending)
+        if job.flex:
+            wanted = config.chunk_frames if contended else self._wanted_frames(job)
+            return job.is_begun, min(wanted, n_pending)
+        small, large = config.first_chunk_frames, config.chunk_frames
+        is_first = not job.ahead.has_sound
+        ends = job.is_complete
+        return job.is_begun, chunk_frames(n_pending, small, large, is_first=is_first, ends=ends)
 
     def _note_readiness(self, job: _Job) -> None:
-        is_complete = job.is_finished or bool(job.later)
-        is_ready = is_complete or len(job.pending) >= self._wanted_frames(job)
-        if is_ready and job.ready_since is None:
-            job.ready_since = self._n_arrivals
-            self._n_arrivals += 1
+        is_ready = job.is_complete or len(job.pending) >= self._wanted_frames(job)
+        if is_ready and job.ready_s is None:
+            job.ready_s = self._clock.now_s()
 
     def _ready(self) -> list[_Job]:
-        return [job for job in self._jobs.values() if job.ready_since is not None]
+        return [job for job in self._jobs.values() if job.ready_s is not None]
 
     @property
     def _is_contended(self) -> bool:
@@ -356,7 +370,7 @@ class VocoderEngine:
                 for job in ready
                 if job.job_id not in busy and self._chunk_shape(job, contended) not in shapes
             ]
-        ready.sort(key=lambda job: (self._rank(job), job.ready_since))
+        ready.sort(key=lambda job: (self._due_s(job), job.ready_s))
         if contended:
             n_due = self._flex_debt.n_due(self._config.chunk_frames)
             due = {job.job_id for job in [job for job in ready if job.flex][:n_due]}
@@ -367,20 +381,21 @@ class VocoderEngine:
         alike = [job for job in ready if self._chunk_shape(job, contended) == shape]
         return alike[: self._config.max_batch]
 
-    def _rank(self, job: _Job) -> float:
-        """The smallest goes first."""
-        n_first = self._config.n_first_chunks
+    def _due_s(self, job: _Job) -> float:
+        """Time by which a ready chunk should begin. A user who has heard nothing waits; one who
+        has heard much has audio left."""
+        assert job.ready_s is not None
         if not job.flex:
-            # A user who has heard nothing waits; one who has heard much has audio buffered.
-            return min(job.n_emitted, n_first)
+            return job.ahead.due_s(job.ready_s)
         is_overdue = self._flex_debt.is_overdue(self._config.chunk_frames, self._flex)
-        return -1 if is_overdue else n_first - 0.5
+        return -math.inf if is_overdue else self._clock.now_s() + SHORT_BELOW_S
 
     def _emit(self, job: _Job, pcm: bytes, n_frames: int) -> VocoderChunk:
         job.pending = job.pending[n_frames:]
         job.is_begun = job.is_begun or n_frames > 0
-        job.n_emitted += bool(pcm)
-        job.ready_since = None
+        if pcm:
+            job.ahead.made(self._clock.now_s(), len(pcm) / 2 / OUTPUT_RATE_HZ)
+        job.ready_s = None
         self._go_on(job)
         is_last = job.is_finished and job.n_pending == 0
         if is_last:

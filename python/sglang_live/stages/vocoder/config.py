@@ -16,12 +16,11 @@ class VocoderConfig(Settings):
         unset="the sum of max_running_requests, without its minimum: 128",
     )
     # Few, because the user waits.
-    first_chunk_frames: Count = flag(2, "frames of 80 ms in each of a response's first chunks")
-    # Behind fewer than three, a chunk of normal size has to be made while the little audio of the
-    # ones before it plays: on a busy device that was where most gaps were.
-    n_first_chunks: Count = flag(3, "number of first chunks")
+    first_chunk_frames: Count = flag(
+        2, "frames of 80 ms in a response's first chunk, and in each while little is left to hear"
+    )
     # More, because each decode has a fixed cost.
-    chunk_frames: Count = flag(4, "frames in every later chunk")
+    chunk_frames: Count = flag(4, "frames in every other chunk")
     flex_chunk_frames: Count = flag(
         48,
         "frames in every chunk of a flex response, while no chunk that is heard waits",

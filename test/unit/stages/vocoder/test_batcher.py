@@ -10,17 +10,18 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
 )
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
+from sglang_live.clock import SimClock
 from sglang_live.errors import BadInputError, CapacityError
 from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
 from sglang_live.stages.vocoder.batcher import UnknownJobError, VocoderChunk, VocoderEngine
 from sglang_live.stages.vocoder.config import VocoderConfig
 
-SAMPLES_PER_FRAME = 3
+SAMPLES_PER_FRAME = 1920  # 80 ms
 CODEBOOK_SIZE = 100
 
 
 class SummingDecoder:
-    """Every frame becomes three samples: the sum of all codes of the stream so far, in units of
+    """Every frame becomes 80 ms of samples: the sum of all codes of the stream so far, in units of
     1/32767, so that a lost, doubled or swapped frame shows in all samples after it.
     """
 
@@ -71,17 +72,49 @@ def decoder() -> SummingDecoder:
 
 @pytest.fixture
 def engine(decoder) -> VocoderEngine:
-    return VocoderEngine(decoder, VocoderConfig(max_streams=4, max_batch=3, max_buffered_frames=20))
+    return VocoderEngine(
+        decoder, VocoderConfig(max_streams=4, max_batch=3, max_buffered_frames=20), SimClock()
+    )
 
 
-def test_the_first_chunks_are_small_the_next_are_large_and_the_rest_is_flushed(engine):
+def test_the_first_chunk_is_small_the_next_are_large_and_the_rest_is_flushed(engine):
     engine.open("a")
     engine.feed("a", frames(13))
     engine.finish("a")
     chunks = drain(engine)
-    assert [chunk.n_frames for chunk in chunks] == [2, 2, 2, 4, 3]
-    assert [chunk.is_last for chunk in chunks] == [False, False, False, False, True]
+    assert [chunk.n_frames for chunk in chunks] == [2, 4, 4, 3]
+    assert [chunk.is_last for chunk in chunks] == [False, False, False, True]
     assert b"".join(chunk.pcm for chunk in chunks) == expected_pcm(frames(13))
+
+
+def test_chunks_are_small_while_the_listener_has_little_left(decoder):
+    clock = SimClock()
+    engine = VocoderEngine(decoder, VocoderConfig(), clock)
+    engine.open("a")
+    sizes = []
+    for n in range(12):  # a talker that is twice as fast as speech
+        engine.feed("a", frames(2, seed=n))
+        sizes += [chunk.n_frames for chunk in drain(engine)]
+        clock.advance(0.08)
+    assert sizes == [2, 2, 2, 2, 4, 4, 4, 4]
+    clock.advance(2.0)  # silence
+    engine.feed("a", frames(2))
+    assert [chunk.n_frames for chunk in drain(engine)] == [2]
+    engine.feed("a", frames(9))
+    assert [chunk.n_frames for chunk in drain(engine)] == [4, 4]
+
+
+def test_who_would_fall_silent_first_comes_first(decoder):
+    clock = SimClock()
+    engine = VocoderEngine(decoder, VocoderConfig(max_batch=1), clock)
+    for job_id, n in (("far", 10), ("near", 6)):
+        engine.open(job_id)
+        engine.feed(job_id, frames(n))
+    drain(engine)
+    clock.advance(0.4)
+    engine.feed("far", frames(4))
+    engine.feed("near", frames(4))
+    assert [chunk.job_id for chunk in drain(engine)] == ["near", "far"]
 
 
 def test_nothing_is_ready_before_a_chunk_is_full(engine):
@@ -90,7 +123,7 @@ def test_nothing_is_ready_before_a_chunk_is_full(engine):
     assert engine.step() == []
     assert engine.step() == []
     engine.feed("a", frames(8))
-    assert [chunk.n_frames for chunk in drain(engine)] == [2, 2, 2]
+    assert [chunk.n_frames for chunk in drain(engine)] == [2, 4]
     engine.feed("a", frames(1))
     assert [chunk.n_frames for chunk in drain(engine)] == [4]
 
@@ -142,7 +175,7 @@ def test_first_chunks_come_first(engine):
 
 def test_what_is_not_heard_comes_in_large_chunks_behind_the_others(decoder):
     config = VocoderConfig(max_buffered_frames=60, flex_chunk_frames=20)
-    engine = VocoderEngine(decoder, config)
+    engine = VocoderEngine(decoder, config, SimClock())
     engine.open("file", flex=True)
     engine.feed("file", frames(19))
     assert engine.step() == []
@@ -163,7 +196,7 @@ def test_what_is_not_heard_comes_in_large_chunks_behind_the_others(decoder):
 
 @pytest.mark.parametrize("max_batch", [1, 4])
 def test_flex_advances_by_its_share_beside_lasting_speech(decoder, max_batch):
-    engine = VocoderEngine(decoder, VocoderConfig(max_batch=max_batch))
+    engine = VocoderEngine(decoder, VocoderConfig(max_batch=max_batch), SimClock())
     engine.open("file", flex=True)
     engine.feed("file", frames(100))
     engine.finish("file")
@@ -185,7 +218,7 @@ def test_flex_advances_by_its_share_beside_lasting_speech(decoder, max_batch):
 
 
 def test_flex_advances_beside_first_chunks_without_end(decoder):
-    engine = VocoderEngine(decoder, VocoderConfig(max_batch=1))
+    engine = VocoderEngine(decoder, VocoderConfig(max_batch=1), SimClock())
     engine.open("file", flex=True)
     engine.feed("file", frames(48))
     for n in range(200):
@@ -200,21 +233,23 @@ def test_flex_advances_beside_first_chunks_without_end(decoder):
 
 
 def test_among_equals_the_oldest_chunk_comes_first(decoder):
-    engine = VocoderEngine(decoder, VocoderConfig(max_batch=1))
+    clock = SimClock()
+    engine = VocoderEngine(decoder, VocoderConfig(max_batch=1), clock)
     for job_id in "abc":
         engine.open(job_id)
     for job_id in "bca":
         engine.feed(job_id, frames(2))
+        clock.advance(0.001)
     assert [chunk.job_id for chunk in drain(engine)] == ["b", "c", "a"]
 
 
 def test_a_long_backlog_takes_turns_with_the_others(decoder):
-    engine = VocoderEngine(decoder, VocoderConfig(max_batch=1))
+    engine = VocoderEngine(decoder, VocoderConfig(max_batch=1), SimClock())
     for job_id, n_frames in (("long", 14), ("short", 6)):
         engine.open(job_id)
         engine.feed(job_id, frames(n_frames))
     order = [chunk.job_id for chunk in drain(engine)]
-    assert order == ["long", "short"] * 3 + ["long"] * 2
+    assert order == ["long", "short"] * 2 + ["long"] * 2
 
 
 def test_equal_chunks_share_a_batch_and_unequal_ones_do_not(engine, decoder):
@@ -223,11 +258,11 @@ def test_equal_chunks_share_a_batch_and_unequal_ones_do_not(engine, decoder):
         engine.feed(job_id, frames(n_frames))
         engine.finish(job_id)
     drain(engine)
-    assert decoder.batches == [(3, 2), (1, 1), (1, 2), (1, 1)]
+    assert decoder.batches == [(3, 2), (1, 1), (1, 3)]
 
 
 def test_a_batch_has_a_limit(decoder):
-    engine = VocoderEngine(decoder, VocoderConfig(max_batch=3))
+    engine = VocoderEngine(decoder, VocoderConfig(max_batch=3), SimClock())
     for job_id in "abcde":
         engine.open(job_id)
         engine.feed(job_id, frames(2))
@@ -279,8 +314,8 @@ def test_cancel_drops_a_job_at_once_and_may_come_twice(engine):
 
 
 def test_batches_of_different_shapes_are_decoded_at_once(decoder):
-    engine = VocoderEngine(decoder, VocoderConfig(n_first_chunks=2, max_in_flight=2))
-    for job_id, n in (("first", 2), ("later", 8), ("last", 8)):
+    engine = VocoderEngine(decoder, VocoderConfig(max_in_flight=2), SimClock())
+    for job_id, n in (("first", 2), ("later", 10), ("last", 10)):
         engine.open(job_id)
         engine.feed(job_id, frames(n))
     playing = [chunk.job_id for chunk in engine.step() + engine.step()]
@@ -302,7 +337,7 @@ def test_batches_of_different_shapes_are_decoded_at_once(decoder):
 
 
 def test_chunks_of_a_shape_that_is_decoded_gather_for_the_next_batch(decoder):
-    engine = VocoderEngine(decoder, VocoderConfig(max_in_flight=3))
+    engine = VocoderEngine(decoder, VocoderConfig(max_in_flight=3), SimClock())
     engine.open("a")
     engine.feed("a", frames(2))
     batch = engine.begin()
@@ -369,7 +404,7 @@ def test_a_config_that_cannot_work_is_refused(wrong):
 @settings(derandomize=True, max_examples=40)
 @given(feeds=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6), st.booleans()), max_size=30))
 def test_every_job_gets_exactly_its_audio_in_any_interleaving(feeds):
-    engine = VocoderEngine(SummingDecoder(), VocoderConfig(max_batch=2))
+    engine = VocoderEngine(SummingDecoder(), VocoderConfig(max_batch=2), SimClock())
     fed = {str(job): [torch.empty(0, 2, dtype=torch.int64)] for job in range(4)}
     for job_id in fed:
         engine.open(job_id)
@@ -430,7 +465,7 @@ def test_the_real_vocoder_through_the_engine_equals_one_decode():
 
 def test_every_common_shape_is_decoded_before_the_first_job(decoder):
     config = VocoderConfig(max_batch=3, first_chunk_frames=2, chunk_frames=4)
-    engine = VocoderEngine(decoder, config)
+    engine = VocoderEngine(decoder, config, SimClock())
     engine.warm_up()
     full = [(n, n_frames) for n in (1, 2, 3) for n_frames in (2, 4)]
     ends = [(1, 1), (1, 3)]

@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from sglang_live.clock import SimClock
+from sglang_live.policy.arbiter import Turns
 
-Act = Callable[[], None]
+Act = Callable[[], object]
 
 
 class Events(SimClock):
@@ -44,8 +45,11 @@ class Device:
     sglang_live.extensions.planner.device_model.
 
     Attributes:
+        is_arbitrated: whether stages have it by turns.
         busy_s: duration of all work, by stage.
     """
+
+    is_arbitrated = False
 
     def __init__(self) -> None:
         self._free_s = 0.0
@@ -58,3 +62,59 @@ class Device:
         self._free_s = max(max(launched_s, self._free_s) + cost_s, not_before_s)
         self.busy_s[stage] += cost_s
         return self._free_s
+
+    def ask(self, who: object, deadline_s: float, grant: Act) -> None:
+        """Have `grant` called when `who` may launch work. Asking again changes the deadline."""
+        grant()
+
+    def leave(self, who: object) -> None:
+        """It has died, and asks for nothing more."""
+
+
+class ArbitratedDevice(Device):
+    """A device on which at most one piece of work is, and on which `Turns` says whose."""
+
+    is_arbitrated = True
+
+    def __init__(self, events: Events) -> None:
+        super().__init__()
+        self._events = events
+        self._turns: Turns[object] = Turns()
+        self._grants: dict[object, Act] = {}
+        self._is_granting = self._is_busy = False
+
+    def ask(self, who: object, deadline_s: float, grant: Act) -> None:
+        self._turns.ask(who, deadline_s)
+        self._grants[who] = grant
+        self._grant_later()
+
+    def book(
+        self, stage: str, cost_s: float, launched_s: float, not_before_s: float = 0.0
+    ) -> float:
+        done_s = super().book(stage, cost_s, launched_s, not_before_s)
+        self._is_busy = True
+        self._events.at(done_s, self._done)
+        return done_s
+
+    def leave(self, who: object) -> None:
+        if who != self._turns.holder:  # what is on the device is computed
+            self._turns.leave(who)
+
+    def _done(self) -> None:
+        self._is_busy = False
+        self._turns.release(self._turns.holder)
+        self._grant_later()
+
+    def _grant_later(self) -> None:
+        """What else happens at this time comes first: who has work then, asks."""
+        if not self._is_granting:
+            self._is_granting = True
+            self._events.after(0.0, self._grant)
+
+    def _grant(self) -> None:
+        self._is_granting = False
+        while (who := self._turns.next()) is not None:
+            self._grants.pop(who)()
+            if self._is_busy:
+                return
+            self._turns.release(who)  # it had no work after all

@@ -1,5 +1,6 @@
 """The simulation: what it computes by hand, what it conserves, and that seeds determine it."""
 
+import itertools
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
@@ -325,3 +326,34 @@ def test_a_conversation_without_kv_is_computed_with_the_first_turn():
     without, kept = first_ms(has_kv=False), first_ms(has_kv=True)
     assert without[0] > kept[0] + 20
     assert without[1] == pytest.approx(kept[1], abs=1)
+
+
+@pytest.mark.parametrize("arm", ["arbiter+off", "arbiter+urgency+pacing+truncate+preheat"])
+def test_stages_by_turns_never_have_two_pieces_of_work_on_their_device(monkeypatch, arm):
+    spans: list[tuple[float, float]] = []
+    book = Device.book
+
+    def noted(device: Device, stage: str, cost_s: float, launched_s: float, *rest: float) -> float:
+        done_s = book(device, stage, cost_s, launched_s, *rest)
+        spans.append((launched_s, done_s))
+        return done_s
+
+    monkeypatch.setattr(Device, "book", noted)
+    workload = Workload.load(turns=2, barge_in=0.5, seed=3)
+    found = World(workload, ServerSpec(model=MODEL), UserSettings()).simulate(arm, 6)
+    assert all(row.record.ok for row in found.rows) and found.sessions_left == 0
+    assert len(spans) > 500
+    assert all(done_s <= begun_s for (_, done_s), (begun_s, _) in itertools.pairwise(spans))
+
+
+def test_turns_bring_the_first_sound_sooner_where_a_device_is_busy():
+    world = World(
+        Workload.load(turns=3, barge_in=0.5, seed=1), ServerSpec(model=MODEL), UserSettings()
+    )
+    arm = "urgency+pacing+truncate+preheat"
+    queued, by_turns = (
+        point_of(name, 40, [world.simulate(name, 40)]) for name in (arm, f"arbiter+{arm}")
+    )
+    assert by_turns.continuity >= queued.continuity
+    ms = [one.ttfp_after_detection_ms.p90 for one in (queued, by_turns)]
+    assert ms[1] < 0.8 * ms[0]

@@ -110,20 +110,22 @@ class Engine:
         self._inbox: list[Act] = []
         self._last: Batch | None = None
         self._sleeps = True
+        self._asks = self._computes = False
         self._wake_number = 0
         self._is_dead = False
 
     def stop(self) -> None:
         """The process has died: nothing that it had comes any more."""
         self._is_dead = True
+        self._device.leave(self)
 
     # --- messages ---
 
     def post(self, act: Act) -> None:
         """Have `act` applied at the begin of the next round, as a message to the scheduler."""
         self._inbox.append(act)
-        if self._sleeps:
-            self._sleeps = False
+        if self._sleeps or self._asks:
+            self._sleeps = self._asks = False
             self._events.after(0.0, self._iterate)
 
     def add(self, req: Request) -> None:
@@ -162,9 +164,14 @@ class Engine:
     # --- the loop ---
 
     def _iterate(self) -> None:
-        if self._is_dead:
+        if self._is_dead or self._computes:
             return
         self._sleeps = False
+        self._read_inbox()
+        self._asks = self._device.is_arbitrated
+        self._device.ask(self, self._deadline_s(), self._granted)
+
+    def _read_inbox(self) -> None:
         now_s = self._events.now_s()
         inbox = self._inbox
         self._inbox = []
@@ -172,11 +179,23 @@ class Engine:
             self.rounds.stamp(self._stamp(now_s))
         for act in inbox:
             act()
+
+    def _deadline_s(self) -> float:
+        """Without facts about rounds, the device is first come, first served."""
+        return self._events.now_s() if self.rounds is None else self.rounds.deadline_s()
+
+    def _granted(self) -> None:
+        """Decide and launch a batch."""
+        if self._asks:
+            self._asks = False
+            self._read_inbox()
+        now_s = self._events.now_s()
         batch = self._next_batch(now_s)
         before = self._last
         self._last = batch
-        if not self.spec.overlap:
+        if self._device.is_arbitrated or not self.spec.overlap:
             before = batch
+            self._computes = self._device.is_arbitrated and batch is not None
         free_s = now_s + (self.spec.host_s if batch is not None else 0.0)
         if before is not None:
             self._events.at(max(free_s, before.done_s), lambda: self._arrived(before))
@@ -188,6 +207,7 @@ class Engine:
     def _arrived(self, batch: Batch) -> None:
         if self._is_dead:
             return
+        self._computes = False
         self._process(batch)
         self._iterate()
 

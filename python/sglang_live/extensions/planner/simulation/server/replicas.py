@@ -10,7 +10,11 @@ from sglang_live.extensions.planner.simulation.engine.engine import (
     PeerBoard,
 )
 from sglang_live.extensions.planner.simulation.engine.pool import KvPool
-from sglang_live.extensions.planner.simulation.events import Device, Events
+from sglang_live.extensions.planner.simulation.events import (
+    ArbitratedDevice,
+    Device,
+    Events,
+)
 from sglang_live.extensions.planner.simulation.server.playback import HeardFeed
 from sglang_live.extensions.planner.simulation.server.sessions import Sessions
 from sglang_live.extensions.planner.simulation.server.tiers import Tiers
@@ -66,11 +70,15 @@ class Replicas:
         self._consumers = consumers
         placement = spec.placement
         used = {*placement.thinkers, *placement.talkers, *placement.vocoders}
-        self.devices = {number: Device() for number in sorted(used)}
+        self.devices = {number: self._device(number) for number in sorted(used)}
         self._peers = {number: PeerBoard() for number in used}
         self.thinkers = [self._thinker(n, at) for n, at in enumerate(placement.thinkers)]
         self.talkers = [self._talker(n, at) for n, at in enumerate(placement.talkers)]
         self.vocoders = [self._vocoder(n, at) for n, at in enumerate(placement.vocoders)]
+
+    def _device(self, number: int) -> Device:
+        by_turns = self._spec.by_turns and self._spec.placement.is_shared(number)
+        return ArbitratedDevice(self._events) if by_turns else Device()
 
     @property
     def every(self) -> list[Replica]:

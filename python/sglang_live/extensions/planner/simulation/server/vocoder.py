@@ -1,13 +1,15 @@
 """The vocoder: chunks of many jobs in batches, on the device that all stages share.
 
-The order is that of stages/vocoder/batcher.py: first chunks go first, then in the order in which
-they became ready; chunks of one batch have the same shape.
+Sizes and order of chunks are those of stages/vocoder/batcher.py; chunks of one batch have the same
+shape.
 """
 
 from collections.abc import Callable
 
 from sglang_live.extensions.planner.device_model.costs import VocoderCosts
 from sglang_live.extensions.planner.simulation.events import Device, Events
+from sglang_live.policy.chunks import Ahead, chunk_frames
+from sglang_live.policy.view import FRAME_S
 from sglang_live.stages.vocoder.config import VocoderConfig
 
 
@@ -23,7 +25,12 @@ class VocoderJob:
         self.ended = ended
         self.n_pending = self.n_emitted = 0
         self.is_begun = self.is_complete = False
-        self.ready_since: int | None = None
+        self.ahead = Ahead()
+        self.ready_s = 0.0
+
+    @property
+    def due_s(self) -> float:
+        return self.ahead.due_s(self.ready_s)
 
 
 class Vocoder:
@@ -47,13 +54,13 @@ class Vocoder:
         self._host_s = host_s
         self._launches = False
         self._ready: dict[VocoderJob, None] = {}
-        self._n_arrivals = 0
         self._in_flight: list[list[VocoderJob]] = []
         self._is_dead = False
 
     def stop(self) -> None:
         """The process has died."""
         self._is_dead = True
+        self._device.leave(self)
 
     def feed(self, job: VocoderJob, n_frames: int) -> None:
         job.n_pending += n_frames
@@ -75,33 +82,41 @@ class Vocoder:
 
     def _wanted(self, job: VocoderJob) -> int:
         config = self._config
-        is_first = job.n_emitted < config.n_first_chunks
-        return config.first_chunk_frames if is_first else config.chunk_frames
+        is_short = job.ahead.is_short(self._events.now_s())
+        return config.first_chunk_frames if is_short else config.chunk_frames
 
     def _note(self, job: VocoderJob) -> None:
         is_ready = job.is_complete or job.n_pending >= self._wanted(job)
-        if is_ready and job.ready_since is None:
-            job.ready_since = self._n_arrivals
-            self._n_arrivals += 1
+        if is_ready and job not in self._ready:
+            job.ready_s = self._events.now_s()
             self._ready[job] = None
 
     def _begin(self) -> None:
-        while not (self._is_dead or self._launches):
-            if len(self._in_flight) >= self._config.max_in_flight:
-                return
-            batch = self._choose()
-            if not batch:
-                return
+        if not self._device.is_arbitrated:
+            while self._begin_batch():
+                pass
+        elif self._ready and not (self._is_dead or self._launches or self._in_flight):
+            due_s = min(job.due_s for job in self._ready)
+            self._device.ask(self, due_s, self._begin_batch)
+
+    def _begin_batch(self) -> bool:
+        """Whether a batch was launched."""
+        if self._is_dead or self._launches:
+            return False
+        if len(self._in_flight) >= self._config.max_in_flight:
+            return False
+        batch = self._choose()
+        if batch:
             self._in_flight.append(batch)
             self._launch(batch, self._shape(batch[0])[1])
+        return bool(batch)
 
     def _choose(self) -> list[VocoderJob]:
         decoding = [job for batch in self._in_flight for job in batch]
         shapes = {self._shape(job) for job in decoding}
-        n_first = self._config.n_first_chunks
         ready = [job for job in self._ready if job not in decoding]
         ready = [job for job in ready if self._shape(job) not in shapes]
-        ready.sort(key=lambda job: (min(job.n_emitted, n_first), job.ready_since))
+        ready.sort(key=lambda job: (job.due_s, job.ready_s))
         alike = [job for job in ready if self._shape(job) == self._shape(ready[0])]
         return alike[: self._config.max_batch]
 
@@ -120,7 +135,10 @@ class Vocoder:
         self._begin()
 
     def _shape(self, job: VocoderJob) -> tuple[bool, int]:
-        return job.is_begun, min(self._wanted(job), job.n_pending)
+        small, large = self._config.first_chunk_frames, self._config.chunk_frames
+        is_first, ends = not job.ahead.has_sound, job.is_complete
+        n_frames = chunk_frames(job.n_pending, small, large, is_first=is_first, ends=ends)
+        return job.is_begun, n_frames
 
     def _end_batch(self, batch: list[VocoderJob], n_frames: int) -> None:
         if self._is_dead:
@@ -129,10 +147,11 @@ class Vocoder:
         live = [job for job in batch if job in self._ready]  # others were cancelled meanwhile
         for job in live:
             del self._ready[job]
-            job.ready_since = None
             job.n_pending -= n_frames
             job.is_begun = job.is_begun or n_frames > 0
-            job.n_emitted += n_frames > 0
+            if n_frames:
+                job.n_emitted += 1
+                job.ahead.made(self._events.now_s(), n_frames * FRAME_S)
         for job in live:
             if n_frames:
                 job.emit(n_frames)
