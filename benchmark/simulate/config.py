@@ -10,7 +10,7 @@ from sglang_live.errors import BadInputError
 from sglang_live.extensions.planner.device_model.model import H100, load_device_model
 from sglang_live.extensions.planner.simulation.load.storm import StormSpec
 from sglang_live.extensions.planner.simulation.placement import APART, SHARED
-from sglang_live.extensions.planner.simulation.run import ADMITTED, BY_TURNS
+from sglang_live.extensions.planner.simulation.run import ADMITTED
 from sglang_live.extensions.planner.simulation.server.session import History
 from sglang_live.extensions.planner.simulation.spec import ServerSpec
 from sglang_live.extensions.planner.simulation.users import UserSettings
@@ -102,10 +102,7 @@ class SimulateConfig:
         """As voice_load checks the flags of the same names. Raises ValueError."""
         LoadConfig(
             # voice_load has no name for all policies with admission.
-            policies=tuple(
-                "admission" if arm == ADMITTED else arm.removeprefix(BY_TURNS)
-                for arm in self.policies
-            ),
+            policies=tuple("admission" if arm == ADMITTED else arm for arm in self.policies),
             sessions=self.sessions,
             turns=self.turns,
             barge_in=barge_in,

@@ -3,10 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from sglang_live.config import ServerConfig
 from sglang_live.devices import devices_of_ranks
+from sglang_live.errors import BadInputError
 from sglang_live.models.family import CPU_WEIGHTS_ENV, INT8, ModelFacts
-from sglang_live.stages.spec import StageConfig, StageSpec
+from sglang_live.stages.spec import ARBITER, StageConfig, StageSpec
 from sglang_live.stages.supervisor import loopback_address
 
 MIN_REQUEST_ROWS = 256
@@ -56,9 +59,54 @@ def stage_specs(
                     environment=weights_environment(stage, config.stage_options.cpu_weights, model),
                 )
             )
+    if config.policies.arbiter:
+        specs = with_arbiters(specs)
     for addition in config.additions:
         specs = addition.stages(specs)
     return specs
+
+
+def with_arbiters(specs: list[StageSpec]) -> list[StageSpec]:
+    """These stages with turns on the devices that they share, and an arbiter for each device.
+
+    Raises:
+        BadInputError: a stage that shares a device uses several.
+    """
+    found: list[StageSpec] = []
+    arbiters: dict[str, StageSpec] = {}
+    for spec in specs:
+        if not spec.shares_device:
+            found.append(spec)
+            continue
+        if len(devices_of_ranks(spec.device, spec.engine_args)) > 1:
+            raise BadInputError(
+                f"policy arbiter: {spec.name} shares a device and uses several; give it its own"
+            )
+        if spec.device not in arbiters:
+            arbiters[spec.device] = _arbiter(spec, len(arbiters))
+        turns = arbiters[spec.device].turns
+        # With a batch in the queue behind the present one, the device would not be free between.
+        args = {} if spec.stage == "vocoder" else {"disable_overlap_schedule": True}
+        found.append(replace(spec, turns=turns, engine_args={**spec.engine_args, **args}))
+    return [*arbiters.values(), *found]
+
+
+def _arbiter(spec: StageSpec, number: int) -> StageSpec:
+    """Of the device of this stage."""
+    run_dir = Path(spec.run_dir)
+    return replace(
+        spec,
+        stage=ARBITER,
+        replica=number,
+        address=loopback_address(run_dir, ARBITER, number),
+        factory="sglang_live.stages.device_arbiter:DeviceArbiter",
+        turns=str(run_dir / f"{ARBITER}-{number}-turns"),
+        engine_args={},
+        environment={},
+        native_key="",
+        session_storage="",
+        voices="",
+    )
 
 
 def _devices(settings: StageConfig) -> set[str]:

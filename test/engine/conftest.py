@@ -21,6 +21,7 @@ from sglang_live.models.family import model_facts
 from sglang_live.models.qwen3_omni.family import Qwen3OmniSpec
 from sglang_live.orchestrator.stage_links import StageLinks, TalkerLink, ThinkerLink, VocoderLink
 from sglang_live.policy.policies import Policies
+from sglang_live.stage_specs import with_arbiters
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import STAGES, StageSpec
 from sglang_live.stages.supervisor import Replica, Supervisor, loopback_address
@@ -181,6 +182,8 @@ async def running_stages(
         )
         for stage in names
     ]
+    if "arbiter" in policies:
+        specs = with_arbiters(specs)
     for addition in additions:
         specs = addition.stages(specs)
     supervisor = Supervisor(specs, log_dir=cache, zygote=ZYGOTE)

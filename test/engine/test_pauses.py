@@ -20,7 +20,7 @@ from sglang_live.ids import THINK_PREFIX
 from sglang_live.messages import HeardOfMany, Interrupt
 from sglang_live.stages.engine_link import FeedSocket
 from test.engine.conftest import IS_NIGHTLY, Stages, running_stages
-from test.engine.gauges import total, until
+from test.engine.gauges import load_of, total, until
 from test.engine.turns import greedy_turn, think, user
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -99,20 +99,21 @@ class Thinker:
 
 
 @pytest_asyncio.fixture(
-    scope="module", loop_scope="session", params=[False, True], ids=["overlap", "no-overlap"]
+    scope="module", loop_scope="session", params=["overlap", "by-turns", "no-overlap"]
 )
 async def live_stages(request, endless_checkpoint, tmp_path_factory):
     cache = tmp_path_factory.mktemp("holds")
-    args = {"disable_overlap_schedule": request.param, "chunked_prefill_size": 64}
+    retracts, by_turns = request.param == "no-overlap", request.param == "by-turns"
+    args = {"disable_overlap_schedule": retracts, "chunked_prefill_size": 64}
     # With overlap off, the talker also retracts a running response every few rounds.
     retract = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
-    environment = retract if request.param else None
+    environment = retract if retracts else None
     stages = running_stages(
         endless_checkpoint,
         cache,
         args,
         environment,
-        policies=POLICIES,
+        policies=(*POLICIES, "arbiter") if by_turns else POLICIES,
         shares_device=True,  # rounds have an interval
     )
     async with stages as running:
@@ -230,6 +231,14 @@ async def test_the_patterns_did_pause_and_resume(live_stages, thinker, talkers):
                     break
                 await check(thinker if stage == "thinker" else talkers, seed)
             assert await total(live_stages, stage, name) > 20, f"{stage}: {name}"
+
+
+async def test_only_engines_with_turns_had_them(live_stages, talkers):
+    by_turns = any(one.spec.turns for one in live_stages.supervisor.replicas)
+    for stage in ("thinker", "talker"):
+        load = await load_of(live_stages, stage)
+        assert (load.get("policy_device_turns", 0) > 50) == by_turns
+        assert load.get("policy_device_turns_missed", 0) == 0
 
 
 async def until_paused(stages: Stages, thinker: Thinker, rids: list[str]) -> None:

@@ -80,11 +80,11 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 3_950,
-    "bridge": 9_690,
+    "": 4_000,
+    "bridge": 9_850,
     "capacity": 690,
     "client": 880,
-    "engine_channel": 160,
+    "engine_channel": 280,
     "extensions/batches": 2_850,
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
@@ -98,7 +98,7 @@ BUDGETS = {
     "policy": 2_160,
     "sound": 800,
     "speakable": 2_000,
-    "stages": 7_780,
+    "stages": 7_920,
     "telemetry": 710,
 }
 

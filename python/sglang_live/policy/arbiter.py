@@ -58,13 +58,13 @@ class Turns(Generic[Asker]):
         self._deadlines_s: dict[Asker, float] = {}
 
     def ask(self, who: Asker, deadline_s: float) -> None:
-        """Want a turn, or want it at another time. Raises ValueError if the deadline is not finite,
-        or if this asker has the device."""
+        """Want a turn, or want it sooner: asking again later does not lose the place. Raises
+        ValueError if the deadline is not finite, or if this asker has the device."""
         if not math.isfinite(deadline_s):
             raise ValueError(f"a deadline is finite, got {deadline_s}")
         if who == self.holder:
             raise ValueError(f"{who} asks for the device that it has")
-        self._deadlines_s[who] = deadline_s
+        self._deadlines_s[who] = min(deadline_s, self._deadlines_s.get(who, math.inf))
 
     def next(self) -> Asker | None:
         """Grant the device if it is free: returns the new holder. Of equal deadlines, the one that

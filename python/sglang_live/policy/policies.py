@@ -26,7 +26,7 @@ POLICIES = (
     "admission",
     "hybrid",
 )
-NAMES = tuple(sorted({*POLICIES, *ORDERS, "bros"}))
+NAMES = tuple(sorted({*POLICIES, *ORDERS, "arbiter", "bros"}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,7 @@ class Policies:
     admission: bool = False
     hybrid: bool = False
     bros: bool = False
+    arbiter: bool = False
 
     def __post_init__(self) -> None:
         if self.preload and not self.next_use:

@@ -24,6 +24,7 @@ from sglang_live.bridge.platform.load_file import SHM_NAMES_ENV
 from sglang_live.bridge.scheduler.device_peers import DEVICE_PEERS_ENV, device_peers_env
 from sglang_live.bridge.scheduler.progress_lock import forgo_progress_lock
 from sglang_live.devices import devices_of_ranks
+from sglang_live.engine_channel.device_turn import TURNS_ENV
 from sglang_live.engine_channel.inbox import (
     PARTS_ENV,
     POLICIES_ENV,
@@ -182,6 +183,7 @@ def main() -> None:
     if spec.stage in STAGES:  # others compute nothing
         peers = device_peers_env(spec.run_dir, used, spec.stage, spec.replica)
         os.environ[DEVICE_PEERS_ENV] = peers
+        os.environ[TURNS_ENV] = spec.turns
     set_up_logs(spec)
     logging.getLogger("sglang").setLevel(logging.WARNING)
     if cpu.is_active():

@@ -17,6 +17,8 @@ SPEC_ENV = "SGLANG_LIVE_SPEC"
 # Longer than a kernel takes to compile, and than any user waits.
 STUCK_AFTER_S = 120.0
 STAGES = ("thinker", "talker", "vocoder")
+# Grants a device that several of them share.
+ARBITER = "arbiter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     parts: "module:factory" of further parts of the engine's scheduler.
     factory: "module:class" of a stage that is none of STAGES. "": it is one of them.
     shares_device: whether another stage of the server uses one of its devices.
+    turns: socket of the arbiter of its device (stages/device_arbiter.py). "": there is none.
     policies: those that are on.
     session_storage: "<bytes>:<directory>" for KV that exceeds a thinker's host memory. "": none.
     remote: whether it is started on another host; the server only connects to it.
@@ -94,6 +97,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     served_name: str
     device: str = "cpu"
     shares_device: bool = False
+    turns: str = ""
     native_key: str = ""
     key_file: str = ""
     engine_args: dict[str, Any] = {}

@@ -33,7 +33,7 @@ def test_costs_are_those_of_the_device_model():
     frame_ms = 1000 * model.talker.decode_s(1, 110)
     assert costs["thinker, first token"] == pytest.approx(15 + 60 * 0.022 + 4 * 1.5)
     assert costs["talker, first frame"] == pytest.approx(10 + 0.5 + frame_ms)
-    assert costs["talker and vocoder, first audio"] == pytest.approx(frame_ms + 3.5)
+    assert costs["talker and vocoder, first audio"] == pytest.approx(frame_ms + 2.52)
     assert costs["thinker, per further token"] == pytest.approx(7.13 + 105 * 52e-6)
 
 

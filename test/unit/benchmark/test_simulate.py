@@ -144,7 +144,9 @@ def test_a_slower_clock_takes_less_of_the_host(engine_document):
     slower = first_ms({**engine_document, "clock_divisor": 4})
     host = HostTimes()
     least_ms = 1000 * 0.75 * (host.to_thinker_s + host.to_talker_s + host.to_client_s)
-    assert slower < first_ms(engine_document) - least_ms
+    # What comes sooner may wait for the end of the round that runs then.
+    round_ms = 1000 * MODEL.talker.decode_s(1, 0)
+    assert slower < first_ms(engine_document) - (least_ms - round_ms)
 
 
 @pytest.mark.parametrize(

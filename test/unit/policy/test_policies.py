@@ -18,7 +18,7 @@ def test_all_are_all_booleans_but_that_of_a_paper_and_the_order_of_urgency():
     everything = Policies.from_flag("all")
     assert everything.order == "urgency"
     off = [f.name for f in fields(Policies) if getattr(everything, f.name) is False]
-    assert off == ["bros"]
+    assert off == ["bros", "arbiter"]
     assert Policies.from_flag("off") == Policies()
 
 
@@ -43,7 +43,7 @@ def test_policies_are_false_if_none_is_on(name):
     [
         (
             ("speed", "pacing"),
-            r"unknown policies \['speed'\]; there are: \['admission', 'bros', 'deadline'",
+            r"unknown policies \['speed'\]; there are: \['admission', 'arbiter', 'bros'",
         ),
         (("urgency", "deadline"), r"\['urgency', 'deadline'\] exclude each other"),
         (("fcfs", "urgency"), r"\['fcfs', 'urgency'\] exclude each other"),

@@ -40,6 +40,11 @@ class Channel(Part):
         if self._scheduler.idle_sleeper is not None:
             self._scheduler.idle_sleeper.poller.register(source, zmq.POLLIN)
 
+    def no_wake_on(self, source: Any) -> None:
+        self._poller.unregister(source)
+        if self._scheduler.idle_sleeper is not None:
+            self._scheduler.idle_sleeper.poller.unregister(source)
+
     def feeds(self, now_s: float) -> list[Any]:
         return list(self._inbox.drain())
 
@@ -69,6 +74,7 @@ class SilentChannel(Channel):
 
     def start(self) -> None: ...
     def wake_on(self, source: Any) -> None: ...
+    def no_wake_on(self, source: Any) -> None: ...
     def feeds(self, now_s: float) -> list[Any]:
         return []
 

@@ -14,6 +14,7 @@ from sglang_live.bridge.scheduler.awaited_kv import AwaitedKv
 from sglang_live.bridge.scheduler.best_effort import BestEffort
 from sglang_live.bridge.scheduler.channel import Channel, SilentChannel
 from sglang_live.bridge.scheduler.deciding import Deciding, Measuring
+from sglang_live.bridge.scheduler.device_turns import Asking, ByTurns
 from sglang_live.bridge.scheduler.interrupts import Interrupts
 from sglang_live.bridge.scheduler.memory import Memory
 from sglang_live.bridge.scheduler.part import Part
@@ -24,6 +25,7 @@ from sglang_live.bridge.scheduler.sessions import Sessions
 from sglang_live.bridge.scheduler.slicing import Slicing
 from sglang_live.bridge.scheduler.tiers import Tiers
 from sglang_live.bridge.scheduler.watch import PROGRESS_ENV, ProgressCell, Watch
+from sglang_live.engine_channel.device_turn import TURNS_ENV, DeviceTurn
 from sglang_live.engine_channel.inbox import (
     PARTS_ENV,
     RADIX_BACKEND,
@@ -50,6 +52,7 @@ def parts_of(scheduler: "LiveScheduler") -> tuple[Part, ...]:
         Sessions(scheduler),
         *_of_first_rank(scheduler),
         *_of_others(scheduler),
+        *_of_shared_device(scheduler),
     )
 
 
@@ -111,6 +114,15 @@ def _of_others(scheduler: "LiveScheduler") -> Iterator[Part]:
     for name in os.environ.get(PARTS_ENV, "").split(","):
         if name:
             yield pkgutil.resolve_name(name)(scheduler)
+
+
+def _of_shared_device(scheduler: "LiveScheduler") -> Iterator[Part]:
+    """Behind all that decide about rounds."""
+    if path := os.environ.get(TURNS_ENV):
+        by_turns = ByTurns(scheduler)
+        yield by_turns
+        if scheduler.is_first_rank:
+            yield Asking(scheduler, by_turns, DeviceTurn(Path(path)))
 
 
 def _is_bounded(scheduler: "LiveScheduler") -> bool:

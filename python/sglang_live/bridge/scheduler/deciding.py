@@ -126,6 +126,9 @@ class Deciding(Part):
     def wait_limit_s(self, *, decodes: bool) -> float:
         return self.rounds.wait_limit_s(decodes=decodes)
 
+    def deadline_s(self) -> float:
+        return self.rounds.deadline_s()
+
     def awaits_input(self) -> bool:
         return self.rounds.prefill_budget() == 0
 

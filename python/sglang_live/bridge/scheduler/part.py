@@ -129,6 +129,10 @@ class Part:
         """
         return float("inf")
 
+    def deadline_s(self) -> float:
+        """time.monotonic() by which the next round should begin; inf: no opinion."""
+        return float("inf")
+
     def idle(self, fully: bool) -> None:
         """A round without a batch. fully: there is no request at all."""
 

@@ -289,6 +289,15 @@ class VocoderEngine:
         self._decoding.append(batch)
         return batch
 
+    @property
+    def is_decoding(self) -> bool:
+        return bool(self._decoding)
+
+    def due_s(self) -> float | None:
+        """Time by which the next batch should begin; None: no chunk is ready."""
+        dues_s = [self._due_s(job) for job in self._ready()]
+        return max(0.0, min(dues_s)) if dues_s else None
+
     def end(self, batch: VocoderBatch, pcm: list[bytes]) -> list[VocoderChunk]:
         """Account for a decoded batch; chunks of jobs cancelled meanwhile are dropped."""
         self._decoding.remove(batch)

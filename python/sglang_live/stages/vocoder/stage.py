@@ -9,6 +9,7 @@ import torch
 
 from sglang_live.aio import result_with, vital
 from sglang_live.bridge.platform import cpu
+from sglang_live.engine_channel.device_turn import DeviceTurn
 from sglang_live.errors import CapacityError
 from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderFrames, VocoderRequest
 from sglang_live.models.codecs import END_CODE
@@ -50,6 +51,8 @@ class VocoderStage:
         self._waiters = ThreadPoolExecutor(config.max_in_flight, thread_name_prefix="vocoder-wait")
         self._outputs: dict[str, asyncio.Queue] = {}
         self._fed = asyncio.Event()
+        self._turn = DeviceTurn.from_env()
+        self._watched: int | None = None
         self._stepped = asyncio.Condition()
 
     async def start(self) -> None:
@@ -87,7 +90,8 @@ class VocoderStage:
     def load(self) -> dict[str, float]:
         graphs = {} if self._graphs is None else self._graphs.counts
         counts = {f"graph_{name}": float(n) for name, n in graphs.items()}
-        return {"streams": float(len(self._outputs)), **counts}
+        turns = {} if self._turn is None else self._turn.counts
+        return {"streams": float(len(self._outputs)), **counts, **turns}
 
     async def _feed(self, job: ServedJob) -> None:
         async for message in job.inputs():
@@ -124,21 +128,53 @@ class VocoderStage:
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as results:
             while True:
-                batch = self._engine.begin()
+                batch = self._engine.begin() if self._may_begin() else None
                 if batch is None:
                     self._fed.clear()
                     await self._fed.wait()
                     continue
                 decoding = await loop.run_in_executor(self._worker, batch.launch)
                 if decoding.arrived is None:
+                    self._release()
                     await self._end(batch, decoding.pcm())
                 else:
                     results.create_task(self._end_when_done(batch, decoding))
 
     async def _end_when_done(self, batch: VocoderBatch, decoding: Decoding) -> None:
         loop = asyncio.get_running_loop()
-        await self._end(batch, await loop.run_in_executor(self._waiters, decoding.pcm))
+        pcm = await loop.run_in_executor(self._waiters, decoding.pcm)
+        self._release()
+        await self._end(batch, pcm)
         self._fed.set()
+
+    def _may_begin(self) -> bool:
+        """Whether the device is this stage's, if it has it by turns; if not, ask for it."""
+        if self._turn is None:
+            return True
+        due_s = self._engine.due_s()
+        if due_s is None:
+            self._turn.release()
+            return False
+        if self._engine.is_decoding:
+            return False
+        self._turn.ask(due_s)
+        self._watch(self._turn)
+        return self._turn.poll()
+
+    def _watch(self, turn: DeviceTurn) -> None:
+        """Have a grant go on with the stepping."""
+        now = None if turn.socket is None else turn.socket.fileno()
+        if now != self._watched:
+            loop = asyncio.get_running_loop()
+            if self._watched is not None:
+                loop.remove_reader(self._watched)
+            if now is not None:
+                loop.add_reader(now, self._fed.set)
+            self._watched = now
+
+    def _release(self) -> None:
+        if self._turn is not None:
+            self._turn.release()
 
     async def _end(self, batch: VocoderBatch, pcm: list[bytes]) -> None:
         for chunk in self._engine.end(batch, pcm):

@@ -18,8 +18,6 @@ from sglang_live.policy.policies import POLICIES, Policies
 
 # The arm of every policy.
 ADMITTED = "all+admission"
-# Before an arm's policies: stages that share a device have it by turns (policy/arbiter.py).
-BY_TURNS = "arbiter+"
 
 Prepare = Callable[[Server], None]
 
@@ -61,7 +59,6 @@ class Simulated:
 
 def policies_of(arm: str) -> Policies:
     """As voice_load: `all` is every policy except admission, with which it is ADMITTED."""
-    arm = arm.removeprefix(BY_TURNS)
     if arm == ADMITTED:
         return Policies.parse(POLICIES)
     if arm == "all":
@@ -94,11 +91,7 @@ class World:
             PoolFullError: a KV pool is too small for the load.
         """
         events = Events()
-        spec = replace(
-            self.server,
-            max_sessions=max(self.server.max_sessions, n_users),
-            by_turns=arm.startswith(BY_TURNS),
-        )
+        spec = replace(self.server, max_sessions=max(self.server.max_sessions, n_users))
         server = Server(spec, policies_of(arm), events)
         prepare(server)
         clips, settings = self.workload.clips, self.settings

@@ -56,7 +56,6 @@ class ServerSpec:
     host_tokens: of a thinker's KV in host memory, with the policy next-use.
     chunk_tokens: of a prefill of either engine.
     overlap: of scheduler and device, in both engines.
-    by_turns: stages that share a device have it one after the other, without overlap.
     first_audio_s: budget that admission gives a first audio (--admission-first-audio-ms).
     thinker_reserves_all: see EngineSpec.
     max_running_requests: in each engine at once, as SGLang's flag; 0: as many as sessions.
@@ -71,7 +70,6 @@ class ServerSpec:
     header_tokens: int = 200
     chunk_tokens: int = 8192
     overlap: bool = True
-    by_turns: bool = False
     thinker_reserves_all: bool = False
     max_running_requests: int = 0
     max_sessions: int = 64

@@ -77,7 +77,7 @@ class Replicas:
         self.vocoders = [self._vocoder(n, at) for n, at in enumerate(placement.vocoders)]
 
     def _device(self, number: int) -> Device:
-        by_turns = self._spec.by_turns and self._spec.placement.is_shared(number)
+        by_turns = self._policies.arbiter and self._spec.placement.is_shared(number)
         return ArbitratedDevice(self._events) if by_turns else Device()
 
     @property

@@ -1,0 +1,90 @@
+"""The process that grants a shared device to one stage at a time.
+
+In: wishes of stages and schedulers, on a socket in the run directory. Out: grants, in the order of
+policy/arbiter.py. A connection that ends gives back what it had, so that a process that dies holds
+nobody up.
+Owner: one DeviceArbiter per set of devices that stages share.
+"""
+
+import asyncio
+import logging
+import socket
+from pathlib import Path
+
+from sglang_live.engine_channel.device_turn import ASK, GRANT, MESSAGE, RELEASE
+from sglang_live.errors import BadInputError
+from sglang_live.policy.arbiter import Turns
+from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.transport.server import ServedJob
+
+log = logging.getLogger(__name__)
+
+
+class DeviceArbiter:
+    """A stage without jobs (stages/runtime.py)."""
+
+    def __init__(self, spec: StageSpec):
+        self._path = Path(spec.turns)
+        self._turns: Turns[socket.socket] = Turns()
+        self._numbers: dict[socket.socket, int] = {}
+        self._n_granted = 0
+
+    async def start(self) -> None:
+        self._path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.setblocking(False)
+        listener.bind(str(self._path))
+        listener.listen()
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(listener, self._on_connect)
+
+    async def run(self, job: ServedJob) -> None:
+        raise BadInputError("an arbiter has no jobs")
+
+    async def close_session(self, session_id: str) -> None:
+        """It knows none."""
+
+    def load(self) -> dict[str, float]:
+        return {"connections": float(len(self._numbers)), "granted": float(self._n_granted)}
+
+    def _on_connect(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.setblocking(False)
+        self._numbers[connection] = 0
+        asyncio.get_running_loop().add_reader(connection, self._on_message, connection)
+
+    def _on_message(self, connection: socket.socket) -> None:
+        try:
+            data = connection.recv(MESSAGE.size)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if len(data) != MESSAGE.size:
+            self._drop(connection)
+        else:
+            self._handle(connection, *MESSAGE.unpack(data))
+        self._grant()
+
+    def _handle(
+        self, connection: socket.socket, what: bytes, number: int, deadline_s: float
+    ) -> None:
+        if what == RELEASE:
+            self._turns.leave(connection)
+        elif what == ASK and connection != self._turns.holder:  # or it has crossed the grant
+            self._numbers[connection] = number
+            self._turns.ask(connection, deadline_s)
+
+    def _grant(self) -> None:
+        while (holder := self._turns.next()) is not None:
+            try:
+                holder.send(MESSAGE.pack(GRANT, self._numbers[holder], 0.0))
+                self._n_granted += 1
+            except OSError:
+                self._drop(holder)
+
+    def _drop(self, connection: socket.socket) -> None:
+        asyncio.get_running_loop().remove_reader(connection)
+        self._turns.leave(connection)
+        self._numbers.pop(connection, None)
+        connection.close()
