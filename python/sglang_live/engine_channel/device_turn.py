@@ -1,7 +1,7 @@
 """A stage's turns on a device that it shares: its end of the connection to the arbiter.
 
-In: by when its next work should begin. Out: whether it may begin now. An arbiter that does not
-answer delays nobody: the stage then works without turns, which it counts, and connects again.
+In: by when its next work should begin. Out: whether it may begin now. Without an
+arbiter the stage works as if it were alone, which it counts, and connects again.
 Owner: one DeviceTurn per stage or scheduler; not thread-safe.
 """
 

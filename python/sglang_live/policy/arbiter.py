@@ -2,7 +2,7 @@
 
 At most one piece of work is on the device: a prefill, a decode round, a batch of chunks. A stage
 asks with the time by which it should have begun; the device is granted to the earliest. A stage
-decides what to compute only then, with the newest facts, and nobody waits behind work that was
+decides what to compute only then, with the newest facts, so that no work waits behind what was
 launched before it was known to matter.
 
 Deadlines are absolute and none is infinite, so the longer a stage has waited, the sooner its turn:
@@ -36,7 +36,7 @@ def engine_deadline_s(now_s: float, gap_at_s: float, first: bool, config: Arbite
     """Time by which an engine's next round should begin.
 
     Args:
-        gap_at_s: when its first listener would hear a gap; inf: nobody listens.
+        gap_at_s: when its first listener would hear a gap; inf: there is none.
         first: a response that has not sounded can step or begin.
     """
     deadline_s = min(gap_at_s + config.ease_s, now_s + config.unheard_s)

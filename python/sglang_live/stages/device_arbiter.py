@@ -1,8 +1,7 @@
 """The process that grants a shared device to one stage at a time.
 
 In: wishes of stages and schedulers, on a socket in the run directory. Out: grants, in the order of
-policy/arbiter.py. A connection that ends gives back what it had, so that a process that dies holds
-nobody up.
+policy/arbiter.py. When a connection ends, what it had is free: a process that dies delays no other.
 Owner: one DeviceArbiter per set of devices that stages share.
 """
 

@@ -22,6 +22,9 @@ RESULT = "the result has arrived, or is waited for"
 
 REASONS = {
     "bridge/grammars/call_end.py": {"CallGrammar.fill_vocab_mask int": HOST},
+    "bridge/scheduler/device_turns.py": {
+        "Asking.before_result synchronize": "SGLang waits for the same result next",
+    },
     "extensions/elastic/engine/cuda_granules.py": {
         "CudaGranules.close synchronize": "nothing uses the pool any more",
         "CudaGranules._wipe synchronize": ELSEWHERE,

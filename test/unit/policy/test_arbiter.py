@@ -67,8 +67,8 @@ def test_an_engines_deadline(gap_at_s, first, expected):
 
 @settings(derandomize=True, max_examples=200)
 @given(st.data())
-def test_no_grant_is_lost_and_nobody_waits_for_ever(data):
-    """Askers come, leave and change their minds; each piece of work takes 10 ms. Nobody asks for
+def test_no_grant_is_lost_and_every_wait_ends(data):
+    """Askers come, leave and change their minds; each piece of work takes 10 ms. No one asks for
     a time that has passed, as stages do not but for what is late already."""
     turns: Turns[int] = Turns()
     asked_s: dict[int, float] = {}  # the deadline with which each one first asked
@@ -91,6 +91,6 @@ def test_no_grant_is_lost_and_nobody_waits_for_ever(data):
         granted = turns.next()
         assert (granted is not None) == (was_free and bool(asked_s)), "a free device is granted"
         if granted is not None:
-            # Nobody overtakes who is due earlier, so the wait ends with the work that was due
+            # No one overtakes who is due earlier, so the wait ends with the work that was due
             # before, however much comes later.
             assert asked_s.pop(granted) <= min(asked_s.values(), default=math.inf)

@@ -134,7 +134,7 @@ async def test_without_an_arbiter_work_goes_on_and_is_counted(tmp_path):
     assert turn.poll(), "the arbiter has gone"
 
 
-async def test_one_has_the_device_at_a_time_and_everybody_in_the_end(tmp_path):
+async def test_one_has_the_device_at_a_time_and_all_have_it_in_the_end(tmp_path):
     n_turns, at_once = [0] * 5, 0
 
     async def compute(n: int, chance: random.Random) -> None:
