@@ -65,6 +65,9 @@ def test_the_socket_of_sglangs_api_requires_the_key_and_is_private(server):
 
 def test_files_and_sockets_are_private_to_their_owner(server):
     """Files in the server's folder, its logs, and its open files in shared memory."""
+    said = {"model": "demo", "input": "Hello.", "voice": "alloy"}
+    # A stage has a log when it has written a line.
+    httpx.post(f"{server.http}/v1/audio/speech", json=said, timeout=60).raise_for_status()
     bound = [c.laddr for p in processes(server) for c in p.net_connections("unix") if c.laddr]
     folder = next(Path(path).parent for path in bound if path.endswith("thinker-0-native"))
     logs = [path for path in server.log_dir.iterdir() if path.name != "server.log"]
