@@ -71,7 +71,6 @@ async def run_turn(
         async def decode() -> AsyncGenerator[TurnEvent, None]:
             async for audio in vocoder.audio():
                 trace.mark("first_audio")
-                control.audio_came(vocoder.audio_s)
                 yield replace(audio, spoken=(*audio.spoken, *talker.take_marks()))
 
         parts = (generate(), speak(), decode()) if turn.wants_audio else (generate(),)

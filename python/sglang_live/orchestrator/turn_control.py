@@ -87,7 +87,8 @@ class TurnControl:
         if self._jobs is not None and self._policies:
             thinker, talker, _ = self._jobs
             talker.report(heard_s, playing, interrupts)
-            if self._reported is not None:  # else the thinker's consumer has not begun
+            has_begun = heard_s > 0 if isinstance(talker, TextJob) else self._reported is not None
+            if has_begun:  # the thinker's consumer
                 self._has_playback = True
                 thinker.report(heard_s, playing, interrupts)
 
@@ -95,18 +96,15 @@ class TurnControl:
         """Report the talker's progress to the thinker, until playback is reported.
 
         A talker that is ahead of its own consumer can wait for text; before there is playback, its
-        own progress is all that says how urgent text is.
+        own progress is all that says how urgent text is. A voice that reads text has none: it
+        waits for the end of a sentence, and a thinker that waited for the voice would never write
+        it.
         """
-        self._speech_came(n_frames * FRAME_S)
-
-    def audio_came(self, audio_s: float) -> None:
-        """The same for a vocoder that reads text. audio_s: of the response so far."""
-        if self._jobs is not None and isinstance(self._jobs[1], TextJob):
-            self._speech_came(audio_s)
-
-    def _speech_came(self, spoken_s: float) -> None:
         if self._jobs is None or not self._policies or self._has_playback:
             return
+        if isinstance(self._jobs[1], TextJob):
+            return
+        spoken_s = n_frames * FRAME_S
         now_s = self._clock.now_s()
         if self._reported is not None:
             reported_s, at_s = self._reported

@@ -10,6 +10,7 @@ from sglang_live.clock import SimClock
 from sglang_live.core import FRAME_S, AudioDelta, TranscriptDelta, TurnDone
 from sglang_live.errors import StageUnavailableError
 from sglang_live.messages import NextUseHint, UserSpeaking
+from sglang_live.orchestrator.stage_jobs import TextJob
 from sglang_live.orchestrator.turn_control import REPORT_EVERY_S, TurnControl
 from sglang_live.policy.policies import Policies
 
@@ -326,6 +327,20 @@ def test_a_talker_that_fell_behind_is_reported(control, thinker, clock):
     control.frames_came(2)
     control.frames_came(3)
     assert [n for n, _, _ in thinker.told] == [1, 2]
+
+
+def test_a_thinker_does_not_wait_for_a_voice_that_waits_for_its_text(thinker, clock):
+    """Until there is playback, such as in a response over HTTP."""
+    control = TurnControl(Policies.parse(ALL), clock, interrupts=0.25)
+    turn = ask("t1", user("u1", "hi"))
+    control.attach(thinker, TextJob(turn), None)
+    for n in range(20):
+        control.frames_came(n)
+        clock.advance(1.0)
+    control.heard(0.0, False, 0.5)
+    assert thinker.told == []
+    control.heard(0.8, True, 0.5)
+    assert thinker.told == [(10, True, 0.5)]
 
 
 class ToldTalker:
