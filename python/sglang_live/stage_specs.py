@@ -60,6 +60,8 @@ def stage_specs(
                 )
             )
     if config.policies.arbiter:
+        if "talker" not in model.stages:
+            raise BadInputError("policy arbiter: the voice of a cascade does not use its device")
         specs = with_arbiters(specs)
     for addition in config.additions:
         specs = addition.stages(specs)

@@ -31,6 +31,7 @@ class DeviceTurn:
     def __init__(self, path: Path):
         self._path = path
         self._socket: socket.socket | None = None
+        self._lost: socket.socket | None = None
         self._number = 0
         self._asked_s = 0.0
         self._retry_s = 0.0
@@ -101,8 +102,10 @@ class DeviceTurn:
                 self._lose()
 
     def _lose(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
+        # Open until the next one is lost: who waits for its descriptor still has to forget it.
+        if self._lost is not None:
+            self._lost.close()
+        self._lost = self._socket
         self._socket = None
 
     def _connect(self) -> None:

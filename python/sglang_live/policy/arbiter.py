@@ -1,4 +1,4 @@
-"""Whose turn it is on a device that several stages share.
+"""Grants of a device that several stages share, one stage at a time.
 
 At most one piece of work is on the device: a prefill, a decode round, a batch of chunks. A stage
 asks with the time by which it should have begun; the device is granted to the earliest. A stage

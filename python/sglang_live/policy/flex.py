@@ -1,8 +1,7 @@
 """Progress of flex responses in the vocoder: behind all that is heard, and yet some always.
 
-A vocoder does not know how much audio its listeners have ahead. So flex gets a share that is small
-beside what is heard: in frames, where codes are decoded in batches, and in time, where a voice
-reads one piece after the other.
+Flex gets a share that is small beside what is heard: in frames, where codes are decoded in batches,
+and in time, where a voice reads one piece after the other.
 """
 
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from sglang_live.settings import Count, Positive, Settings
 class FlexConfig(Settings):
     """
     flex_share: flex frames for each heard frame that is decoded while flex waits.
-    flex_overdue_chunks: chunks that flex may be owed behind first chunks.
+    flex_overdue_chunks: chunks that flex may be owed behind listeners with little left to hear.
     flex_wait_s: a flex response has its first piece after what would end within this time.
     flex_slowdown: seconds for each second of its speech, from then on.
     """
@@ -42,7 +41,7 @@ class FlexDebt:
         return FlexDebt(max(0.0, self.frames + earned - n_flex))
 
     def n_due(self, chunk_frames: int) -> int:
-        """Flex chunks that go before heard ones; not before first ones, unless overdue."""
+        """Flex chunks that go before those of listeners who have time; before others if overdue."""
         return int(self.frames / chunk_frames)
 
     def is_overdue(self, chunk_frames: int, config: FlexConfig) -> bool:

@@ -8,8 +8,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from sglang_live.engine_channel.device_turn import DeviceTurn
+from sglang_live.errors import BadInputError
+from sglang_live.stage_specs import with_arbiters
 from sglang_live.stages.device_arbiter import DeviceArbiter
 from sglang_live.stages.spec import StageSpec
 
@@ -158,3 +161,26 @@ async def test_one_has_the_device_at_a_time_and_all_have_it_in_the_end(tmp_path)
         for n in range(5):
             tasks.create_task(compute(n, random.Random(n)))
     assert n_turns == [40] * 5
+
+
+async def test_each_shared_device_has_an_arbiter_and_its_engines_no_overlap(tmp_path):
+    def stage(name: str, device: str, *, shares: bool = True, **args: int) -> StageSpec:
+        return replace(
+            spec_of(tmp_path),
+            stage=name,
+            turns="",
+            device=device,
+            shares_device=shares,
+            engine_args=args,
+        )
+
+    alone = stage("thinker", "cuda:2", shares=False)
+    shared = [stage(name, "cuda:0") for name in ("thinker", "talker", "vocoder")]
+    arbiter, *found = with_arbiters([alone, *shared])
+    assert (arbiter.stage, arbiter.factory.rpartition(":")[2]) == ("arbiter", "DeviceArbiter")
+    assert found[0] == alone
+    assert {one.turns for one in found[1:]} == {arbiter.turns} != {""}
+    overlaps = [not one.engine_args.get("disable_overlap_schedule") for one in found[1:]]
+    assert overlaps == [False, False, True], "a vocoder has no such setting"
+    with pytest.raises(BadInputError, match="thinker/0 shares a device and uses several"):
+        with_arbiters([stage("thinker", "cuda:0", tp_size=2), shared[1]])

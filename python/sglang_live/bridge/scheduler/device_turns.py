@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 # After a turn in which no batch could begin, such as for want of memory.
 _FRUITLESS_S = 0.02
-# The latest deadline of a wish.
-_FIRST_COME_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +118,8 @@ class Asking(Part):
 
     def _ask(self) -> None:
         # Where no policy knows of rounds, the device is first come, first served.
-        deadlines_s = [part.deadline_s() for part in self._scheduler.parts]
-        self._turn.ask(min(time.monotonic() + _FIRST_COME_S, *deadlines_s))
+        deadline_s = min(part.deadline_s() for part in self._scheduler.parts)
+        self._turn.ask(time.monotonic() if deadline_s == float("inf") else deadline_s)
 
     def _watch(self) -> None:
         """Have a grant end the loop's wait for input."""

@@ -64,7 +64,8 @@ class Device:
         return self._free_s
 
     def ask(self, who: object, deadline_s: float, grant: Act) -> None:
-        """Have `grant` called when `who` may launch work. Asking again changes the deadline."""
+        """Have `grant` called when `who` may launch work. Asking again may bring the
+        deadline forward."""
         grant()
 
     def leave(self, who: object) -> None:
