@@ -82,7 +82,7 @@ SessionHint = UserSpeaking | NextUseHint
 class Heard(Message, frozen=True):
     """How much of a job's response was heard; without playback, how much the talker has spoken.
 
-    heard_s: seconds of the response's speech.
+    heard_s: seconds of the response's speech; inf: all that will be made until the next report.
     advancing: whether that grows by itself, by one second per second.
     interrupts: the share of responses that this user interrupts, 0 to 1.
     """

@@ -4,6 +4,7 @@ In: interruptions and playback, from the session; codec frames, from the turn it
 to the turn's jobs. Never waits. Owner: one TurnControl per turn.
 """
 
+import math
 from collections.abc import Callable
 
 from sglang_live.clock import Clock
@@ -24,6 +25,8 @@ TOLERANCE_S = 2 * FRAME_S
 # While a response is heard, reports are repeated: one that is too old counts as lost
 # (bridge/stream_table.py).
 REPORT_EVERY_S = 1.5
+# The longest piece of text takes less than this to write and to read.
+_VOICE_WAITS_BELOW_S = 2.0
 
 
 class TurnControl:
@@ -84,21 +87,24 @@ class TurnControl:
     def heard(self, heard_s: float, playing: bool, interrupts: float) -> None:
         """Report playback to thinker and talker (see VoiceSession.report_playback)."""
         self._interrupts = interrupts
-        if self._jobs is not None and self._policies:
-            thinker, talker, _ = self._jobs
-            talker.report(heard_s, playing, interrupts)
-            has_begun = heard_s > 0 if isinstance(talker, TextJob) else self._reported is not None
-            if has_begun:  # the thinker's consumer
-                self._has_playback = True
-                thinker.report(heard_s, playing, interrupts)
+        if self._jobs is None or not self._policies:
+            return
+        thinker, talker, vocoder = self._jobs
+        talker.report(heard_s, playing, interrupts)
+        if isinstance(talker, TextJob):
+            # The voice reads whole pieces of text: when it has little sound left it waits for the
+            # end of one, however much text it already has.
+            waits = vocoder.audio_s - heard_s < _VOICE_WAITS_BELOW_S
+            thinker.report(math.inf if waits else heard_s, playing, interrupts)
+        elif self._reported is not None:  # the thinker's consumer has begun
+            self._has_playback = True
+            thinker.report(heard_s, playing, interrupts)
 
     def frames_came(self, n_frames: int) -> None:
         """Report the talker's progress to the thinker, until playback is reported.
 
         A talker that is ahead of its own consumer can wait for text; before there is playback, its
-        own progress is all that says how urgent text is. A voice that reads text has none: it
-        waits for the end of a sentence, and a thinker that waited for the voice would never write
-        it.
+        own progress is all that says how urgent text is. A voice that reads text has none.
         """
         if self._jobs is None or not self._policies or self._has_playback:
             return

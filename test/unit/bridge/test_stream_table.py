@@ -65,6 +65,13 @@ def test_the_newest_progress_wins():
     assert view_of(table, 12.0).buffered_s[0] == pytest.approx(1.6)
 
 
+def test_a_consumer_that_takes_all_that_will_be_made_has_no_buffer():
+    table = table_of("a")
+    steps(table, 25, "a")
+    table.progress(HeardOfMany.of(["a"], [math.inf], [True], [0.0]), 10.0)
+    assert view_of(table, 12.0).buffered_s.tolist() == [0.0]
+
+
 def test_progress_of_a_request_that_is_gone_changes_nothing():
     table = table_of("a")
     table.remove("a")

@@ -287,7 +287,7 @@ class ToldThinker:
         self.told: list[tuple[int, bool, float]] = []
 
     def report(self, spoken_s: float, advancing: bool, interrupts: float) -> None:
-        self.told.append((round(spoken_s / FRAME_S), advancing, interrupts))
+        self.told.append((round(spoken_s / FRAME_S, 3), advancing, interrupts))
 
 
 @pytest.fixture
@@ -330,17 +330,25 @@ def test_a_talker_that_fell_behind_is_reported(control, thinker, clock):
 
 
 def test_a_thinker_does_not_wait_for_a_voice_that_waits_for_its_text(thinker, clock):
-    """Until there is playback, such as in a response over HTTP."""
     control = TurnControl(Policies.parse(ALL), clock, interrupts=0.25)
-    turn = ask("t1", user("u1", "hi"))
-    control.attach(thinker, TextJob(turn), None)
-    for n in range(20):
+    voice = FakeVoice()
+    control.attach(thinker, TextJob(ask("t1", user("u1", "hi"))), voice)
+    for n in range(20):  # without playback, such as of a response over HTTP
         control.frames_came(n)
         clock.advance(1.0)
-    control.heard(0.0, False, 0.5)
     assert thinker.told == []
+    control.heard(0.0, False, 0.5)
+    voice.audio_s = 4.0
     control.heard(0.8, True, 0.5)
-    assert thinker.told == [(10, True, 0.5)]
+    control.heard(3.0, True, 0.5)
+    control.heard(4.0, False, 0.5)
+    heard = [frames for frames, _, _ in thinker.told]
+    assert heard == [math.inf, 10, math.inf, math.inf]
+
+
+@dataclasses.dataclass
+class FakeVoice:
+    audio_s: float = 0.0
 
 
 class ToldTalker:
