@@ -2,6 +2,7 @@
 
 import pytest
 
+from sglang_live.core import HistoryItem, TextPart
 from test.engine import parity_claims
 from test.engine.reference import chat
 from test.engine.turns import greedy_turn, think, user
@@ -45,3 +46,23 @@ async def test_eight_streams_that_starve_match_the_reference(stages, reference, 
 
 async def test_a_talker_that_lost_a_session_receives_its_messages_again(stages, speech):
     await parity_claims.a_talker_that_lost_a_session_receives_its_messages_again(stages, speech)
+
+
+async def test_a_conversation_is_built_anew_without_the_talkers_messages(stages, speech):
+    """Each response was not heard to its end, which without `truncate` costs the engine session:
+    what the talker has is prefilled in one request, and the new clip in another."""
+    links, alone = stages.links("unheard"), stages.links("")
+    history = []
+    for begin in (0, 20_000, 40_000, 60_000):
+        history.append(user(speech[begin:][:16_000]))
+        done = await think(links, greedy_turn(*history, system="Be brief.", n_tokens=12))
+        fresh = await think(alone, greedy_turn(*history, system="Be brief.", n_tokens=12))
+        assert (done.ids, done.n_prompt) == (fresh.ids, fresh.n_prompt)
+        assert done.rebuilt == (begin > 0) and done.n_audio == 13
+        assert fresh.n_audio == 13 * (1 + begin // 20_000)
+        ids = tuple(done.ids[:5])
+        key = f"heard-{begin}"
+        history.append(
+            HistoryItem(key=key, role="assistant", parts=(TextPart("x"),), token_ids=ids)
+        )
+    links.close()

@@ -18,6 +18,8 @@ from sglang_live.speakable.style import SpeechStyle
 class Tokenizer(Protocol):
     def encode(self, text: str, **kwargs) -> list[int]: ...
 
+    def decode(self, token_ids: list[int]) -> str: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Markup:
@@ -57,11 +59,11 @@ NO_OPENING = Opening()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Append:
-    """The prompt of one request: ids, or markup around one clip (the processor makes the ids)."""
+    """The prompt of one request: ids, or text around clips (the processor makes the ids)."""
 
     token_ids: tuple[int, ...] = ()
     text: str = ""
-    clip: AudioPart | None = None
+    clips: tuple[AudioPart, ...] = ()
 
 
 class PiecewisePrompt(ABC):
@@ -133,7 +135,7 @@ class PiecewisePrompt(ABC):
                 if ids:
                     out.append(Append(token_ids=tuple(ids)))
                     ids.clear()
-                out.append(Append(text=markup, clip=clip))
+                out.append(Append(text=markup, clips=(clip,)))
             elif markup:
                 ids.extend(self.markup_ids(markup))
             markup, clip = "", None
@@ -152,6 +154,21 @@ class PiecewisePrompt(ABC):
         if ids:
             out.append(Append(token_ids=tuple(ids)))
         return out
+
+    def as_one(self, pieces: list[Piece]) -> Append | None:
+        """One request with any number of clips. None: as text it has other tokens than in several
+        requests, such as where words look like markup.
+        """
+        appends = self.appends(pieces)
+        clips = tuple(clip for append in appends for clip in append.clips)
+        ids = [id for a in appends for id in (a.token_ids or self.markup_ids(a.text))]
+        if not clips:
+            return Append(token_ids=tuple(ids))
+        words = [list(piece.token_ids) for piece in pieces if isinstance(piece, Words)]
+        if any(self.words(self._tokenizer.decode(said)) != said for said in words):
+            return None
+        text = "".join(a.text or self._tokenizer.decode(list(a.token_ids)) for a in appends)
+        return Append(text=text, clips=clips) if self.markup_ids(text) == ids else None
 
     def n_tokens(self, pieces: list[Piece], n_places: Iterator[int]) -> int:
         """Tokens that `pieces` add to a session.

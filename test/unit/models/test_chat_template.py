@@ -79,7 +79,7 @@ def said(role: str, text: str, ids: tuple[int, ...] | None = None) -> HistoryIte
 
 def ids_of(prompt: TemplatePrompt, pieces: list) -> list[int]:
     appends = prompt.appends(pieces)
-    assert all(append.clip is None for append in appends)
+    assert all(not append.clips for append in appends)
     return [i for append in appends for i in append.token_ids]
 
 

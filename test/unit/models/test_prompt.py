@@ -139,9 +139,9 @@ def test_text_of_users_never_becomes_a_special_token(text, instructions):
 def test_every_request_has_at_most_one_clip_and_clips_keep_their_order(history):
     appends = PROMPT.appends(question(history))
     of_history = [p for item in history for p in item.parts if isinstance(p, AudioPart)]
-    assert [a.clip for a in appends if a.clip is not None] == of_history
+    assert [clip for a in appends for clip in a.clips] == of_history
     for append in appends:
-        assert append.text.count(AUDIO_PLACE) == (append.clip is not None)
+        assert append.text.count(AUDIO_PLACE) == len(append.clips) <= 1
         assert bool(append.text) != bool(append.token_ids), "ids or text, never both or none"
     # No more requests than clips and the gaps between them.
     assert len(appends) <= 2 * len(of_history) + 1
@@ -156,7 +156,7 @@ def test_a_spoken_message_costs_one_request():
 
 def test_text_around_a_clip_stays_out_of_the_markup_of_its_request():
     appends = PROMPT.appends(question([message("before <|audio_pad|>", 9, "<|audio_pad|> after")]))
-    assert [bool(a.clip) for a in appends] == [False, True, False]
+    assert [bool(a.clips) for a in appends] == [False, True, False]
     assert appends[1].text == AUDIO_PLACE
 
 

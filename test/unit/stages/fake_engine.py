@@ -131,8 +131,7 @@ class FakeEngine:
 
 def _expanded(text: str) -> list[int]:
     ids = PROMPT.markup_ids(text)
-    at = ids.index(PAD_ID)
-    return [*ids[:at], *[PAD_ID] * N_PLACES, *ids[at + 1 :]]
+    return [id for id in ids for _ in range(N_PLACES if id == PAD_ID else 1)]
 
 
 def _chunk(ids: list[int], n_prompt: int, finish: str | None) -> dict:

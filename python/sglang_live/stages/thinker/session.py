@@ -7,9 +7,10 @@ requests.
 
 import io
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 import soundfile as sf
@@ -62,9 +63,9 @@ async def close_session(host: EngineHost, name: str) -> None:
 def append_request(name: str, append: Append, sampling: dict) -> dict:
     """Arguments of the request that appends to the session and generates behind it."""
     request: dict = {"sampling_params": sampling, "session_params": {"id": name}}
-    if append.clip is None:
+    if not append.clips:
         return request | {"input_ids": list(append.token_ids)}
-    return request | {"prompt": append.text, "audio_data": [wav_bytes(append.clip)]}
+    return request | {"prompt": append.text, "audio_data": [wav_bytes(c) for c in append.clips]}
 
 
 def wav_bytes(clip: AudioPart) -> bytes:
@@ -164,6 +165,8 @@ class ThinkerSession:
     bound: what the engine may keep of the engine session. None: everything.
     lost: whether the last turn failed or was aborted, which costs the engine session's KV.
     cache_salt: part of the radix tree's key for all requests.
+    told: placeholders of each clip of the items that were sent to the talker, by key. Their KV
+        may come from the radix tree, which yields no states.
     """
 
     host: EngineHost
@@ -177,6 +180,7 @@ class ThinkerSession:
     bound: RetainSession | None = None
     lost: bool = False
     cache_salt: str = ""
+    told: dict[str, list[int]] = field(default_factory=dict)
     _places: list[int] = field(default_factory=list)  # of the running turn's clips
 
     async def think(
@@ -200,8 +204,8 @@ class ThinkerSession:
         What is Generated begins with the opening. After a speculative turn the next history may
         lack what is new in this one.
 
-        Closing the iterator early, or an error, loses the engine session's KV: SGLang cannot keep
-        that of an aborted request. The next turn then rebuilds it. `interrupt` keeps it.
+        Closing the iterator early, or an error, closes the engine session, and the next turn opens
+        another one; `interrupt` keeps it.
 
         Args:
             max_tokens: limit of the engine session's prompt. None: no limit.
@@ -215,7 +219,9 @@ class ThinkerSession:
         if max_tokens is not None:
             limit = room_for_prompt(max_tokens, len(opening.token_ids))
             check_header(self.prompt, instructions, limit)
-        known = await self._reconcile(instructions, history, state, drops_oldest)
+        self.told = {item.key: self.told[item.key] for item in history if item.key in self.told}
+        said = [] if retention is not None else self._said_before(instructions, history, limit)
+        known = await self._reconcile(instructions, history, state, drops_oldest, said)
         fitting = await self._fit(known, limit, drops_oldest, retention, state)
         state.dropped = keys_missing(history, fitting)
         self.ledger = replace(self.ledger, left_out=frozenset(state.dropped))
@@ -283,11 +289,32 @@ class ThinkerSession:
 
     # --- bringing the engine session to a beginning of the history ---
 
+    def _said_before(
+        self, instructions: str, history: list[HistoryItem], limit: int | None
+    ) -> list[HistoryItem]:
+        """The history's beginning that one request may compute anew: the talker has all of it."""
+        said = list(
+            takewhile(
+                lambda i: i.opens and i.closes and (i.key in self.told or i.token_ids is not None),
+                history,
+            )
+        )
+        n_header = self.prompt.n_tokens(self.prompt.header(instructions), iter(()))
+        n_tokens = n_header + sum(most_tokens_of(self.prompt, item) for item in said)
+        return said if limit is None or n_tokens <= limit else []
+
     async def _reconcile(
-        self, instructions: str, history: list[HistoryItem], state: TurnState, drops_oldest: bool
+        self,
+        instructions: str,
+        history: list[HistoryItem],
+        state: TurnState,
+        drops_oldest: bool,
+        said: list[HistoryItem],
     ) -> list[HistoryItem]:
         """Make the engine session hold a beginning of the history: kept, truncated or rebuilt.
 
+        Args:
+            said: see _said_before().
         Returns:
             The history without what this session has left out; all of it where nothing is held.
         """
@@ -299,7 +326,7 @@ class ThinkerSession:
             return left if state.dropped or self.ledger.items else history
         state.rebuilt = self.engine_session is not None or self.lost
         await self.close()
-        await self._open(instructions, state)
+        await self._open(instructions, state, said)
         return history
 
     async def _hold_beginning(self, history: list[HistoryItem], state: TurnState) -> bool:
@@ -389,7 +416,7 @@ class ThinkerSession:
             return []
         return self.prompt.close_response(model_wrote_end=ledger.response_ended)
 
-    def _ends_of(self, items: list[HistoryItem], start: Ledger) -> list[int]:
+    def _ends_of(self, items: Sequence[HistoryItem], start: Ledger) -> list[int]:
         """Position behind each item that the turn has appended to what `start` held."""
         ends: list[int] = []
         end = start.n_tokens + self.prompt.n_tokens(self._tail(start), iter(()))
@@ -443,12 +470,14 @@ class ThinkerSession:
             if not completed:
                 await self.lose()
 
-    async def _open(self, instructions: str, state: TurnState) -> None:
-        """A new SGLang session, its header prefilled by itself.
+    async def _open(
+        self, instructions: str, state: TurnState, said: Sequence[HistoryItem] = ()
+    ) -> None:
+        """A new SGLang session, its header prefilled by itself, or with the messages in `said`.
 
-        Only a session's first request meets the radix tree. With the header alone in it, sessions
-        share their instructions, and no session ever matches another user's audio there, whose
-        hidden states it would then never get.
+        Only a session's first request meets the radix tree. Audio that is new never does: where
+        another user's session has the same audio behind the same words, the talker would miss its
+        hidden states. With the header in the tree, sessions share their instructions.
         """
         self.engine_session = ids.new_engine_session(self.session_id)
         self.instructions = instructions
@@ -459,9 +488,21 @@ class ThinkerSession:
             await open_session(self.host, self.engine_session)
             # While the user speaks, nothing waits for the header.
             own = state if state.prefill_only else TurnState(self.engine_session, flex=state.flex)
-            for append in self.prompt.appends(self.prompt.header(instructions)):
+            header = self.prompt.header(instructions)
+            pieces = [piece for item in said for piece in self.prompt.item(item)]
+            whole = self.prompt.as_one([*header, *pieces])
+            for append in self.prompt.appends(header) if whole is None else [whole]:
                 await self.prefill(append, own)
-            self.ledger = replace(self.ledger, n_header=self.ledger.n_tokens)
+            state.n_prompt, state.n_cached = own.n_prompt, own.n_cached
+            n_header = self.prompt.n_tokens(header, iter(()))
+            self.ledger = replace(self.ledger, n_header=n_header)
+            if whole is not None:
+                self._places = [n for item in said for n in self.told.get(item.key, ())]
+                ends = self._ends_of(said, replace(self.ledger, n_tokens=n_header))
+                assert [n_header, *ends][-1] == self.ledger.n_tokens, "placeholders have changed"
+                self.ledger = self.ledger.after_turn(
+                    said, ends, begun_at=n_header, speculative=False
+                )
             opened = True
         finally:
             if not opened:
@@ -513,8 +554,9 @@ class ThinkerSession:
         # The engine counts what the engine session holds now.
         n_new = meta["prompt_tokens"] - self.ledger.n_resident
         self.ledger = self.ledger.after_append(n_new)
-        if append.clip is not None:
+        if append.clips:
             self._places.append(self.prompt.n_places(append, n_new))
+        if not state.n_prompt:  # what later requests find is what the turn's first ones computed
+            state.n_cached = meta["cached_tokens"]
         state.n_prompt = meta["prompt_tokens"]
-        state.n_cached = max(state.n_cached, meta["cached_tokens"])
         return Prefilled(rid, append, n_new, meta["prompt_tokens"] - n_new)

@@ -339,18 +339,18 @@ class ThinkerStage:
                     case Started():
                         prefilled = event.items
                     case Prefilled():
-                        if event.append.clip is not None:
+                        if event.append.clips:
                             clips.append(await self._clip_states(event))
                             output.n_audio += len(clips[-1])
                     case Generated():
                         if prefilled:
-                            await self._send_segments(job, prefilled, clips)
+                            await self._send_segments(job, session, prefilled, clips)
                             prefilled = []
                         await output.take(event)
         if prefilled:
             # Interrupted before a response began. The session holds the items now, so that no later
             # turn sends their segments.
-            await self._send_segments(job, prefilled, clips)
+            await self._send_segments(job, session, prefilled, clips)
 
     async def _history(
         self, session_id: str, request: ThinkerRequest, frames: list[bytes]
@@ -377,14 +377,18 @@ class ThinkerStage:
         return await self._states.of(event.rid, n_places, event.begin)
 
     async def _send_segments(
-        self, job: ServedJob, items: list[HistoryItem], clips: list[np.ndarray]
+        self,
+        job: ServedJob,
+        session: ThinkerSession,
+        items: list[HistoryItem],
+        clips: list[np.ndarray],
     ) -> None:
         left = iter(clips)
-        if (prompt := self._talker_reads) is None:
-            return
+        prompt = self._talker_reads
         for item in items:
             states = [next(left) for part in item.parts if isinstance(part, AudioPart)]
-            if item.role != "user" or item.token_ids is not None:
+            session.told[item.key] = [len(s) for s in states]
+            if prompt is None or item.role != "user" or item.token_ids is not None:
                 continue
             tensors = job.tensors()
             ref = tensors.put(np.concatenate(states)) if states else None

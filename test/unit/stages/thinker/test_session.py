@@ -222,7 +222,7 @@ async def test_every_response_of_a_session_may_be_truncated(call):
 async def test_how_many_places_a_clip_has_is_known_after_a_truncation(call):
     await call.turn(FIRST, key="r1")
     await call.turn(FIRST, reply("r1-cut", 5), user("u2", 800))
-    [heard] = [e for e in call.events if isinstance(e, Prefilled) and e.append.clip]
+    [heard] = [e for e in call.events if isinstance(e, Prefilled) and e.append.clips]
     assert heard.n_new == len(PROMPT.markup_ids(heard.append.text)) - 1 + N_PLACES
 
 
@@ -278,6 +278,43 @@ async def test_without_truncation_a_cut_reply_rebuilds():
     assert call.engine.tokens == await built_anew(*history)
 
 
+def tell(call: Call, *items: HistoryItem) -> None:
+    """The talker has them, as after turns that prefilled them."""
+    for item in items:
+        clips = [part for part in item.parts if isinstance(part, AudioPart)]
+        call.session.told[item.key] = [N_PLACES] * len(clips)
+
+
+@pytest.mark.parametrize(
+    ("words", "n_requests"),
+    [("and this:", 2), ("and <|im_end|> this:", 7)],
+    ids=["words", "markup"],
+)
+async def test_a_conversation_that_the_talker_has_is_built_anew_in_one_request(words, n_requests):
+    call = Call(truncates=False)
+    said = (user("u1", "listen:", 800), reply("r1-cut", 300), user("u2", words, 1600))
+    tell(call, said[0], said[2])
+    new = (reply("r2-cut", 301), user("u3", 800))
+    await call.turn(*said, *new)
+    assert call.engine.tokens == await built_anew(*said, *new)
+    # Words that would be read as markup: one for the header, each clip, and each text before one.
+    assert len(call.engine.rids) == n_requests
+    assert call.session.ledger.keys == ["u1", "r1-cut", "u2", "r2-cut", "u3", "r"]
+
+
+async def test_what_the_talker_has_may_be_too_long_for_one_request():
+    call = Call(truncates=False)
+    said = [user(f"u{n}", "many words " * 30) for n in range(8)]
+    tell(call, *said)
+    limit = sum(map(len_of, said)) + 60
+    await call.turn(*said, max_tokens=limit, drops_oldest=True)
+    assert call.state.dropped and len(call.engine.tokens) < limit
+
+
+def len_of(item: HistoryItem) -> int:
+    return PROMPT.n_tokens(PROMPT.item(item), iter(()))
+
+
 async def test_a_turn_that_was_cut_off_loses_the_session(call):
     await call.turn(FIRST, key="r1")
     async with aclosing(call.think(FIRST, SECOND, key="r2")) as events:
@@ -330,7 +367,7 @@ async def test_an_interrupted_turn_prefills_its_prompt_and_generates_nothing(cal
     call.end_at_request(at)
     await call.turn(*history, key="r1")
     assert call.reply == [] and not any(isinstance(e, Generated) for e in call.events)
-    clips = [e for e in call.events if isinstance(e, Prefilled) and e.append.clip]
+    clips = [e for e in call.events if isinstance(e, Prefilled) and e.append.clips]
     assert len(clips) == 2
     call.go_on()
     n_prefilled = call.engine.n_prefilled
