@@ -93,12 +93,12 @@ BUDGETS = {
     "interaction": 3_230,
     "kernels": 20,
     "kv": 1_020,
-    "models": 9_630,
+    "models": 9_650,
     "orchestrator": 2_270,
     "policy": 2_160,
     "sound": 800,
     "speakable": 2_000,
-    "stages": 7_920,
+    "stages": 7_970,
     "telemetry": 710,
 }
 
