@@ -4,10 +4,12 @@ set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-usage: scripts/test.sh [--fast | --all] [PYTEST ARGUMENT...]
+usage: scripts/test.sh [--fast | --all | --core] [PYTEST ARGUMENT...]
 
   --fast   format, types and the unit tests, without engines (about 4 minutes on two cores)
   --all    also the tests marked `nightly`: more variants of what the others show once
+  --core   only the unit and end-to-end tests of the core, in a copy of the repository from which
+           extensions/ and lab/ are deleted
 
 Without either: format, types, whether every set-up has a solution (which asks the package index),
 unit tests, and engine and end-to-end tests.
@@ -16,7 +18,7 @@ TEXT
 
 extent=default
 case ${1:-} in
---fast | --all)
+--fast | --all | --core)
     extent=${1#--}
     shift
     ;;
@@ -53,6 +55,32 @@ marks=(-m "not nightly")
 if [[ $extent == all ]]; then
     marks=()
     export SGLANG_LIVE_NIGHTLY=1 # more examples of the engine tests
+fi
+
+core_tests() {
+    local copy status=0
+    copy=$(mktemp -d)
+    git ls-files -z | tar --create --null --files-from=- | tar --extract --directory "$copy"
+    ln -s "$ROOT/.venv" "$ROOT/.venv-clients" "$copy"
+    ln -s "$ROOT/docs/examples/node_modules" "$copy/docs/examples"
+    cd "$copy"
+    rm -r python/sglang_live/extensions lab
+    # What the deleted rooms are for, and what describes the repository as it is.
+    local others=(test/unit/{extensions,lab,benchmark,packaging,test_imports.py,test_text_files.py})
+    mapfile -t -O ${#others[@]} others < <(
+        grep -rlE '^\s*(from|import) (lab|benchmark|sglang_live\.extensions)\b' --include=*.py test
+        grep -rl 'device_waits' --include=test_*.py test
+    )
+    PYTHONPATH=$copy/python:$copy "$python" -m pytest test/unit test/e2e --numprocesses 2 \
+        --dist loadfile "${marks[@]}" "${others[@]/#/--ignore=}" "$@" || status=$?
+    cd "$ROOT"
+    rm -r "$copy"
+    return "$status"
+}
+if [[ $extent == core ]]; then
+    check "core" core_tests "$@"
+    ((${#failed[@]} == 0)) || exit 1
+    exit
 fi
 
 # mypy has one core's work: it runs beside what follows, and is heard after the unit tests.
