@@ -43,7 +43,7 @@ def table(points: list[PointStats]) -> str:
         )
         for point in points
     ]
-    return _by_point(header, points, rows)
+    return by_point(header, points, rows)
 
 
 def interruption_table(points: list[PointStats]) -> str | None:
@@ -80,7 +80,7 @@ def interruption_table(points: list[PointStats]) -> str | None:
         )
         for point in points
     ]
-    return _by_point(header, points, rows) if points else None
+    return by_point(header, points, rows) if points else None
 
 
 def open_loop_table(points: list[PointStats]) -> str | None:
@@ -98,7 +98,7 @@ def open_loop_table(points: list[PointStats]) -> str | None:
         )
         for point in points
     ]
-    return _by_point(header, points, rows) if points else None
+    return by_point(header, points, rows) if points else None
 
 
 def storm_table(points: list[PointStats]) -> str | None:
@@ -113,7 +113,7 @@ def storm_table(points: list[PointStats]) -> str | None:
         )
         for point in points
     ]
-    return _by_point(header, points, rows) if points else None
+    return by_point(header, points, rows) if points else None
 
 
 def ratio_table(points: list[PointStats]) -> str | None:
@@ -147,7 +147,7 @@ def ratio_table(points: list[PointStats]) -> str | None:
         )
         for point, off in pairs
     ]
-    return _by_point(header, [p for p, _ in pairs], rows, against="/off") if pairs else None
+    return by_point(header, [p for p, _ in pairs], rows, against="/off") if pairs else None
 
 
 def process_table(results: list[RunResult]) -> str:
@@ -169,7 +169,7 @@ def percent(share: float | None, digits: int = 1) -> str:
     return UNKNOWN if share is None else f"{100 * share:.{digits}f} %"
 
 
-def _by_point(header: Row, points: list[PointStats], rows: list[Row], against: str = "") -> str:
+def by_point(header: Row, points: list[PointStats], rows: list[Row], against: str = "") -> str:
     places = [(point.policies + against, str(point.sessions)) for point in points]
     body = [(*place, *row) for place, row in zip(places, rows, strict=True)]
     return _aligned([("arm", "sessions", *header), *body])

@@ -1,11 +1,12 @@
 """Voice sessions on a modelled device, simulated with the server's own policies.
 
-    python -m benchmark.simulate --policies off,deadline,all --sessions 8,32,64 --barge-in 0,0.5
+    python -m benchmark.simulate --policies stock,stock+no-overlap,all --sessions 32,64
     python -m benchmark.simulate --frontier --json out.json --picture out.png
     python -m benchmark.simulate --against benchmark/results/voice_load/….json
 
 The users are those of voice_load, and so are the tables. Every number is one of a simulation of a
-modelled device: see benchmark/notes/simulation.md.
+modelled device: see benchmark/notes/simulation.md. Arms are policies joined by +, `stock`, which is
+SGLang with clients that send the whole conversation, and either with +no-overlap.
 """
 
 import json
@@ -16,12 +17,13 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmark.load.provenance import ROOT, facts
-from benchmark.load.tables import interruption_table, ratio_table, storm_table, table
-from benchmark.simulate import against, gains, picture
+from benchmark.load.tables import interruption_table, storm_table, table
+from benchmark.simulate import against, picture
 from benchmark.simulate.config import SimulateConfig, parse_args
+from benchmark.simulate.gains import Gain, Measured, gain, gains_table
 from sglang_live.extensions.planner.simulation.frontier import capacity
 from sglang_live.extensions.planner.simulation.load.stats import PointStats
-from sglang_live.extensions.planner.simulation.run import World, point_of
+from sglang_live.extensions.planner.simulation.run import Arm, World, point_of
 
 
 class Loads:
@@ -30,10 +32,13 @@ class Loads:
     def __init__(self, config: SimulateConfig, barge_in: float):
         self.config, self.barge_in = config, barge_in
         self._world = World(config.workload(barge_in), config.server, config.users, config.storm)
-        self._known: dict[tuple[str, int], PointStats] = {}
+        self._known: dict[tuple[str, int], Measured] = {}
         self.kv: dict[str, dict[str, int]] = {}
 
     def point(self, arm: str, n_users: int) -> PointStats:
+        return self.measured(arm, n_users).whole
+
+    def measured(self, arm: str, n_users: int) -> Measured:
         key = arm, n_users
         if key not in self._known:
             self._known[key] = self._measure(arm, n_users)
@@ -44,14 +49,28 @@ class Loads:
         arms = self.config.policies
         return [self.point(arm, n) for n in self.config.sessions for arm in arms]
 
-    def _measure(self, arm: str, n_users: int) -> PointStats:
+    def gains(self) -> list[tuple[PointStats, Gain]]:
+        """Of each arm with policies about rounds, beside the best of the others."""
+        arms = self.config.policies
+        baselines = [arm for arm in arms if Arm.parse(arm).is_baseline]
+        found = []
+        for n in self.config.sessions:
+            beside = [self.measured(arm, n) for arm in baselines]
+            for arm in (arm for arm in arms if arm not in baselines):
+                one = self.measured(arm, n)
+                if (gained := gain(one, beside)) is not None:
+                    found.append((one.whole, gained))
+        return found
+
+    def _measure(self, arm: str, n_users: int) -> Measured:
         began_s = time.perf_counter()
         repeats = range(self.config.repeats)
         runs = [self._world.simulate(arm, n_users, repeat) for repeat in repeats]
         self.kv[f"{arm} {n_users}"] = runs[-1].most_used
         spent_s = time.perf_counter() - began_s
         _say(f"barge-in {self.barge_in:g}, {arm}, {n_users} users: {spent_s:.1f} s")
-        return point_of(arm, n_users, runs)
+        by_seed = tuple(point_of(arm, n_users, [run]) for run in runs)
+        return Measured(point_of(arm, n_users, runs), by_seed)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -74,36 +93,32 @@ def _report(config: SimulateConfig, loads: Loads) -> dict[str, Any]:
     points = loads.points()
     print(f"\nSimulated, modelled device: {config.server.model.name}; barge-in {loads.barge_in:g}")
     print(table(points))
-    for make in (interruption_table, storm_table, ratio_table):
+    for make in (interruption_table, storm_table):
         if (text := make(points)) is not None:
             print("\n" + text)
+    gained = loads.gains()
+    if gained:
+        print("\n" + gains_table([point for point, _ in gained], [one for _, one in gained]))
     document: dict[str, Any] = {
         "barge_in": loads.barge_in,
         "points": [_point(point) for point in points],
+        "beside_best_baseline": [
+            {"policies": point.policies, "sessions": point.sessions, **_rounded(asdict(one))}
+            for point, one in gained
+        ],
         "most_kv_tokens": {place: used["thinker"] for place, used in loads.kv.items()},
     }
     if config.frontier:
-        document |= _search(config, loads, points)
+        document |= _search(config, loads)
     return document
 
 
-def _search(config: SimulateConfig, loads: Loads, points: list[PointStats]) -> dict[str, Any]:
+def _search(config: SimulateConfig, loads: Loads) -> dict[str, Any]:
     found = {arm: capacity(loads.point, arm) for arm in config.policies}
     print()
     for arm, one in found.items():
         print(f"{arm:>24}: {one.users} users within the SLO; at {one.fails_at}: {one.why}")
-    of = {arm: [p for p in points if p.policies == arm] for arm in config.policies}
-    gained = {
-        arm: gains.goals(of["off"], of[arm], (found["off"], found[arm]))
-        for arm in config.policies
-        if arm != "off" and "off" in of
-    }
-    for arm, gain in gained.items():
-        print(f"{arm:>24} beside off: {asdict(gain)}")
-    return {
-        "capacity": {arm: asdict(one) for arm, one in found.items()},
-        "beside_off": {arm: asdict(one) for arm, one in gained.items()},
-    }
+    return {"capacity": {arm: asdict(one) for arm, one in found.items()}}
 
 
 # What a load on a machine has beside: its processes and clients.
@@ -123,6 +138,8 @@ def _point(point: PointStats) -> dict[str, Any]:
 def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _rounded(one) for name, one in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_rounded, value))
     return round(value, 4) if isinstance(value, float) else value
 
 

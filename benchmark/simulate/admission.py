@@ -31,7 +31,7 @@ from sglang_live.extensions.planner.simulation.frontier import capacity
 from sglang_live.extensions.planner.simulation.load.arrivals import UserPlan
 from sglang_live.extensions.planner.simulation.load.rows import TurnRow
 from sglang_live.extensions.planner.simulation.load.stats import PointStats, RunTotals, point_stats
-from sglang_live.extensions.planner.simulation.run import ADMITTED, World, point_of, policies_of
+from sglang_live.extensions.planner.simulation.run import ADMITTED, Arm, World, point_of
 from sglang_live.extensions.planner.simulation.server.server import Server
 from sglang_live.extensions.planner.simulation.server.session import NEW
 from sglang_live.extensions.planner.simulation.users import User
@@ -202,7 +202,7 @@ class Experiment:
             max_sessions=most,
             first_audio_s=self.plan.slo.first_audio_ms / 1000,
         )
-        server = Server(spec, policies_of(arm), events)
+        server = Server(spec, Arm.parse(arm).policies, events)
         n_turns = max(self._config.turns, _STORM_TURNS)
         workload = replace(self._world.workload, turns=n_turns)
         settings = replace(self._world.settings, returns=False)

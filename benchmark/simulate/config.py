@@ -10,13 +10,21 @@ from sglang_live.errors import BadInputError
 from sglang_live.extensions.planner.device_model.model import H100, load_device_model
 from sglang_live.extensions.planner.simulation.load.storm import StormSpec
 from sglang_live.extensions.planner.simulation.placement import APART, SHARED
-from sglang_live.extensions.planner.simulation.run import ADMITTED
+from sglang_live.extensions.planner.simulation.run import Arm
 from sglang_live.extensions.planner.simulation.server.session import History
 from sglang_live.extensions.planner.simulation.spec import ServerSpec
 from sglang_live.extensions.planner.simulation.users import UserSettings
 from sglang_live.extensions.planner.simulation.workload import RESPONSE_DURATIONS, Workload
 from sglang_live.policy.config import THINKER
 from sglang_live.stages.vocoder.config import VocoderConfig
+
+# The best that clients of SGLang can do: the whole conversation in each request, or a session whose
+# response is truncated and whose instructions are computed ahead; and either without overlap, which
+# makes the first audio earlier.
+BASELINES = (
+    *("stock", "stock+no-overlap"),
+    *("truncate+preheat", "truncate+preheat+no-overlap"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +57,7 @@ class SimulateConfig:
         picture: file for the curves.
     """
 
-    policies: tuple[str, ...] = ("off", "deadline", "all")
+    policies: tuple[str, ...] = (*BASELINES, "all")
     sessions: tuple[int, ...] = (8, 16, 32, 64)
     turns: int = 8
     barge_in: tuple[float, ...] = (0.0,)
@@ -100,9 +108,9 @@ class SimulateConfig:
 
     def _check_load(self, barge_in: float) -> None:
         """As voice_load checks the flags of the same names. Raises ValueError."""
+        for arm in self.policies:
+            Arm.parse(arm)
         LoadConfig(
-            # voice_load has no name for all policies with admission.
-            policies=tuple("admission" if arm == ADMITTED else arm for arm in self.policies),
             sessions=self.sessions,
             turns=self.turns,
             barge_in=barge_in,
@@ -167,7 +175,13 @@ def _parser() -> argparse.ArgumentParser:
         description="Voice sessions on a modelled device, simulated with the server's policies.",
     )
     add = parser.add_argument
-    add("--policies", type=_names, default=own.policies, metavar="ARM,ARM", help="off,all or a+b")
+    add(
+        "--policies",
+        type=_names,
+        default=own.policies,
+        metavar="ARM,ARM",
+        help="stock, off, all or a+b",
+    )
     add("--sessions", type=_numbers, default=own.sessions, metavar="N,N", help="users")
     add("--turns", type=int, default=own.turns, help="per user (default: %(default)s)")
     add("--barge-in", type=_shares, default=own.barge_in, metavar="P,P", help="one load each")

@@ -1,70 +1,110 @@
-"""What an arm gains over the server with all policies off."""
+"""What an arm gains over the best baseline at the same number of users.
+
+Baselines are the arms whose rounds SGLang alone decides. The best one is found anew for each
+measure and number of users, so that no single baseline's weakness makes a gain.
+"""
 
 from dataclasses import dataclass
+from statistics import fmean
 
-from sglang_live.extensions.planner.simulation.frontier import Capacity
+from benchmark.load.tables import by_point, percent
 from sglang_live.extensions.planner.simulation.load.stats import PointStats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goals:
-    """What an arm gains over `off`; ratios are arm over off unless they say otherwise.
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A point with all seeds together, and with each of them alone."""
 
+    whole: PointStats
+    by_seed: tuple[PointStats, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """
     Attributes:
-        capacity: (off, arm), users within the SLO.
-        p90: P90 of off over that of the arm, at the most users that the arm serves.
-        turns_past_knee: least and largest ratio of turns per second at points beyond off's
-            capacity.
-        least_turns: least ratio of turns per second at any point.
-        waste: largest share of the waste that the arm avoids at any point within its capacity.
-        worse: points at which the arm is worse than off by more than 5 % in P90 or turns per
-            second, or by more than a percent in continuity.
+        baseline: the one with the earliest P90.
+        p90_ms, p90_from_ms: of the arm, and of that baseline.
+        earlier: P90 of the baseline over the arm's: the mean of all seeds, the least, the largest.
+        useful: useful turns per second over those of the baseline that has the most, likewise.
+        continuity: the arm's less that of the most continuous baseline.
+        waste_avoided: share of the least waste of any baseline.
     """
 
-    capacity: tuple[int, int]
-    p90: float | None
-    turns_past_knee: tuple[float, float] | None
-    least_turns: float
-    waste: float | None
-    worse: tuple[str, ...]
+    baseline: str
+    p90_ms: float
+    p90_from_ms: float
+    earlier: tuple[float, float, float]
+    useful: tuple[float, float, float]
+    continuity: float
+    waste_avoided: float | None
 
 
-def goals(
-    off: list[PointStats], arm: list[PointStats], capacities: tuple[Capacity, Capacity]
-) -> Goals:
-    """Both lists have the same numbers of users."""
-    pairs = list(zip(off, arm, strict=True))
-    knee, most = capacities[0].users, capacities[1].users
-    turns = {b.sessions: b.turns_per_s / a.turns_per_s for a, b in pairs}
-    past = [ratio for n, ratio in turns.items() if n > knee]
-    at_most = [(a, b) for a, b in pairs if b.sessions <= max(most, pairs[0][1].sessions)]
-    p90 = None
-    if at_most:
-        a, b = at_most[-1]
-        if a.ttfp_after_detection_ms.p90 and b.ttfp_after_detection_ms.p90:
-            p90 = a.ttfp_after_detection_ms.p90 / b.ttfp_after_detection_ms.p90
-    wastes = [1 - b.waste / a.waste for a, b in at_most if a.waste and b.waste and a.waste > 0.01]
-    return Goals(
-        capacity=(knee, most),
-        p90=p90,
-        turns_past_knee=(min(past), max(past)) if past else None,
-        least_turns=min(turns.values()),
-        waste=max(wastes, default=None),
-        worse=tuple(text for a, b in pairs for text in _worse(a, b)),
+def gain(arm: Measured, baselines: list[Measured]) -> Gain | None:
+    """None without a P90 of the arm or of any baseline."""
+    known = [one for one in baselines if _p90_ms(one.whole) is not None]
+    if not known or _p90_ms(arm.whole) is None:
+        return None
+    best = min(known, key=lambda one: _known_p90_ms(one.whole))
+    most_useful = max(baselines, key=lambda one: one.whole.useful_turns_per_s)
+    continuity = max(one.whole.continuity or 0.0 for one in baselines)
+    wastes = [one.whole.waste for one in baselines if one.whole.waste is not None]
+    least_waste = min(wastes, default=0.0)
+    pairs = list(zip(best.by_seed, arm.by_seed, strict=True))
+    useful = list(zip(arm.by_seed, most_useful.by_seed, strict=True))
+    return Gain(
+        baseline=best.whole.policies,
+        p90_ms=_known_p90_ms(arm.whole),
+        p90_from_ms=_known_p90_ms(best.whole),
+        earlier=_spread([_known_p90_ms(a) / _known_p90_ms(b) for a, b in pairs]),
+        useful=_spread([a.useful_turns_per_s / max(b.useful_turns_per_s, 1e-9) for a, b in useful]),
+        continuity=(arm.whole.continuity or 0.0) - continuity,
+        waste_avoided=None
+        if arm.whole.waste is None or least_waste < 0.001
+        else 1 - arm.whole.waste / least_waste,
     )
 
 
-def _worse(off: PointStats, arm: PointStats) -> list[str]:
-    found = []
-    a_ms, b_ms = off.ttfp_after_detection_ms.p90, arm.ttfp_after_detection_ms.p90
-    if a_ms and b_ms and b_ms > 1.05 * a_ms + 5:
-        found.append(f"{arm.sessions} users: P90 {a_ms:.0f} to {b_ms:.0f} ms")
-    if arm.turns_per_s < 0.95 * off.turns_per_s:
-        found.append(
-            f"{arm.sessions} users: turns/s {off.turns_per_s:.2f} to {arm.turns_per_s:.2f}"
+def gains_table(points: list[PointStats], found: list[Gain]) -> str:
+    """points: of the arms, in the order of what was found."""
+    header = (
+        "P90 ms",
+        "best baseline's",
+        "which",
+        "times earlier",
+        "times useful",
+        "continuity",
+        "waste avoided",
+    )
+    rows = [
+        (
+            f"{one.p90_ms:.0f}",
+            f"{one.p90_from_ms:.0f}",
+            one.baseline,
+            _text(one.earlier),
+            _text(one.useful),
+            f"{100 * one.continuity:+.1f}",
+            percent(one.waste_avoided),
         )
-    if off.continuity and arm.continuity is not None and arm.continuity < off.continuity - 0.01:
-        found.append(
-            f"{arm.sessions} users: continuous {off.continuity:.3f} to {arm.continuity:.3f}"
-        )
+        for one in found
+    ]
+    return by_point(header, points, rows)
+
+
+def _p90_ms(point: PointStats) -> float | None:
+    return point.ttfp_after_detection_ms.p90
+
+
+def _known_p90_ms(point: PointStats) -> float:
+    found = _p90_ms(point)
+    assert found is not None, "each seed has enough turns"
     return found
+
+
+def _spread(values: list[float]) -> tuple[float, float, float]:
+    return fmean(values), min(values), max(values)
+
+
+def _text(spread: tuple[float, float, float]) -> str:
+    mean, least, largest = spread
+    return f"{mean:.2f} ({least:.2f} to {largest:.2f})"

@@ -88,7 +88,7 @@ BUDGETS = {
     "extensions/batches": 2_850,
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
-    "extensions/planner": 5_450,
+    "extensions/planner": 5_480,
     "gateway": 13_640,
     "interaction": 3_230,
     "kernels": 20,

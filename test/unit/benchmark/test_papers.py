@@ -10,7 +10,7 @@ from benchmark.papers.command import Paper
 from benchmark.papers.experiments import Experiment, Row, rows_of, to_json
 from benchmark.papers.picture import Panel, draw
 from benchmark.simulate.config import SimulateConfig
-from sglang_live.extensions.planner.simulation.run import policies_of
+from sglang_live.extensions.planner.simulation.run import Arm
 
 ALL = (*liveserve.EXPERIMENTS, *voxserve.EXPERIMENTS)
 SMALL = Experiment(name="small", figure="", arms=("off", "all"), users=(2,), settings={"turns": 2})
@@ -18,7 +18,7 @@ SMALL = Experiment(name="small", figure="", arms=("off", "all"), users=(2,), set
 
 @pytest.mark.parametrize("one", ALL, ids=lambda one: one.name)
 def test_every_experiment_has_known_arms_and_settings(one):
-    assert [policies_of(arm) for arm in one.arms]
+    assert [Arm.parse(arm).policies for arm in one.arms]
     assert one.config(repeats=1, seed=1).sessions == one.users
 
 

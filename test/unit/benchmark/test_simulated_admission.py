@@ -8,7 +8,7 @@ import pytest
 from benchmark.simulate import admission
 from sglang_live.extensions.planner.simulation.load.arrivals import PlannedTurn, UserPlan
 from sglang_live.extensions.planner.simulation.load.interruptions import PlannedInterruption
-from sglang_live.extensions.planner.simulation.run import ADMITTED, policies_of
+from sglang_live.extensions.planner.simulation.run import ADMITTED, Arm
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +18,8 @@ def experiment() -> admission.Experiment:
 
 
 def test_the_admitted_arm_has_every_policy():
-    assert policies_of(ADMITTED).admission and not policies_of("all").admission
-    assert replace(policies_of(ADMITTED), admission=False) == policies_of("all")
+    assert Arm.parse(ADMITTED).policies.admission and not Arm.parse("all").policies.admission
+    assert replace(Arm.parse(ADMITTED).policies, admission=False) == Arm.parse("all").policies
 
 
 def test_a_session_ends_after_its_turns_and_its_last_is_not_interrupted():

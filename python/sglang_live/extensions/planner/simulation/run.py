@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Self
 
 from sglang_live.extensions.planner.simulation.events import Events
 from sglang_live.extensions.planner.simulation.load.rows import StormRow, TurnRow
@@ -14,7 +15,7 @@ from sglang_live.extensions.planner.simulation.storm import Storm
 from sglang_live.extensions.planner.simulation.turn_record import BARGE_IN
 from sglang_live.extensions.planner.simulation.users import User, UserSettings
 from sglang_live.extensions.planner.simulation.workload import Workload
-from sglang_live.policy.policies import POLICIES, Policies
+from sglang_live.policy.policies import OFF, POLICIES, Policies
 
 # The arm of every policy.
 ADMITTED = "all+admission"
@@ -57,13 +58,44 @@ class Simulated:
         )
 
 
-def policies_of(arm: str) -> Policies:
-    """As voice_load: `all` is every policy except admission, with which it is ADMITTED."""
-    if arm == ADMITTED:
-        return Policies.parse(POLICIES)
-    if arm == "all":
-        return Policies.parse(name for name in POLICIES if name != "admission")
-    return Policies.from_flag(arm.replace("+", ","))
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """What an experiment compares.
+
+    stateless: clients of plain SGLang, which send the whole conversation; see ServerSpec.
+    overlap: of scheduler and device; without it, no round is decided before the result of the one
+        before it.
+    """
+
+    policies: Policies
+    stateless: bool = False
+    overlap: bool = True
+
+    @classmethod
+    def parse(cls, name: str) -> Self:
+        """`stock`, `off`, `all`, ADMITTED, or policies joined by +; with +no-overlap.
+
+        `all` is every policy except admission, as in voice_load.
+        """
+        words = name.split("+")
+        overlap = "no-overlap" not in words
+        words = [word for word in words if word != "no-overlap"]
+        if name == ADMITTED:
+            return cls(Policies.parse(POLICIES))
+        if words == ["all"]:
+            policies = Policies.parse(name for name in POLICIES if name != "admission")
+            return cls(policies, overlap=overlap)
+        if words == ["stock"]:
+            return cls(OFF, stateless=True, overlap=overlap)
+        return cls(Policies.from_flag(",".join(words)), overlap=overlap)
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether SGLang alone decides about rounds."""
+        return not self.policies.decides_rounds
+
+    def applied(self, spec: ServerSpec) -> ServerSpec:
+        return replace(spec, stateless=self.stateless, overlap=spec.overlap and self.overlap)
 
 
 class World:
@@ -91,8 +123,9 @@ class World:
             PoolFullError: a KV pool is too small for the load.
         """
         events = Events()
+        of_arm = Arm.parse(arm)
         spec = replace(self.server, max_sessions=max(self.server.max_sessions, n_users))
-        server = Server(spec, policies_of(arm), events)
+        server = Server(of_arm.applied(spec), of_arm.policies, events)
         prepare(server)
         clips, settings = self.workload.clips, self.settings
         plans = self.workload.plans(n_users, repeat)

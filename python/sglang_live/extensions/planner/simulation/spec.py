@@ -56,6 +56,9 @@ class ServerSpec:
     host_tokens: of a thinker's KV in host memory, with the policy next-use.
     chunk_tokens: of a prefill of either engine.
     overlap: of scheduler and device, in both engines.
+    stateless: each turn is one request with the whole conversation. The radix tree has what was
+        generated, so that it computes what is behind the heard part. Only the new clip's features
+        are computed, which flatters it: SGLang computes those of all clips.
     first_audio_s: budget that admission gives a first audio (--admission-first-audio-ms).
     thinker_reserves_all: see EngineSpec.
     max_running_requests: in each engine at once, as SGLang's flag; 0: as many as sessions.
@@ -70,6 +73,7 @@ class ServerSpec:
     header_tokens: int = 200
     chunk_tokens: int = 8192
     overlap: bool = True
+    stateless: bool = False
     thinker_reserves_all: bool = False
     max_running_requests: int = 0
     max_sessions: int = 64

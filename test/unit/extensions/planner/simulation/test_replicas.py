@@ -7,7 +7,7 @@ import pytest
 from sglang_live.errors import LiveError
 from sglang_live.extensions.planner.simulation.events import Events
 from sglang_live.extensions.planner.simulation.placement import DividedCosts, Placement
-from sglang_live.extensions.planner.simulation.run import policies_of
+from sglang_live.extensions.planner.simulation.run import Arm
 from sglang_live.extensions.planner.simulation.server.failures import kill
 from sglang_live.extensions.planner.simulation.server.server import Server
 from sglang_live.extensions.planner.simulation.spec import ServerSpec
@@ -19,7 +19,7 @@ TWO = Placement(thinkers=(0, 1), talkers=(2, 3, 4), vocoders=(5,))
 
 def server_of(events: Events, placement: Placement, arm: str = "all") -> Server:
     return Server(
-        ServerSpec(model=MODEL, host=NO_HOST, placement=placement), policies_of(arm), events
+        ServerSpec(model=MODEL, host=NO_HOST, placement=placement), Arm.parse(arm).policies, events
     )
 
 

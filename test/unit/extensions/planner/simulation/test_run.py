@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_live.errors import BadInputError
 from sglang_live.extensions.planner.device_model.model import H100, load_device_model
 from sglang_live.extensions.planner.simulation.engine.engine import Engine
 from sglang_live.extensions.planner.simulation.engine.pool import KvPool, PoolFullError
@@ -16,7 +17,7 @@ from sglang_live.extensions.planner.simulation.load.arrivals import PlannedTurn,
 from sglang_live.extensions.planner.simulation.load.interruptions import PlannedInterruption
 from sglang_live.extensions.planner.simulation.load.stats import PointStats
 from sglang_live.extensions.planner.simulation.placement import APART
-from sglang_live.extensions.planner.simulation.run import World, point_of, policies_of
+from sglang_live.extensions.planner.simulation.run import Arm, World, point_of
 from sglang_live.extensions.planner.simulation.server.server import Server
 from sglang_live.extensions.planner.simulation.server.session import History
 from sglang_live.extensions.planner.simulation.server.turn import MISSING_S
@@ -38,8 +39,9 @@ def run_users(
     spec: ServerSpec | None = None,
     settings: UserSettings | None = None,
 ) -> tuple[Server, list[User]]:
-    events = Events()
-    server = Server(spec or ServerSpec(model=MODEL, host=NO_HOST), policies_of(arm), events)
+    events, of_arm = Events(), Arm.parse(arm)
+    spec = of_arm.applied(spec or ServerSpec(model=MODEL, host=NO_HOST))
+    server = Server(spec, of_arm.policies, events)
     users = [User(plan, {"clip": CLIP}, server, settings or UserSettings()) for plan in plans]
     events.run()
     return server, users
@@ -169,22 +171,42 @@ def sizes_of(reqs: list[Request]) -> list[tuple[int, float, int]]:
 HEADER, CLIP_TOKENS, NEXT_TOKENS = (1, 0.0, 0), 25 + 9, 25 + 9 + 2
 
 
-def test_a_lost_conversation_is_computed_message_by_message(thought):
+def test_a_lost_conversation_is_computed_in_one_request(thought):
     spec = ServerSpec(model=MODEL, host=NO_HOST, placement=APART, header_tokens=10)
     _, [user] = run_users("off", plan(0, 60, 6, cut_s=0.5), spec=spec)
-    *first, again, clip, words, last = sizes_of(thought)
+    *first, again, last = sizes_of(thought)
     assert first == [HEADER, (CLIP_TOKENS, 2.0, 60)]
-    assert again == HEADER and clip == (CLIP_TOKENS, 2.0, 0) and last == (NEXT_TOKENS, 2.0, 6)
-    assert 0 < words[0] < 60 and words[1:] == (0.0, 0)
+    n_again, again_audio_s, _ = again
+    assert CLIP_TOKENS < n_again < CLIP_TOKENS + 60 and again_audio_s == 2.0
+    assert last == (NEXT_TOKENS, 2.0, 6)
     # One after another, on a device that has nothing else to do.
-    prefills = (again, clip, words, last)
-    thinker_s = sum(MODEL.thinker.prefill_s(n, audio_s) for n, audio_s, _ in prefills)
+    thinker_s = sum(MODEL.thinker.prefill_s(n, audio_s) for n, audio_s, _ in (again, last))
     n_talker = CLIP_TOKENS + CLIP_TOKENS + 9
     talker_s = MODEL.talker.prefill_s(CLIP_TOKENS + 9, 0.0)
     frames_s = sum(MODEL.talker.decode_s(1, n_talker + n) for n in (1, 2))
     expected_s = thinker_s + talker_s + frames_s + MODEL.vocoder.decode_s(1)
     record = user.rows[1].record
     assert record.ttfp_after_detection_ms == pytest.approx(1000 * expected_s)
+
+
+def test_a_stateless_client_computes_what_is_behind_the_heard_part(thought):
+    run_users("stock", plan(0, 60, 6, cut_s=0.5), plan(1, 60, 6, start_s=20.0))
+    sizes = sizes_of(thought)
+    assert sizes[0] == (CLIP_TOKENS, 2.0, 60)
+    assert sizes[1] == (NEXT_TOKENS, 2.0, 6)
+    assert len(sizes) == 4, "one request a turn"
+
+
+def test_an_arm_is_policies_and_how_the_server_is_run():
+    spec = ServerSpec(model=MODEL)
+    plain = Arm.parse("stock+no-overlap")
+    assert plain.is_baseline and not plain.policies
+    assert plain.applied(spec) == replace(spec, stateless=True, overlap=False)
+    assert Arm.parse("truncate+preheat").is_baseline
+    assert not Arm.parse("all+no-overlap").is_baseline
+    assert Arm.parse("urgency+pacing").applied(spec) == spec
+    with pytest.raises(BadInputError):
+        Arm.parse("stock+pacing")
 
 
 def test_a_truncated_session_goes_on_with_one_request(thought):
@@ -197,8 +219,11 @@ def test_a_truncated_session_goes_on_with_one_request(thought):
     ("arm", "host", "first_s", "second_s"),
     [
         ("off", {"answer_s": 0.01}, 0.01, 0.01),
-        ("off", {"result_s": 0.01}, 0.01, 0.03),
+        ("off", {"result_s": 0.01}, 0.01, 0.01),
         ("off", {"features_per_s": 0.01}, 0.02, 0.04),
+        ("stock", {"result_s": 0.01}, 0.0, 0.0),
+        ("stock", {"answer_s": 0.01}, 0.0, 0.0),
+        ("stock", {"features_per_s": 0.01}, 0.02, 0.02),
         ("urgency+truncate", {"answer_s": 0.01}, 0.01, 0.01),
         ("urgency+truncate", {"result_s": 0.01}, 0.01, 0.0),
     ],
@@ -216,7 +241,7 @@ def test_each_request_takes_the_time_of_the_host(arm, host, first_s, second_s):
 
 
 def test_a_turn_that_ends_before_its_last_request_leaves_no_memory(thought):
-    spec = ServerSpec(model=MODEL, host=replace(NO_HOST, result_s=1.0))
+    spec = ServerSpec(model=MODEL, host=replace(NO_HOST, result_s=3.0))
     settings = UserSettings(timeout_s=2.5)
     server, [user] = run_users("off", plan(0, 30, 6, cut_s=0.5), spec=spec, settings=settings)
     assert user.rows[1].record.status == "timeout"

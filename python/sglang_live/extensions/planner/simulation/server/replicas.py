@@ -139,7 +139,8 @@ class Replicas:
     def _kv(self, pool: KvPool) -> Sessions:
         spec, policies = self._spec, self._policies
         tiers = Tiers(spec.tier(policies), self._events, pool) if policies.next_use else None
-        return Sessions(pool, policies, spec.header_tokens, tiers)
+        header, stateless = spec.header_tokens, spec.stateless
+        return Sessions(pool, policies, header, tiers, stateless=stateless)
 
     def _feed(self, engine: Engine) -> HeardFeed:
         return HeardFeed(self._events, engine, self._spec.host.report_s)

@@ -2,7 +2,8 @@
 
 As stages/thinker/ledger.py decides: a session's KV stays; a response of which less was heard than
 generated is truncated with the policy `truncate`, and otherwise the session is built anew; with
-`retention` the middle is dropped (kv/retention.py).
+`retention` the middle is dropped (kv/retention.py). Of stateless clients (ServerSpec) the radix
+tree keeps what a session would.
 """
 
 from dataclasses import dataclass
@@ -32,10 +33,10 @@ class Prompt:
     n_cached: with KV on the device, or on the host.
     pieces: to compute, each in a request of its own; the response follows the last one.
     n_user: tokens of the user's message alone.
-    is_new: the engine has no session for them. With `preheat` the instructions of a session
-        without a conversation are computed while its user speaks, and it is not new; the device's
-        time for them is left out.
-    truncates: the engine's session is truncated first.
+    is_new: the instructions are computed in a request of their own. With `preheat` those of a
+        session without a conversation are computed while its user speaks, and it is not new; the
+        device's time for them is left out.
+    truncates: the engine's session is truncated first, or opened.
     """
 
     n_cached: int
@@ -61,13 +62,23 @@ class Sessions:
     Args:
         header: tokens of the instructions, which all sessions share in the radix tree.
         tiers: None: KV stays on the device until its session is closed.
+        stateless: see ServerSpec.
     """
 
-    def __init__(self, pool: KvPool, policies: Policies, header: int, tiers: Tiers | None):
+    def __init__(
+        self,
+        pool: KvPool,
+        policies: Policies,
+        header: int,
+        tiers: Tiers | None,
+        *,
+        stateless: bool = False,
+    ):
         self._pool = pool
         self._policies = policies
         self.header = header
         self.tiers = tiers
+        self._stateless = stateless
         self._retention = RetentionConfig(sink_tokens=header)
         self.n_rebuilt = 0
 
@@ -89,8 +100,8 @@ class Sessions:
     def prompt(self, session: Session, audio_s: float) -> Prompt:
         """The prompt of the next turn; its user message joins the history.
 
-        A conversation whose KV was lost is computed message by message, and its audio is encoded
-        again. What was evicted is computed with the turn's own message.
+        A conversation whose KV was lost is computed in one request, and its audio is encoded again;
+        the turn's own message is another one. What was evicted is computed with that.
         """
         n_audio = round(audio_s * AUDIO_TOKENS_PER_S)
         n_user = n_audio + TURN_MARKUP_TOKENS
@@ -107,7 +118,7 @@ class Sessions:
             self.n_rebuilt += 1
             session.media = []
             session.n_tokens = before
-            lost = session.pieces
+            lost = [Piece(before, sum(piece.audio_s for piece in session.pieces))]
         elif n_cached < session.n_tokens:
             own = Piece(session.n_tokens - n_cached + own.n_tokens, audio_s)
         first = session.n_tokens + n_end + TURN_MARKUP_TOKENS // 2
@@ -115,15 +126,18 @@ class Sessions:
         session.pieces = [*session.pieces, Piece(n_end + n_user, audio_s)]
         window = self._retention.window_tokens if self._policies.retention else 1 << 30
         session.talker_prompt = min(session.talker_prompt + n_user, window)
-        needs_header = is_new and (bool(before) or not self._policies.preheat)
-        return Prompt(n_cached, (*lost, own), n_user, needs_header, truncates and not is_new)
+        if self._stateless:
+            truncates = is_new = False
+        needs_header = is_new and not lost and not self._policies.preheat
+        truncates = bool(lost) or (truncates and not is_new)
+        return Prompt(n_cached, (*lost, own), n_user, needs_header, truncates)
 
     def ended(self, session: Session, n_tokens: int, n_response: int, *, aborted: bool) -> None:
         """The turn's request has ended, and holds n_tokens, n_response of them its output."""
         session.n_tokens = session.n_device = n_tokens
         if n_response:
             session.pieces = [*session.pieces, Piece(n_response)]
-        if aborted or session.is_closed:
+        if session.is_closed or (aborted and not self._stateless):
             self.lose(session)
             return
         self._compact(session)
@@ -136,7 +150,7 @@ class Sessions:
         session.pieces = without_last(session.pieces, unheard)
         if not unheard or not session.n_tokens:
             return
-        if self._policies.truncate:
+        if self._policies.truncate or self._stateless:
             session.is_cut = True
             self._shorten(session, min(unheard, session.n_tokens))
         else:
