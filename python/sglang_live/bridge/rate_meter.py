@@ -130,6 +130,14 @@ class PrefillFit:
         return non_negative(square, right)
 
 
+def expected_s(work: BatchWork, rates: StageRates) -> float:
+    """Time that a batch will take."""
+    if work.n_streams:
+        return rates.round_s
+    variable_s = work.n_tokens * rates.prefill_s_per_token
+    return rates.prefill_s_fixed + variable_s + work.audio_s * rates.encoder_s_per_audio_s
+
+
 class RateMeter:
     """
     Attributes:

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 TURNS_ENV = "SGLANG_LIVE_DEVICE_TURNS"
-# What, number of the wish, time.monotonic() by which the work should begin.
+# What, number of the wish, and a time.monotonic(): by which the work should begin, or at which the
+# device is released if not before.
 MESSAGE = struct.Struct("<cQd")
 ASK, RELEASE, GRANT = b"A", b"R", b"G"
 _RECONNECT_S = 0.5
@@ -82,6 +83,11 @@ class DeviceTurn:
             self._connect()
         return self.has
 
+    def release_at(self, at_s: float) -> None:
+        """The next stage may have the device from then on, to launch behind this one's work."""
+        if self.has:
+            self._send(RELEASE, at_s)
+
     def release(self) -> None:
         """The work on the device is done, or is not wanted any more."""
         if self.has or self.asks:
@@ -94,10 +100,10 @@ class DeviceTurn:
         self.counts[name] += 1
         self.counts["device_turn_wait_s"] += time.monotonic() - self._asked_s
 
-    def _send(self, what: bytes, deadline_s: float) -> None:
+    def _send(self, what: bytes, at_s: float) -> None:
         if self._socket is not None:
             try:
-                self._socket.send(MESSAGE.pack(what, self._number, deadline_s))
+                self._socket.send(MESSAGE.pack(what, self._number, at_s))
             except OSError:
                 self._lose()
 

@@ -1,9 +1,9 @@
 """Grants of a device that several stages share, one stage at a time.
 
-At most one piece of work is on the device: a prefill, a decode round, a batch of chunks. A stage
-asks with the time by which it should have begun; the device is granted to the earliest. A stage
-decides what to compute only then, with the newest facts, so that no work waits behind what was
-launched before it was known to matter.
+One piece of work is on the device, a prefill, a decode round or a batch of chunks, and at most one
+more is about to begin. A stage asks with the time by which it should have begun; the device is
+granted to the earliest. A stage decides what to compute only then, with the newest facts, so that
+no work waits behind what was launched before it was known to matter.
 
 Deadlines are absolute and none is infinite, so the longer a stage has waited, the sooner its turn:
 work without a listener waits for at most `unheard_s` and what was due before.
@@ -15,6 +15,11 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from sglang_live.settings import NonNegative, Positive, Settings
+
+# For so long before the end of the work on the device the next turn is granted: until a stage has
+# decided and launched, the device would be idle. Simulated, a lead that is 2 ms too short costs a
+# third of the users, one that is 2 ms too long nothing that is seen.
+LEAD_S = 0.003
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ Owner: one DeviceArbiter per set of devices that stages share.
 import asyncio
 import logging
 import socket
+import time
 from pathlib import Path
 
 from sglang_live.engine_channel.device_turn import ASK, GRANT, MESSAGE, RELEASE
@@ -26,6 +27,7 @@ class DeviceArbiter:
         self._path = Path(spec.turns)
         self._turns: Turns[socket.socket] = Turns()
         self._numbers: dict[socket.socket, int] = {}
+        self._released_at: asyncio.TimerHandle | None = None  # the holder's turn
         self._n_granted = 0
 
     async def start(self) -> None:
@@ -65,14 +67,27 @@ class DeviceArbiter:
             self._handle(connection, *MESSAGE.unpack(data))
         self._grant()
 
-    def _handle(
-        self, connection: socket.socket, what: bytes, number: int, deadline_s: float
-    ) -> None:
-        if what == RELEASE:
-            self._turns.leave(connection)
+    def _handle(self, connection: socket.socket, what: bytes, number: int, at_s: float) -> None:
+        wait_s = at_s - time.monotonic()
+        if what == RELEASE and connection == self._turns.holder and wait_s > 0:
+            loop = asyncio.get_running_loop()
+            self._released_at = loop.call_later(wait_s, self._release_holder)
+        elif what == RELEASE:
+            self._leave(connection)
         elif what == ASK and connection != self._turns.holder:  # or it has crossed the grant
             self._numbers[connection] = number
-            self._turns.ask(connection, deadline_s)
+            self._turns.ask(connection, at_s)
+
+    def _release_holder(self) -> None:
+        assert self._turns.holder is not None
+        self._leave(self._turns.holder)
+        self._grant()
+
+    def _leave(self, connection: socket.socket) -> None:
+        if connection == self._turns.holder and self._released_at is not None:
+            self._released_at.cancel()
+            self._released_at = None
+        self._turns.leave(connection)
 
     def _grant(self) -> None:
         while (holder := self._turns.next()) is not None:
@@ -84,6 +99,6 @@ class DeviceArbiter:
 
     def _drop(self, connection: socket.socket) -> None:
         asyncio.get_running_loop().remove_reader(connection)
-        self._turns.leave(connection)
+        self._leave(connection)
         self._numbers.pop(connection, None)
         connection.close()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import random
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -81,6 +82,54 @@ async def test_asking_later_keeps_the_place(tmp_path):
         one.ask(3.0)
         holder.release()
         assert await granted(one, two) == [True, False]
+
+
+async def test_the_next_turn_may_begin_before_the_work_ends(tmp_path):
+    async with arbitrating(tmp_path):
+        one, two = (DeviceTurn(tmp_path / "turns") for _ in range(2))
+        one.ask(1.0)
+        assert await granted(one) == [True]
+        one.release_at(time.monotonic() + 0.2)
+        two.ask(2.0)
+        assert await granted(two) == [False]
+        async with asyncio.timeout(10):
+            while not two.poll():
+                await asyncio.sleep(0.01)
+        # The work of the first ends, and it wants another turn.
+        one.release()
+        one.ask(0.5)
+        assert await granted(one) == [False]
+        two.release()
+        assert await granted(one) == [True]
+
+
+async def test_work_that_ends_sooner_than_expected_ends_the_turn_once(tmp_path):
+    async with arbitrating(tmp_path):
+        one, two = (DeviceTurn(tmp_path / "turns") for _ in range(2))
+        one.ask(1.0)
+        assert await granted(one) == [True]
+        one.release_at(time.monotonic() + 0.15)
+        one.release()
+        one.ask(1.0)
+        assert await granted(one) == [True]
+        two.ask(2.0)
+        await asyncio.sleep(0.25)  # beyond the time of the first turn
+        assert await granted(two) == [False]
+
+
+async def test_who_dies_with_a_turn_that_was_about_to_end_ends_it(tmp_path):
+    async with arbitrating(tmp_path):
+        one, two = (DeviceTurn(tmp_path / "turns") for _ in range(2))
+        one.ask(1.0)
+        assert await granted(one) == [True]
+        one.release_at(time.monotonic() + 0.1)
+        one.socket.close()
+        two.ask(2.0)
+        assert await granted(two) == [True]
+        await asyncio.sleep(0.2)
+        one = DeviceTurn(tmp_path / "turns")
+        one.ask(0.0)
+        assert await granted(one) == [False]
 
 
 async def test_who_dies_gives_the_device_back(tmp_path):

@@ -41,18 +41,19 @@ if TYPE_CHECKING:
 
 def parts_of(scheduler: "LiveScheduler") -> tuple[Part, ...]:
     """In the order in which their hooks run."""
+    policies = tuple(_of_policies(scheduler))
     return (
         *_of_talker(scheduler),
         *_of_bounded_sessions(scheduler),
         Memory(scheduler),
         Pausing(scheduler),
-        *_of_policies(scheduler),
+        *policies,
         (Channel if scheduler.is_first_rank else SilentChannel)(scheduler),
         Interrupts(scheduler),
         Sessions(scheduler),
         *_of_first_rank(scheduler),
         *_of_others(scheduler),
-        *_of_shared_device(scheduler),
+        *_of_shared_device(scheduler, policies),
     )
 
 
@@ -116,13 +117,14 @@ def _of_others(scheduler: "LiveScheduler") -> Iterator[Part]:
             yield pkgutil.resolve_name(name)(scheduler)
 
 
-def _of_shared_device(scheduler: "LiveScheduler") -> Iterator[Part]:
+def _of_shared_device(scheduler: "LiveScheduler", policies: tuple[Part, ...]) -> Iterator[Part]:
     """Behind all that decide about rounds."""
     if path := os.environ.get(TURNS_ENV):
         by_turns = ByTurns(scheduler)
         yield by_turns
         if scheduler.is_first_rank:
-            yield Asking(scheduler, by_turns, DeviceTurn(Path(path)))
+            deciding = next((part for part in policies if isinstance(part, Deciding)), None)
+            yield Asking(scheduler, by_turns, DeviceTurn(Path(path)), deciding)
 
 
 def _is_bounded(scheduler: "LiveScheduler") -> bool:

@@ -1,8 +1,9 @@
 """An engine's turns on a device that it shares with other stages (policy/arbiter.py).
 
 A round without a turn plans nothing: it only finds out whether there is work, and by when that
-should begin. With the turn the engine decides anew, launches one batch, and gives the device back
-when it is computed, before it reads the result. Rank 0 has the connection; the turn is broadcast.
+should begin. With the turn the engine decides anew and launches one batch. Its turn ends when that
+is computed, before it reads the result, or a little before: the next stage launches meanwhile. Rank
+0 has the connection; the turn is broadcast.
 """
 
 import time
@@ -12,8 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.schedule_batch import NextBatchPlan, ScheduleBatch
 
+from sglang_live.bridge.rate_meter import expected_s
+from sglang_live.bridge.scheduler.deciding import Deciding
 from sglang_live.bridge.scheduler.part import Part, Prefill
 from sglang_live.engine_channel.device_turn import DeviceTurn
+from sglang_live.policy.arbiter import LEAD_S
 
 if TYPE_CHECKING:
     from sglang_live.bridge.scheduler.live import LiveScheduler
@@ -65,12 +69,23 @@ class ByTurns(Part):
 
 
 class Asking(Part):
-    """Rank 0's connection to the arbiter."""
+    """Rank 0's connection to the arbiter.
 
-    def __init__(self, scheduler: "LiveScheduler", by_turns: ByTurns, turn: DeviceTurn):
+    Args:
+        deciding: None: no policy decides about rounds.
+    """
+
+    def __init__(
+        self,
+        scheduler: "LiveScheduler",
+        by_turns: ByTurns,
+        turn: DeviceTurn,
+        deciding: Deciding | None,
+    ):
         super().__init__(scheduler)
         self._by_turns = by_turns
         self._turn = turn
+        self._deciding = deciding
         self._watched: int | None = None
         self._not_before_s = 0.0
         self._computed: Any = None
@@ -98,6 +113,10 @@ class Asking(Part):
         if self._computed is None and self._scheduler.device != "cpu":
             self._computed = self._scheduler.device_module.Event()
             self._computed.record()
+        deciding = self._deciding
+        if deciding is not None and (launch := deciding.launch) is not None:
+            ends_s = launch.at_s + expected_s(launch.work, deciding.rounds.rates)
+            self._turn.release_at(ends_s - LEAD_S)
 
     def before_result(self, result: Any) -> None:
         if self._computed is not None:

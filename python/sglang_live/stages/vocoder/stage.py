@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,6 +15,7 @@ from sglang_live.errors import CapacityError
 from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderFrames, VocoderRequest
 from sglang_live.models.codecs import END_CODE
 from sglang_live.models.family import family_at, part
+from sglang_live.policy.arbiter import LEAD_S
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.transport.server import ServedJob
 from sglang_live.stages.vocoder.batcher import Decoding, VocoderBatch, VocoderEngine
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 CPU_MAX_BATCH = 4
 # Chunks of a job that wait for its consumer; with as many, none of its frames is read.
 _MOST_UNSENT = 4
+# Weight of the newest batch in the mean time of a batch.
+_EMA = 0.1
 
 
 class VocoderStage:
@@ -53,6 +57,7 @@ class VocoderStage:
         self._fed = asyncio.Event()
         self._turn = DeviceTurn.from_env()
         self._watched: int | None = None
+        self._usual_s = 0.0  # mean time of the latest batches on the device
         self._stepped = asyncio.Condition()
 
     async def start(self) -> None:
@@ -141,8 +146,12 @@ class VocoderStage:
                     results.create_task(self._end_when_done(batch, decoding))
 
     async def _end_when_done(self, batch: VocoderBatch, decoding: Decoding) -> None:
+        launched_s = time.monotonic()
+        if self._turn is not None:
+            self._turn.release_at(launched_s + self._usual_s - LEAD_S)
         loop = asyncio.get_running_loop()
         pcm = await loop.run_in_executor(self._waiters, decoding.pcm)
+        self._usual_s += _EMA * (time.monotonic() - launched_s - self._usual_s)
         self._release()
         await self._end(batch, pcm)
         self._fed.set()

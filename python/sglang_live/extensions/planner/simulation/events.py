@@ -73,13 +73,18 @@ class Device:
 
 
 class ArbitratedDevice(Device):
-    """A device on which at most one piece of work is, and on which `Turns` says whose."""
+    """A device on which `Turns` says whose work is next.
+
+    Args:
+        lead_s: for which the next turn is granted before the work on the device ends.
+    """
 
     is_arbitrated = True
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: Events, lead_s: float) -> None:
         super().__init__()
         self._events = events
+        self._lead_s = lead_s
         self._turns: Turns[object] = Turns()
         self._grants: dict[object, Act] = {}
         self._is_granting = self._is_busy = False
@@ -94,7 +99,7 @@ class ArbitratedDevice(Device):
     ) -> float:
         done_s = super().book(stage, cost_s, launched_s, not_before_s)
         self._is_busy = True
-        self._events.at(done_s, self._done)
+        self._events.at(max(self._events.now_s(), done_s - self._lead_s), self._done)
         return done_s
 
     def leave(self, who: object) -> None:

@@ -27,6 +27,9 @@ class HostTimes:
         answer_s: of a message to the engine and its answer.
         result_s: of a request without a response, beside its batch.
         features_per_s: for a second of a clip.
+    launch_s: from the choice of a batch to its begin on the device, if that is free by then.
+        Estimated: a token of a thinker of seven million parameters takes 2.8 ms on an H100, with
+        overlap, which is SGLang's loop alone (benchmark/results/gpu).
     round_s: of a scheduler, or of the vocoder's thread, for each batch, beside the device; 0: it
         is hidden by it.
     """
@@ -39,6 +42,7 @@ class HostTimes:
     to_client_s: float = 0.010
     text_s: float = 0.005
     report_s: float = 0.005
+    launch_s: float = 0.002
     thinker_round_s: float = 0.0
     talker_round_s: float = 0.0
     vocoder_round_s: float = 0.0
@@ -91,6 +95,7 @@ class ServerSpec:
             chunk_tokens=self.chunk_tokens,
             overlap=self.overlap,
             host_s=self.host.thinker_round_s,
+            launch_s=self.host.launch_s,
             later=("talker",) if self.placement.shared_with_talker(device) else (),
             reserves_all=self.thinker_reserves_all,
         )
@@ -103,6 +108,7 @@ class ServerSpec:
             chunk_tokens=self.chunk_tokens,
             overlap=self.overlap,
             host_s=self.host.talker_round_s,
+            launch_s=self.host.launch_s,
         )
 
     def tier(self, policies: Policies) -> TierSpec:

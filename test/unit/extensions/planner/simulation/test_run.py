@@ -24,6 +24,7 @@ from sglang_live.extensions.planner.simulation.server.turn import MISSING_S
 from sglang_live.extensions.planner.simulation.spec import HostTimes, ServerSpec
 from sglang_live.extensions.planner.simulation.users import User, UserSettings
 from sglang_live.extensions.planner.simulation.workload import Clip, Workload
+from sglang_live.policy.arbiter import LEAD_S
 from sglang_live.policy.view import FRAME_S
 
 ROOT = Path(__file__).parents[5]
@@ -354,7 +355,7 @@ def test_a_conversation_without_kv_is_computed_with_the_first_turn():
 
 
 @pytest.mark.parametrize("arm", ["arbiter", "arbiter+urgency+pacing+truncate+preheat"])
-def test_stages_by_turns_never_have_two_pieces_of_work_on_their_device(monkeypatch, arm):
+def test_stages_by_turns_launch_at_most_one_piece_of_work_ahead(monkeypatch, arm):
     spans: list[tuple[float, float]] = []
     book = Device.book
 
@@ -368,7 +369,8 @@ def test_stages_by_turns_never_have_two_pieces_of_work_on_their_device(monkeypat
     found = World(workload, ServerSpec(model=MODEL), UserSettings()).simulate(arm, 6)
     assert all(row.record.ok for row in found.rows) and found.sessions_left == 0
     assert len(spans) > 500
-    assert all(done_s <= begun_s for (_, done_s), (begun_s, _) in itertools.pairwise(spans))
+    ahead_s = [done_s - begun_s for (_, done_s), (begun_s, _) in itertools.pairwise(spans)]
+    assert 0 < max(ahead_s) <= LEAD_S
 
 
 def test_turns_bring_the_first_sound_sooner_where_a_device_is_busy():

@@ -62,7 +62,8 @@ class EngineSpec:
     Attributes:
         overlap: whether a batch is launched before the result of the one before it.
         host_s: time that the scheduler's thread takes for a batch beside the device's.
-        later: stages behind this one on the same device.
+        launch_s: see HostTimes.
+    later: stages behind this one on the same device.
         reserves_all: the room of all responses is left free from their begin, so that none is
             retracted. Otherwise a part of it, as SGLang estimates.
     """
@@ -72,6 +73,7 @@ class EngineSpec:
     chunk_tokens: int
     overlap: bool = True
     host_s: float = 0.0
+    launch_s: float = 0.0
     later: tuple[str, ...] = ()
     reserves_all: bool = False
 
@@ -344,7 +346,8 @@ class Engine:
         for req, _ in items:
             req.load = None
         not_before_s = max(loads_s, default=0.0) + cost_s / _N_LAYERS if loads_s else 0.0
-        done_s = self._device.book(self.spec.name, cost_s, now_s, not_before_s)
+        begin_s = now_s + self.spec.launch_s
+        done_s = self._device.book(self.spec.name, cost_s, begin_s, not_before_s)
         return Batch(
             reqs=[req for req, _ in items],
             is_prefill=True,
@@ -374,7 +377,7 @@ class Engine:
         work = self.rounds.launch_decode(reqs, kv_tokens) if self.rounds is not None else None
         self._prefill.decoded()
         cost_s = self.spec.costs.decode_s(len(reqs), kv_tokens)
-        done_s = self._device.book(self.spec.name, cost_s, now_s)
+        done_s = self._device.book(self.spec.name, cost_s, now_s + self.spec.launch_s)
         return Batch(reqs=reqs, is_prefill=False, launched_s=now_s, done_s=done_s, work=work)
 
     # --- results ---

@@ -37,6 +37,7 @@ class Vocoder:
     """
     Args:
         host_s: for which a thread launches a batch; it launches one at a time.
+        launch_s: see HostTimes.
     """
 
     def __init__(
@@ -46,12 +47,14 @@ class Vocoder:
         costs: VocoderCosts,
         config: VocoderConfig,
         host_s: float = 0.0,
+        launch_s: float = 0.0,
     ):
         self._events = events
         self._device = device
         self._costs = costs
         self._config = config
         self._host_s = host_s
+        self._launch_s = launch_s
         self._launches = False
         self._ready: dict[VocoderJob, None] = {}
         self._in_flight: list[list[VocoderJob]] = []
@@ -124,7 +127,8 @@ class Vocoder:
         done_s = now_s = self._events.now_s()
         if n_frames:
             cost_s = self._costs.decode_s(len(batch))
-            done_s = max(self._device.book("vocoder", cost_s, now_s), now_s + self._host_s)
+            on_device_s = self._device.book("vocoder", cost_s, now_s + self._launch_s)
+            done_s = max(on_device_s, now_s + self._host_s)
             self._launches = self._host_s > 0
         if self._launches:
             self._events.after(self._host_s, self._launched)
