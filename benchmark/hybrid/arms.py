@@ -150,9 +150,7 @@ class Live(Fcfs):
     """The live policies of a thinker; `hybrid` makes way as bridge/scheduler/best_effort.py."""
 
     def __init__(self, size: EngineSize, policies: Policies):
-        # The thinker has the device for itself.
-        constants = THINKER.changed({"pacing.interval_steps": 0.0})
-        rounds = rounds_of(policies, constants, size.chunk_tokens)
+        rounds = rounds_of(policies, THINKER, size.chunk_tokens)
         assert rounds is not None
         self.rounds: Rounds = rounds
 

@@ -18,7 +18,6 @@ from sglang_live.extensions.planner.simulation.engine.engine import (
     Consumer,
     Engine,
     EngineSpec,
-    PeerBoard,
 )
 from sglang_live.extensions.planner.simulation.engine.pool import KvPool
 from sglang_live.extensions.planner.simulation.engine.requests import Batch, Request
@@ -79,7 +78,7 @@ class HybridEngine(Engine):
         spec = EngineSpec(name=NAME, costs=costs, chunk_tokens=size.chunk_tokens, overlap=False)
         pool = KvPool(name=NAME, total=size.pool_tokens, rows=size.rows)
         self.device = Device()
-        super().__init__(spec, events, self.device, pool, arm.rounds, consumer, PeerBoard())
+        super().__init__(spec, events, self.device, pool, arm.rounds, consumer)
         self.arm, self.counts = arm, Counts()
         self._tree: dict[str, int] = {}  # KV tokens of waiting requests, the oldest first
         pool.evictable, pool.evict = lambda: sum(self._tree.values()), self._evict

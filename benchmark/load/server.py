@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from benchmark.ending import end_like_ctrl_c, tied
+from sglang_live.devices import may_have_gpu
 from sglang_live.policy.policies import POLICIES
 
 HEALTH_POLL_S = 0.25
@@ -44,14 +45,17 @@ def command(
 ) -> list[str]:
     """The launch command of an arm.
 
-    `all` are all policies except `admission`: the workload determines the number of sessions.
+    `all` are all policies except `admission`: the workload determines the number of sessions. As
+    the server's own `all`, it has turns on a device only where that is a GPU, or modelled.
     `default` gives no policies, as a user does.
     """
     if module == LAUNCH_SERVER and any(arg.startswith("--device-model") for arg in server_args):
         module = "lab.launch_server"
     program = [sys.executable, "-m", module]
     place = ["--model-path", model_path, "--host", "127.0.0.1", "--port", str(port)]
-    names = ",".join(name for name in POLICIES if name != "admission")
+    takes_turns = module != LAUNCH_SERVER or may_have_gpu()
+    without = {"admission"} if takes_turns else {"admission", "arbiter"}
+    names = ",".join(name for name in POLICIES if name not in without)
     arm = ["--live-policies", names if policies == "all" else policies.replace("+", ",")]
     return [*program, *place, *(arm if policies != "default" else ()), *server_args]
 

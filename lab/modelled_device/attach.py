@@ -4,7 +4,6 @@ What SGLang and the vocoder wait for, the end of a batch or of a copy, comes whe
 has passed; everything else is the product's, which knows nothing of it.
 """
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -18,8 +17,6 @@ from lab.modelled_device.device import DEVICE_MODEL_ENV, modelled_device
 from lab.upstream.comparison import Upstream, differences
 from sglang_live.attachment import ATTACH_ENV
 from sglang_live.bridge.platform import cpu
-from sglang_live.bridge.scheduler.device_peers import DEVICE_PEERS_ENV, device_peers_env
-from sglang_live.devices import devices_of_ranks
 from sglang_live.errors import SeamError
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.vocoder.batcher import Decoding, VocoderBatch
@@ -65,9 +62,6 @@ def attach(place: str) -> None:
 def _attach_to_stage(spec: StageSpec) -> None:
     if not cpu.is_active():
         sys.exit("error: a modelled device is for machines without a GPU, and this one has one")
-    devices = devices_of_ranks(spec.device, spec.engine_args)
-    peers = device_peers_env(spec.run_dir, devices, spec.stage, spec.replica)
-    os.environ[DEVICE_PEERS_ENV] = peers
     if spec.stage == "vocoder":
         from sglang_live.stages.vocoder.stage import VocoderStage
 

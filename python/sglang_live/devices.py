@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from itertools import combinations
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from sglang_live.errors import BadInputError, LiveError
@@ -98,6 +99,12 @@ def check_devices(replicas: Iterable[UsedDevices]) -> None:
                 f"{flag}: there is no device {lacking[0]}: this machine has {n_devices}, "
                 f"{_span(tuple(f'cuda:{i}' for i in range(n_devices)))}"
             )
+
+
+def may_have_gpu() -> bool:
+    """Whether the system has a GPU of NVIDIA; found without the seconds that PyTorch takes to say
+    whether it can use it."""
+    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
 
 
 def n_cuda_devices() -> int:

@@ -6,9 +6,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from sglang_live.config import ServerConfig
-from sglang_live.devices import devices_of_ranks
+from sglang_live.devices import devices_of_ranks, may_have_gpu
 from sglang_live.errors import BadInputError
 from sglang_live.models.family import CPU_WEIGHTS_ENV, INT8, ModelFacts
+from sglang_live.policy.policies import ALL
 from sglang_live.stages.spec import ARBITER, StageConfig, StageSpec
 from sglang_live.stages.supervisor import loopback_address
 
@@ -59,13 +60,21 @@ def stage_specs(
                     environment=weights_environment(stage, config.stage_options.cpu_weights, model),
                 )
             )
-    if config.policies.arbiter:
+    if config.policies.arbiter and not (config.policies == ALL and _works_alone(specs)):
         if "talker" not in model.stages:
             raise BadInputError("policy arbiter: the voice of a cascade does not use its device")
         specs = with_arbiters(specs)
     for addition in config.additions:
         specs = addition.stages(specs)
     return specs
+
+
+def _works_alone(specs: list[StageSpec]) -> bool:
+    """Whether `all` has no turns: no stages share a GPU, or each of them has several."""
+    shared = [spec for spec in specs if spec.shares_device and spec.device != "cpu"]
+    n_ranks = [len(devices_of_ranks(spec.device, spec.engine_args)) for spec in shared]
+    share = "talker" in {spec.stage for spec in shared} and max(n_ranks) == 1
+    return not (share and may_have_gpu())
 
 
 def with_arbiters(specs: list[StageSpec]) -> list[StageSpec]:

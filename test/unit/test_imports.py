@@ -80,7 +80,7 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_000,
+    "": 4_010,
     "bridge": 9_850,
     "capacity": 690,
     "client": 880,
@@ -88,7 +88,7 @@ BUDGETS = {
     "extensions/batches": 2_850,
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
-    "extensions/planner": 5_480,
+    "extensions/planner": 5_510,
     "gateway": 13_640,
     "interaction": 3_230,
     "kernels": 20,
@@ -98,7 +98,7 @@ BUDGETS = {
     "policy": 2_160,
     "sound": 800,
     "speakable": 2_000,
-    "stages": 7_970,
+    "stages": 7_990,
     "telemetry": 710,
 }
 

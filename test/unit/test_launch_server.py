@@ -230,6 +230,28 @@ def test_a_thinker_alone_has_weights_in_8_bits(model, prefers, flag, has):
     assert found == ({"thinker/0": {CPU_WEIGHTS_ENV: INT8}} if has else {})
 
 
+GPU = ("--thinker.device", "cuda:0", "--talker.device", "cuda:0", "--vocoder.device", "cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "argv", "turns"),
+    [
+        (True, GPU, True),
+        (False, GPU, False),
+        (True, ("--talker.device", "cuda:1", "--vocoder.device", "cuda:2"), False),
+        (True, ("--thinker.tp-size", "2", "--talker.device", "cuda:1"), False),
+        (False, (*GPU, "--live-policies", "pacing,arbiter"), True),
+        (True, (*GPU, "--live-policies", "urgency,pacing"), False),
+    ],
+)
+def test_stages_that_share_a_gpu_have_it_by_turns(monkeypatch, model, has_gpu, argv, turns):
+    monkeypatch.setattr("sglang_live.stage_specs.may_have_gpu", lambda: has_gpu)
+    by_name = specs(model, *argv)
+    assert ("arbiter/0" in by_name) == turns
+    taking = {name for name, spec in by_name.items() if spec.turns and name != "arbiter/0"}
+    assert taking == ({"thinker/0", "talker/0", "vocoder/0"} if turns else set())
+
+
 @pytest.mark.parametrize(
     ("text", "policies"),
     [("off", ()), ("pacing,truncate", ("pacing", "truncate"))],

@@ -1,6 +1,5 @@
 """What a scheduler tells its Rounds in every round: the stamp of rank 0, and its memory."""
 
-import math
 from dataclasses import dataclass
 
 from sglang_live.policy.round_cost import UNMEASURED as UNMEASURED_COST
@@ -31,8 +30,6 @@ class RoundStamp:
     """Rank 0's time and measurements, sent with the request broadcast: all ranks decide alike.
 
     Attributes:
-        peer_urgent: a request of a later stage on this device is urgent.
-        peer_slack_s: time for which the listeners of later stages on this device could wait.
         rates: of the batches whose results have arrived.
         n_done: number of the latest of them.
         prefill_done_s: arrival of the latest prefill's result.
@@ -40,12 +37,10 @@ class RoundStamp:
     """
 
     now_s: float
-    peer_urgent: bool = False
     rates: StageRates = UNMEASURED
     n_done: int = 0
     prefill_done_s: float = 0.0
     cost: RoundCost = UNMEASURED_COST
-    peer_slack_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,10 +73,8 @@ class Rounds:
         self.table = StreamTable(policy.config.stage.step_s)
         self.rates = UNMEASURED
         self.now_s = 0.0
-        self._peer_urgent = False
-        self._peer_slack_s = math.inf
         names = ("rounds", "decide_s", "pauses", "resumes", "unknown", "stale", "prefill_put_off")
-        self.totals: dict[str, float] = dict.fromkeys((*names, "decode_held"), 0.0)
+        self.totals: dict[str, float] = dict.fromkeys(names, 0.0)
         self._residence_s = np.zeros(4)  # by class, unknown first
         self._n_launched = self._launched_prefill = 0
         self.last_prefill_s = self._decided_s = self._decoded_s = 0.0
@@ -96,10 +94,6 @@ class Rounds:
         self.best_effort.cost = stamp.cost
         in_flight = self._launched_prefill > stamp.n_done
         self.last_prefill_s = stamp.now_s if in_flight else stamp.prefill_done_s
-        if stamp.peer_urgent != self._peer_urgent:
-            self._peer_urgent = stamp.peer_urgent
-            self.table.changed = True
-        self._peer_slack_s = stamp.peer_slack_s
 
     def progress(self, news: HeardOfMany) -> None:
         began_s = self._cpu_s()
@@ -206,8 +200,6 @@ class Rounds:
             blocked=blocked,
             last_prefill_s=self.last_prefill_s,
             decoded_since_prefill=self._launched_prefill < self._n_launched,
-            peer_urgent=self._peer_urgent,
-            peer_slack_s=self._peer_slack_s,
             best_effort=best_effort,
         )
 
@@ -310,30 +302,13 @@ class Rounds:
     def prefill_budget(self) -> int | None:
         return self._last.prefill_budget
 
-    def holds_decode(self) -> bool:
-        """Whether the next decode round has to wait for the interval after the latest one."""
-        held = self.now_s < self._due_s()
-        self.totals["decode_held"] += held
-        return held
-
-    def _due_s(self) -> float:
-        """Earliest time of the next decode round."""
-        interval_s = self._last.interval_s
-        return self._decoded_s + interval_s if interval_s else -math.inf
-
-    def wait_limit_s(self, *, decodes: bool = False) -> float:
-        """Seconds until the decision changes with time alone.
-
-        Args:
-            decodes: there are requests to decode, which a held round keeps waiting.
-        """
+    def wait_limit_s(self) -> float:
+        """Seconds until the decision changes with time alone."""
         if self._last is _NOTHING:
             return math.inf
         change_s = min(self._last.next_change_s, self.table.stale_at_s)
         if self._last.prefill_budget == 0:
             change_s = min(change_s, self._decided_s + REVIEW_S)
-        if decodes:
-            change_s = min(change_s, max(self._due_s(), self.now_s))
         return max(0.0, change_s - self.now_s)
 
     @property

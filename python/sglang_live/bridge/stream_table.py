@@ -258,8 +258,6 @@ class StreamTable:
         blocked: Iterable[str] = (),
         last_prefill_s: float = 0.0,
         decoded_since_prefill: bool = True,
-        peer_urgent: bool = False,
-        peer_slack_s: float = math.inf,
         best_effort: BestEffort | None = None,
     ) -> StageView:
         """The view of one round.
@@ -298,8 +296,6 @@ class StreamTable:
             blocked=self._mask(blocked),
             last_prefill_s=last_prefill_s,
             decoded_since_prefill=decoded_since_prefill,
-            peer_urgent=peer_urgent,
-            peer_slack_s=peer_slack_s,
             best_effort=best_effort,
         )
 

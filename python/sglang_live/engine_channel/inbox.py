@@ -15,13 +15,11 @@ from sglang_live.policy.policies import Policies
 
 INBOX_ENV = "SGLANG_LIVE_INBOX"
 OUTBOX_ENV = "SGLANG_LIVE_OUTBOX"
-# Comma-separated names of the policies that are on; empty or absent: SGLang's own scheduling.
 STAGE_ENV = "SGLANG_LIVE_STAGE"
+# Comma-separated names of the policies that are on; empty or absent: SGLang's own scheduling.
 POLICIES_ENV = "SGLANG_LIVE_POLICIES"
 # "<seconds of speech of a decode step>:<steps of which the next stage makes one chunk of audio>".
 STEPS_ENV = "SGLANG_LIVE_STEPS"
-# "1": another stage uses a device of this engine.
-SHARED_DEVICE_ENV = "SGLANG_LIVE_SHARED_DEVICE"
 # "<bytes>:<directory>"; empty or absent: session KV has no storage tier.
 STORAGE_ENV = "SGLANG_LIVE_SESSION_STORAGE"
 # "module:factory" of further parts of the scheduler, separated by commas.
@@ -117,9 +115,7 @@ def steps_text(step_s: float, chunk_steps: int) -> str:
 
 
 def policy_config_from_env(config: PolicyConfig) -> PolicyConfig:
-    """The constants of this stage, with the steps of its model and the rounds of its device."""
-    if os.environ.get(SHARED_DEVICE_ENV) != "1":
-        config = config.changed({"pacing.interval_steps": 0.0})
+    """The constants of this stage, with the steps of its model."""
     step_s, _, chunk_steps = os.environ.get(STEPS_ENV, "").partition(":")
     if step_s:
         steps = {"stage.step_s": float(step_s), "stage.chunk_steps": int(chunk_steps)}

@@ -44,7 +44,7 @@ THINKER = TALKER.changed(
     {
         "stage.pipeline_s": TALKER.stage.pipeline_s + TALKER.stage.chunk_steps * FRAME_S,
         "urgency.p_safe_s": TALKER.urgency.p_safe_s + TALKER.stage.chunk_steps * FRAME_S,
-        "pacing.min_gap_s": 3 * TALKER.pacing.min_gap_s,
+        "pacing.gap_s": 3 * TALKER.pacing.gap_s,
         "pacing.runs_ahead_for_kv": True,
     }
 )

@@ -21,8 +21,6 @@ from sglang_live.policy.hybrid import (
 from sglang_live.policy.pacing import (
     Marks,
     choose_paused,
-    decode_interval_s,
-    keep_company,
     lower,
     next_resume_s,
     pacing_marks,
@@ -95,7 +93,8 @@ class RoundPolicy:
         if view.blocked is not None:
             has_kv &= ~view.blocked
         urgent = self._urgent(view, classes, has_kv, admitted)
-        yields = self.order != "fcfs" and self._pays(view, urgent)
+        # Only VoxServe's order needs it: paced streams have little that they could put off.
+        yields = self.order == "deadline" and self._pays(view, urgent)
         # Streams that hold memory which others wait for are computed sooner, so that they end.
         crowded = refused_s is not None or view.kv_wanted
         marks = self._marks(view, refused_s, crowded=crowded, yields=yields)
@@ -106,8 +105,6 @@ class RoundPolicy:
             may_pause &= view.managed
             may_pause &= ~view.waiting
             pause = choose_paused(view, may_pause, marks)
-            if not yields and np.count_nonzero(pause):
-                pause = keep_company(view, pause, has_kv, marks, config.stage, config.pacing)
             next_change_s = next_resume_s(view, pause, marks)
             max_wait_s = config.admission.max_wait_s
             if refused_s is not None and refused_s < max_wait_s:
@@ -115,7 +112,7 @@ class RoundPolicy:
         budget = None
         # Policies that keep buffers short also keep them sufficient.
         if self.order == "urgency" or self.pacing:
-            limit_s = prefill_s(view, admitted, has_kv, config.stage, config.prefill)
+            limit_s = prefill_s(view, admitted, has_kv, config.stage)
             admitted = begun_within(view, admitted, limit_s, config.prefill)
             # Free indices have no KV.
             decodes = bool(np.count_nonzero(has_kv & ~pause & (view.kv_tokens > 0)))
@@ -128,11 +125,6 @@ class RoundPolicy:
             urgent=len(urgent) > 0,
             until_gap_s=until_gap_s(view, config.stage),
             n_unknown=n_unknown,
-            interval_s=(
-                decode_interval_s(view, has_kv, config.stage, config.pacing, crowded=crowded)
-                if self.pacing
-                else 0.0
-            ),
             next_change_s=next_change_s,
         )
 

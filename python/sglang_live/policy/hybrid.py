@@ -158,27 +158,20 @@ class BestEffortRound:
         runs = ~view.waiting & ~be.which & ~others.pause & (view.kv_tokens > 0)
         if view.blocked is not None:
             runs &= ~view.blocked
-        # The interval lets others on the device in between, and gives rounds more streams.
-        none_runs = not np.count_nonzero(runs) and not view.peer_urgent
-        interval_s = 0.0 if none_runs else others.interval_s
-        pause, cap = self._decodes(runs, slack_s, 0.0 if view.peer_urgent else interval_s)
+        pause, cap = self._decodes(runs, slack_s)
         admit, budget, requeue = others.admit, others.prefill_budget, None
         if len(admit) or be.others_prefill:
             requeue = be.half if budget != 0 else None
         else:
             admit = self._fitting(in_order(view, be.which & view.waiting))
             if len(admit) or np.count_nonzero(be.half):
-                idle_s = 0.0
-                if interval_s and not view.peer_urgent:
-                    idle_s = max(0.0, be.last_decode_s + interval_s - view.now_s)
                 beside_heard = bool(np.count_nonzero(runs & view.managed))
-                budget = self._prefill_tokens(admit, beside_heard, slack_s, idle_s)
+                budget = self._prefill_tokens(admit, beside_heard, slack_s)
         return replace(
             others,
             pause=pause,
             admit=admit,
             prefill_budget=budget,
-            interval_s=interval_s,
             requeue=requeue,
             cap=cap,
         )
@@ -188,17 +181,14 @@ class BestEffortRound:
         assert self.view.best_effort is not None
         return self.view.best_effort
 
-    def _limit_s(self, slack_s: float, error: float, free_s: float) -> float:
+    def _limit_s(self, slack_s: float, error: float) -> float:
         """The predicted duration that a round with best effort in it may have.
 
         A listener may come in any round, so all are bounded. The error of predictions is a margin;
         before it is measured they are not trusted at all beside listeners.
-
-        Args:
-            free_s: time in which nothing else would be computed.
         """
         config = self.config
-        limit_s = max(min(config.slack_share * slack_s, config.most_round_s), free_s)
+        limit_s = min(config.slack_share * slack_s, config.most_round_s)
         if math.isinf(error):
             return 0.0 if math.isfinite(slack_s) else limit_s / (1.0 + config.first_error)
         return limit_s / (1.0 + error)
@@ -209,24 +199,22 @@ class BestEffortRound:
         is_any_dry = np.count_nonzero(playing == U0)
         return self.max_pause_s if is_any_dry else self.config.patience_s
 
-    def _decodes(self, runs: Bools, slack_s: float, interval_s: float) -> tuple[Bools, int]:
+    def _decodes(self, runs: Bools, slack_s: float) -> tuple[Bools, int]:
         """Choose the streams that decode.
 
         Args:
             runs: bool [n], other streams that decode.
-            interval_s: a shorter round would be followed by a wait.
         Returns:
             bool [n], streams that pause, and the next cap.
         """
-        view, be, config = self.view, self._be, self.config
+        view, be = self.view, self._be
         can = be.which & ~view.waiting & ~be.half
         if view.blocked is not None:
             can &= ~view.blocked
         found = can.nonzero()[0]
         limit_s, most = math.inf, len(found)
         if self.fits:
-            free_s = config.slack_share * interval_s
-            limit_s = self._limit_s(slack_s, be.cost.decode_error, free_s)
+            limit_s = self._limit_s(slack_s, be.cost.decode_error)
         if self.caps:
             most = min(most, be.cap)
         n_others, context = int(np.count_nonzero(runs)), int(view.kv_tokens[runs].sum())
@@ -280,14 +268,11 @@ class BestEffortRound:
         n_fit = int(needed.cumsum().searchsorted(free, "right"))
         return ordered[: n_fit if n_holding else max(n_fit, 1)]
 
-    def _prefill_tokens(
-        self, admit: Ints, beside_heard: bool, slack_s: float, idle_s: float
-    ) -> int | None:
+    def _prefill_tokens(self, admit: Ints, beside_heard: bool, slack_s: float) -> int | None:
         """Tokens that a prefill of best effort alone may take; None: the engine's own chunk.
 
         Args:
             beside_heard: streams that are heard could decode in its place.
-            idle_s: time until they may.
         """
         view, be, stage = self.view, self._be, self.stage
         tokens = math.inf
@@ -297,7 +282,7 @@ class BestEffortRound:
             audio_s = 0.0 if view.audio_s is None else float(view.audio_s[first])
             if beside_heard and not view.decoded_since_prefill:
                 slack_s = min(slack_s, 0.0)  # prefills in a row would take all of it
-            limit_s = self._limit_s(slack_s, be.cost.prefill_error, idle_s)
+            limit_s = self._limit_s(slack_s, be.cost.prefill_error)
             tokens = be.cost.tokens_within(limit_s, context, audio_s)
         if tokens >= stage.chunk_tokens:
             return None

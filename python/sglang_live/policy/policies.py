@@ -25,8 +25,9 @@ POLICIES = (
     "preload",
     "admission",
     "hybrid",
+    "arbiter",
 )
-NAMES = tuple(sorted({*POLICIES, *ORDERS, "arbiter", "bros"}))
+NAMES = tuple(sorted({*POLICIES, *ORDERS, "bros"}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,9 +28,9 @@ class PrefillConfig(Settings):
     min_share: of the time it has waited that a deferred slice may take, or of the time that its
         listener has waited already, so that prompts are computed also where decodes never have time
         to spare.
-    unnoticed_s: prefills that begin in one round may take this long together. Of prompts with a
-        listener also where those of later stages have no time to spare: pipeline_s covers it, and a
-        first sound waits. Of prompts without one no more: a request may come meanwhile.
+    unnoticed_s: prefills that begin in one round may take this long together: of prompts with a
+        listener also where streams have no time to spare, because a first sound waits; of prompts
+        without one no more, because a request may come meanwhile.
     """
 
     max_defer_s: Positive = 0.25
@@ -41,13 +41,7 @@ class PrefillConfig(Settings):
     unnoticed_s: Positive = 0.2
 
 
-def prefill_s(
-    view: StageView,
-    admitted: Ints,
-    has_kv: Bools,
-    stage: StageConstants,
-    config: PrefillConfig,
-) -> float:
+def prefill_s(view: StageView, admitted: Ints, has_kv: Bools, stage: StageConstants) -> float:
     """Returns the time that a prefill may take so that no listener hears a gap; inf: any.
 
     Args:
@@ -57,23 +51,21 @@ def prefill_s(
         return math.inf
     if view.prefill_running and not stage.may_pause_prefill:
         return math.inf  # no decode can run before its end, so the sooner it ends the better
-    may_run_dry, peers_s = has_kv & view.managed, view.peer_slack_s
+    may_run_dry = has_kv & view.managed
     if not len(admitted) or view.managed[admitted[0]]:
         # A stream that has not sounded cannot fall silent. But it is about to sound, and goes
         # before a prompt without a listener.
         may_run_dry &= view.started
-        peers_s = max(peers_s, config.unnoticed_s)
     # fmin ignores nan: an unknown buffer cannot be protected.
     buffered_s = float(np.fmin.reduce(view.buffered_s, where=may_run_dry, initial=math.inf))
-    return min(buffered_s - _needed_s(view, stage), peers_s)
+    return buffered_s - _needed_s(view, stage)
 
 
 def begun_within(view: StageView, admitted: Ints, limit_s: float, config: PrefillConfig) -> Ints:
     """Returns the first of the admitted streams, whose prefills can begin within the limit.
 
-    The encoder hears whole clips in the round in which their prompts begin. Prompts without a
-    listener leave the listeners of later stages their time. One prompt may begin in any case, if
-    none is half-prefilled.
+    The encoder hears whole clips in the round in which their prompts begin. One prompt may begin in
+    any case, if none is half-prefilled.
     """
     if not len(admitted):
         return admitted
@@ -84,7 +76,7 @@ def begun_within(view: StageView, admitted: Ints, limit_s: float, config: Prefil
         costs_s = costs_s + audio_s * rates.encoder_s_per_audio_s
         is_limited = unheard | (audio_s > 0.0)
     # The budget decides whether the first one waits for the others. Short ones begin with it.
-    unheard_s = math.inf if unheard[0] else min(limit_s, view.peer_slack_s)
+    unheard_s = math.inf if unheard[0] else limit_s
     unnoticed_s = config.unnoticed_s
     limits_s = np.where(unheard, min(unheard_s, unnoticed_s), max(limit_s, unnoticed_s))
     too_late = is_limited & (rates.prefill_s_fixed + np.cumsum(costs_s) > limits_s)
@@ -121,9 +113,8 @@ def prefill_budget(
     budget = max(in_time, _short_tokens(view, admitted, stage, config))
     if budget >= stage.min_chunk_tokens:
         return budget
-    # Without decodes in this round, here or in a later stage, deferring has no use.
-    has_use = decodes or limit_s >= view.peer_slack_s
-    if _deferred_s(view, admitted) <= _may_wait_s(view, admitted, stage, config) and has_use:
+    # Without decodes in this round deferring has no use.
+    if decodes and _deferred_s(view, admitted) <= _may_wait_s(view, admitted, stage, config):
         return 0
     share_s = config.min_share * max(config.max_defer_s, _listener_waited_s(view, admitted))
     return max(

@@ -108,9 +108,6 @@ class StageView:
             last step is in flight; None: no stream is blocked.
         last_prefill_s: end of the latest prefill round; now_s while it is computed.
         decoded_since_prefill: a decode round was launched after the latest prefill.
-        peer_urgent: a stream is urgent in a later stage on the same device.
-        peer_slack_s: time for which the listeners of later stages on the same device could wait
-            without hearing a gap; inf: there are none.
         best_effort: None: no stream is best-effort work, or no policy tells it from other work.
     """
 
@@ -136,8 +133,6 @@ class StageView:
     blocked: Bools | None = None
     last_prefill_s: float = float("-inf")
     decoded_since_prefill: bool = True
-    peer_urgent: bool = False
-    peer_slack_s: float = float("inf")
     best_effort: BestEffort | None = None
 
     def __len__(self) -> int:
@@ -161,7 +156,6 @@ class Round:
             nothing; inf: there is none.
         n_unknown: managed streams without telemetry, which are served in stock order and never
             paused.
-        interval_s: least time from the latest decode round to the next one.
         requeue: bool [n], half-prefilled streams that return to the queue before this round's
             prefill; None: none.
         cap: BROS's cap on best-effort streams in the next round's batch; 0: the first one.
@@ -177,7 +171,6 @@ class Round:
     urgent: bool = False
     until_gap_s: float = float("inf")
     n_unknown: int = 0
-    interval_s: float = 0.0
     requeue: Bools | None = None
     cap: int = 0
     next_change_s: float = field(default=float("inf"))

@@ -21,14 +21,11 @@ from sglang_live.aio import failed_tasks
 from sglang_live.attachment import attach
 from sglang_live.bridge.platform import cpu
 from sglang_live.bridge.platform.load_file import SHM_NAMES_ENV
-from sglang_live.bridge.scheduler.device_peers import DEVICE_PEERS_ENV, device_peers_env
 from sglang_live.bridge.scheduler.progress_lock import forgo_progress_lock
-from sglang_live.devices import devices_of_ranks
 from sglang_live.engine_channel.device_turn import TURNS_ENV
 from sglang_live.engine_channel.inbox import (
     PARTS_ENV,
     POLICIES_ENV,
-    SHARED_DEVICE_ENV,
     STAGE_ENV,
     STORAGE_ENV,
 )
@@ -178,11 +175,7 @@ def main() -> None:
     os.environ[SHM_NAMES_ENV] = shm_names(spec.run, os.getpid())
     use_temporary_folder(spec)
     forgo_progress_lock()
-    used = ("cpu",) if cpu.is_active() else devices_of_ranks(spec.device, spec.engine_args)
-    os.environ[SHARED_DEVICE_ENV] = str(int(spec.shares_device))
     if spec.stage in STAGES:  # others compute nothing
-        peers = device_peers_env(spec.run_dir, used, spec.stage, spec.replica)
-        os.environ[DEVICE_PEERS_ENV] = peers
         os.environ[TURNS_ENV] = spec.turns
     set_up_logs(spec)
     logging.getLogger("sglang").setLevel(logging.WARNING)

@@ -7,7 +7,7 @@ import pytest
 
 from sglang_live.bridge.batch_work import BatchWork
 from sglang_live.bridge.round_facts import Pool, RoundStamp
-from sglang_live.bridge.rounds import REVIEW_S, Rounds
+from sglang_live.bridge.rounds import Rounds
 from sglang_live.messages import HeardOfMany
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.decide import RoundPolicy
@@ -165,35 +165,6 @@ def test_unknown_requests_all_stay_in_the_queue():
     assert [req.rid for req in tried + later] == ["x", "y", "z"]
 
 
-def test_a_decode_round_is_held_until_its_interval_has_passed():
-    engine = Engine(
-        "pacing",
-        config=PolicyConfig().changed({"pacing.interval_steps": 0.5, "stage.step_s": 0.08}),
-    )
-    engine.add("speak-a")
-    rounds = engine.rounds
-    engine.run(1, heard_s=0.0)
-    assert rounds.holds_decode()
-    assert rounds.wait_limit_s(decodes=True) == pytest.approx(0.04)
-    rounds.stamp(RoundStamp(engine.now_s + 0.039))
-    assert rounds.holds_decode()
-    rounds.stamp(RoundStamp(engine.now_s + 0.041))
-    assert not rounds.holds_decode()
-    assert rounds.wait_limit_s(decodes=True) == 0.0
-    assert rounds.wait_limit_s() > 1.0  # no stream is paused
-
-
-def test_a_deferred_prefill_is_reviewed_soon_also_without_decodes():
-    rounds = Engine("urgency").rounds
-    rounds.table.wait("text", now_s=100.0, managed=False, prompt_tokens=500, prefill_tokens=500)
-    rounds.stamp(RoundStamp(100.0, peer_slack_s=0.0))
-    assert rounds.decide(POOL, prefill_running=False).prefill_budget == 0
-    assert rounds.wait_limit_s() == pytest.approx(REVIEW_S)
-    rounds.stamp(RoundStamp(100.1, peer_slack_s=5.0))
-    assert rounds.decide(POOL, prefill_running=False).prefill_budget is None
-    assert rounds.wait_limit_s() == float("inf")
-
-
 def test_earlier_stages_are_told_when_the_first_listener_hears_a_gap():
     engine = Engine("urgency")
     assert engine.rounds.gap_at_s == float("inf")
@@ -202,14 +173,6 @@ def test_earlier_stages_are_told_when_the_first_listener_hears_a_gap():
     until_gap_s = engine.rounds.last.until_gap_s
     assert 0.0 < until_gap_s < 20 * FRAME_S
     assert engine.rounds.gap_at_s == pytest.approx(engine.now_s + until_gap_s)
-
-
-def test_no_round_is_held_where_a_request_has_no_listener():
-    engine = Engine("pacing", config=PolicyConfig().changed({"pacing.interval_steps": 0.5}))
-    engine.add("speak-a")
-    engine.add("own", managed=False)
-    engine.run(3, heard_s=0.0)
-    assert not engine.rounds.holds_decode()
 
 
 def test_the_least_slack_is_that_of_the_request_whose_buffer_ends_first():

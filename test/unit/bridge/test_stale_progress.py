@@ -7,7 +7,6 @@ import pytest
 from sglang_live.bridge.stream_table import SILENT_CONSUMER_S
 from sglang_live.messages import HeardOfMany
 from sglang_live.orchestrator.turn_control import REPORT_EVERY_S
-from sglang_live.policy.view import FRAME_S
 
 from .test_rounds import Engine
 
@@ -101,14 +100,3 @@ def test_a_stream_without_a_listener_has_no_report_that_could_be_old():
     run_s(engine, 20.0)
     assert engine.rounds.report()["stale"] == 0
     assert engine.rounds.table.stale_at_s == math.inf
-
-
-def test_an_unknown_stream_holds_no_decode_round_back():
-    engine = Engine("urgency", "pacing")
-    engine.add("a")
-    engine.run(1)
-    report(engine, "a", 0.0, True)
-    engine.run(3)
-    assert engine.rounds.last.interval_s == pytest.approx(0.375 * FRAME_S)
-    run_s(engine, SILENT_CONSUMER_S + 0.1)
-    assert engine.rounds.last.interval_s == 0.0

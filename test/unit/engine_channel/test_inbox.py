@@ -10,7 +10,6 @@ from sglang_live.bridge.scheduler.talker_input import PromptStates
 from sglang_live.engine_channel import inbox as inbox_module
 from sglang_live.engine_channel.inbox import (
     INBOX_ENV,
-    SHARED_DEVICE_ENV,
     STEPS_ENV,
     Inbox,
     Outbox,
@@ -37,21 +36,11 @@ from sglang_live.stages.endings import EXIT_STUCK
 
 def test_a_models_steps_reach_its_scheduler(monkeypatch):
     monkeypatch.delenv(STEPS_ENV, raising=False)
-    monkeypatch.setenv(SHARED_DEVICE_ENV, "1")
     assert policy_config_from_env(TALKER) == TALKER
     monkeypatch.setenv(STEPS_ENV, steps_text(0.0122, 28))
     assert policy_config_from_env(TALKER) == TALKER.changed(
         {"stage.step_s": 0.0122, "stage.chunk_steps": 28}
     )
-
-
-def test_decode_rounds_have_an_interval_only_on_a_shared_device(monkeypatch):
-    assert TALKER.pacing.interval_steps > 0
-    for value in ("0", ""):
-        monkeypatch.setenv(SHARED_DEVICE_ENV, value)
-        assert policy_config_from_env(TALKER).pacing.interval_steps == 0
-    monkeypatch.delenv(SHARED_DEVICE_ENV)
-    assert policy_config_from_env(TALKER).pacing.interval_steps == 0
 
 
 @pytest.fixture

@@ -28,15 +28,10 @@ from .views import (
     waiting,
 )
 
-# Of a stage that has its device for itself, and of one that shares it: decodes have an interval.
 HALF = PolicyConfig().changed({"best_effort.slack_share": 0.5, "best_effort.most_round_s": 0.15})
-ALONE = HALF.changed({"pacing.interval_steps": 0.0})
-HYBRID = policy_of(("urgency", "pacing", "hybrid"), ALONE)
-SHARED = policy_of(("urgency", "pacing", "hybrid"), HALF)
-CAPPED = policy_of(("urgency", "pacing", "bros"), ALONE)
-PLAIN = policy_of(("urgency", "pacing"), PolicyConfig().changed({"pacing.interval_steps": 0.0}))
-PLAIN_SHARED = policy_of(("urgency", "pacing"))
-INTERVAL_S = 0.03
+HYBRID = policy_of(("urgency", "pacing", "hybrid"), HALF)
+CAPPED = policy_of(("urgency", "pacing", "bros"), HALF)
+PLAIN = policy_of(("urgency", "pacing"))
 # 2 ms and 1 ms for each stream; prefills 5 ms and 0.1 ms for each token.
 COST = RoundCost(
     decode=(2e-3, 1e-3, 0.0),
@@ -99,7 +94,6 @@ def n_decoding(policy, view: StageView) -> int:
 def test_a_stage_without_best_effort_decides_as_without_the_policy(view):
     assert same(HYBRID.decide(view), PLAIN.decide(view))
     assert same(CAPPED.decide(view), PLAIN.decide(view))
-    assert same(SHARED.decide(view), PLAIN_SHARED.decide(view))
 
 
 @few_examples
@@ -133,39 +127,6 @@ def test_memory_of_best_effort_counts_as_free_for_others():
     assert (seen.free_tokens, seen.free_rows) == (500, 1)
     assert seen.occupancy == pytest.approx(0.5)
     assert HYBRID.decide(view).admit.tolist() == [0]
-
-
-# --- on a shared device ---
-
-
-def test_best_effort_does_not_end_the_interval_of_heard_streams():
-    heard = [playing(0.6)]
-    assert SHARED.decide(mixed(heard, [running()])).interval_s == INTERVAL_S
-    assert PLAIN_SHARED.decide(view_of(*heard, playing(0.6, managed=False))).interval_s == 0.0
-
-
-def test_best_effort_alone_in_a_round_has_no_interval():
-    view = mixed([paused(20.0)], [running()])
-    assert SHARED.decide(view).interval_s == 0.0
-    later_stage = replace(view, peer_urgent=True)
-    assert SHARED.decide(later_stage).interval_s > 0.0
-
-
-def test_a_round_that_is_followed_by_a_wait_takes_best_effort_in_part_of_it():
-    cost = replace(COST, decode=(2.5e-3, 1e-3, 0.0))
-    view = mixed([playing(LATENCY_S)], [running() for _ in range(40)], cost=cost)
-    # Half of 30 ms: 2.5 ms, the listener's stream, and 11 more.
-    assert n_decoding(SHARED, view) == 11
-    assert n_decoding(SHARED, replace(view, peer_urgent=True)) == 0
-
-
-def test_best_effort_is_prefilled_in_the_wait_between_two_decode_rounds():
-    view = mixed([playing(LATENCY_S)], [queued()], last_decode_s=NOW_S - 0.005)
-    # 25 ms less 5 ms.
-    assert SHARED.decide(view).prefill_budget == pytest.approx(200, abs=1)
-    assert SHARED.decide(replace(view, peer_urgent=True)).prefill_budget == 0
-    over = mixed([playing(LATENCY_S)], [queued()], last_decode_s=NOW_S - 0.025)
-    assert SHARED.decide(over).prefill_budget == 0
 
 
 # --- decode ---
@@ -202,12 +163,12 @@ def test_the_error_of_predictions_is_kept_as_a_margin():
     view = mixed([playing(LATENCY_S + 0.06), playing(5.0)], own, cost=cost)
     assert n_decoding(HYBRID, view) == 9
     many = [running() for _ in range(200)]
-    assert n_decoding(HYBRID, mixed([playing(1.0)], many, cost=cost)) == 59
+    assert n_decoding(HYBRID, mixed([playing(1.0)], many, cost=cost)) == 60
 
 
 def test_predictions_whose_error_is_unknown_are_not_trusted_beside_listeners():
     cost = replace(COST, decode_error=math.inf, prefill_error=math.inf)
-    view = mixed([playing(1.0)], [running(), queued()], cost=cost)
+    view = mixed([playing(0.9)], [running(), queued()], cost=cost)
     decided = HYBRID.decide(view)
     assert decided.pause.tolist() == [False, True, False]
     assert decided.prefill_budget == 0
@@ -276,7 +237,7 @@ def test_a_prompt_takes_what_fits_the_slack():
 
 
 def test_prefills_of_best_effort_alternate_with_decodes_of_heard_streams():
-    view = mixed([playing(1.0)], [queued()], view={"decoded_since_prefill": False})
+    view = mixed([playing(0.9)], [queued()], view={"decoded_since_prefill": False})
     assert HYBRID.decide(view).prefill_budget == 0
     # Nothing that is heard decodes in this round.
     far = mixed([paused(20.0)], [queued()], view={"decoded_since_prefill": False})
@@ -361,7 +322,7 @@ def test_the_cap_alone_does_not_bound_prompts():
 
 
 def test_both_bounds_together_take_the_smaller_one():
-    both = policy_of(("urgency", "pacing", "hybrid", "bros"), ALONE)
+    both = policy_of(("urgency", "pacing", "hybrid", "bros"), HALF)
     own = [running() for _ in range(40)]
     assert n_decoding(both, mixed([playing(LATENCY_S + 0.06)], own, cap=10)) == 10
     assert n_decoding(both, mixed([playing(LATENCY_S + 0.061)], own, cap=64)) == 27

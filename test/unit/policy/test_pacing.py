@@ -1,7 +1,5 @@
 """Marks, and which streams are paused between them."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 
 from sglang_live.errors import BadInputError
 from sglang_live.policy.config import PolicyConfig
-from sglang_live.policy.pacing import Marks, pacing_marks, yield_marks
+from sglang_live.policy.pacing import Marks, pacing_marks
 from sglang_live.policy.view import StageRates, StageView
 
 from .views import NOW_S, few_examples, paused, playing, policy_of, starting, view_of, waiting
@@ -23,18 +21,15 @@ def marks_of(view: StageView, safe_s: float, config: PolicyConfig, **other) -> M
     return pacing_marks(view, safe_s, config.stage, config.pacing, config.urgency, **other)
 
 
-def marks(round_s: float = 0.015, interrupts: float = 0.4, n_streams: int = 1):
-    view = view_of(
-        *[playing(1.0, interrupts=interrupts)] * n_streams,
-        rates=StageRates(round_s=round_s),
-    )
+def marks(round_s: float = 0.015, n_streams: int = 1):
+    view = view_of(*[playing(1.0)] * n_streams, rates=StageRates(round_s=round_s))
     return marks_of(view, SAFE_S, CONFIG)
 
 
 def test_fast_rounds_need_little_buffer():
-    found = marks(round_s=0.015, interrupts=0.5)
+    found = marks(round_s=0.015)
     assert 0.4 < found.low_s < 0.7
-    assert 0.9 < found.high_s[0] < 1.3
+    assert 0.7 < found.high_s < 1.0
 
 
 @pytest.mark.parametrize("round_s", [0.08, 0.1, 0.5])
@@ -47,21 +42,14 @@ def test_rounds_that_only_just_keep_up_are_not_paced(round_s):
 def test_slower_rounds_never_lower_a_mark(round_s, more_s):
     fast, slow = marks(round_s), marks(round_s + more_s)
     assert fast.low_s <= slow.low_s
-    assert (fast.high_s <= slow.high_s).all()
-
-
-@given(interrupts=st.floats(0, 1), more=st.floats(0, 1), round_s=st.floats(0.001, 0.5))
-def test_a_user_who_interrupts_more_has_no_higher_mark(interrupts, more, round_s):
-    less, most = marks(round_s, interrupts), marks(round_s, min(interrupts + more, 1.0))
-    assert most.high_s[0] <= less.high_s[0]
-    assert most.low_s == less.low_s  # interruptions raise no risk of silence
+    assert fast.high_s <= slow.high_s
 
 
 def test_marks_are_far_enough_apart_that_flips_stay_rare():
-    one = marks(interrupts=1.0)
-    assert one.high_s[0] - one.low_s == pytest.approx(CONFIG.pacing.min_gap_s)
+    one = marks()
+    assert one.high_s - one.low_s == pytest.approx(CONFIG.pacing.gap_s)
     many = marks(n_streams=512)
-    flips_per_s = 2 * 512 / (many.high_s[0] - many.low_s)
+    flips_per_s = 2 * 512 / (many.high_s - many.low_s)
     assert flips_per_s * CONFIG.pacing.flip_s <= CONFIG.pacing.flip_share + 1e-9
 
 
@@ -69,33 +57,18 @@ def test_marks_are_far_enough_apart_that_flips_stay_rare():
 def test_the_low_mark_covers_the_time_to_the_next_sound(round_s):
     whole_chunk_s = CONFIG.stage.chunk_steps * round_s + CONFIG.stage.pipeline_s
     view = view_of(playing(1.0), rates=StageRates(round_s=round_s))
-    assert yield_marks(view, SAFE_S, CONFIG.stage, CONFIG.yielding).low_s >= whole_chunk_s
     assert min(marks_of(view, SAFE_S, CONFIG).low_s, CONFIG.pacing.max_low_s) >= min(
         whole_chunk_s, CONFIG.pacing.max_low_s
     )
 
 
 def test_a_stream_pauses_above_the_high_mark_and_resumes_at_the_low_one():
-    low_s, high_s = marks().low_s, marks().high_s[0]
+    low_s, high_s = marks().low_s, marks().high_s
     between_s = (low_s + high_s) / 2
     assert POLICIES.decide(view_of(playing(high_s + 0.01))).pause.all()
     assert POLICIES.decide(view_of(paused(between_s))).pause.all()
     view = view_of(playing(between_s), paused(low_s), playing(low_s))
     assert not POLICIES.decide(view).pause.any()
-
-
-def test_streams_with_room_for_a_chunk_resume_when_a_round_runs_anyway():
-    low_s, high_s = marks().low_s, marks().high_s[0]
-    chunk_s = CONFIG.stage.chunk_steps * CONFIG.stage.step_s
-    streams = playing(low_s), paused(high_s - chunk_s - 0.01), paused(high_s - chunk_s + 0.01)
-    assert POLICIES.decide(view_of(*streams)).pause.tolist() == [False, False, True]
-
-
-def test_streams_stay_paused_where_each_costs_a_round_of_its_own():
-    low_s = marks().low_s
-    rates = StageRates(round_s=0.015, round_s_per_stream=0.9 * 0.015)
-    view = view_of(playing(low_s + 0.1), paused(low_s + 0.01), rates=rates)
-    assert POLICIES.decide(view).pause.tolist() == [False, True]
 
 
 def test_a_stream_whose_consumer_has_not_begun_is_not_paced():
@@ -129,10 +102,6 @@ def test_the_next_change_is_no_later_than_the_bound():
     assert round_.next_change_s == pytest.approx(NOW_S + 1.0)
 
 
-def test_without_an_interrupt_history_no_stream_is_paced():
-    assert not POLICIES.decide(view_of(playing(9.0, interrupts=np.nan))).pause.any()
-
-
 # --- boundaries ---
 
 # All of them are sums of powers of two, so that sums are exact.
@@ -142,11 +111,9 @@ EXACT = PolicyConfig().changed(
         "stage.pipeline_s": 0.25,
         "stage.jitter_s": 0.0625,
         "urgency.p_safe_s": 0.5,
-        "pacing.min_gap_s": 0.25,
-        "pacing.max_gap_s": 8.0,
+        "pacing.gap_s": 0.5,
         "pacing.flip_s": 2**-12,
         "pacing.flip_share": 2**-4,
-        "pacing.company_share": 0.25,
     }
 )
 EXACT_RATES = StageRates(round_s=2**-7)
@@ -158,9 +125,8 @@ def exact_marks(*streams, **other):
 
 
 def test_marks_belong_to_the_stream_until_they_are_passed():
-    stream = playing(1.0, interrupts=0.5)
-    found = exact_marks(stream)
-    low_s, high_s = found.low_s, float(found.high_s[0])
+    found = exact_marks(playing(1.0))
+    low_s, high_s = found.low_s, found.high_s
     assert high_s == low_s + 0.5
     for streams, paused_are in (
         ([playing(high_s)], [False]),
@@ -169,7 +135,6 @@ def test_marks_belong_to_the_stream_until_they_are_passed():
         ([paused(low_s + 2**-10)], [True]),
         ([paused(low_s)], [False]),
     ):
-        streams = [replace(stream, interrupts=0.5) for stream in streams]
         decided = EXACT_POLICY.decide(view_of(*streams, rates=EXACT_RATES))
         assert decided.pause.tolist() == paused_are
 
@@ -182,11 +147,11 @@ def test_the_bound_of_a_pause_is_part_of_it():
 def test_the_gap_between_the_marks_follows_the_number_of_responses():
     found = marks(n_streams=512)
     gap_s = 2 * 512 * CONFIG.pacing.flip_s / CONFIG.pacing.flip_share
-    assert found.high_s[0] - found.low_s == pytest.approx(gap_s)
+    assert found.high_s - found.low_s == pytest.approx(gap_s)
     others = [playing(1.0, managed=False)] * 600
     view = view_of(*[playing(1.0)] * 512, *others, rates=StageRates(round_s=0.015))
     found = marks_of(view, SAFE_S, CONFIG)
-    assert found.high_s[0] - found.low_s == pytest.approx(gap_s)
+    assert found.high_s - found.low_s == pytest.approx(gap_s)
 
 
 def test_under_memory_pressure_marks_are_where_utility_is_zero():
@@ -195,9 +160,9 @@ def test_under_memory_pressure_marks_are_where_utility_is_zero():
     found = marks_of(view, 0.5, config, crowded=True)
     worth_s = 0.5 * (1.0 + 2**-9 * 0.5 * 8192)
     assert found.high_s[0] == worth_s
-    assert found.low_s[0] == worth_s - 0.25
+    assert found.low_s[0] == worth_s - 0.5
     plain = marks_of(view, 0.5, config)
-    assert (found.low_s[1], found.high_s[1]) == (plain.low_s, plain.high_s[1])
+    assert (found.low_s[1], found.high_s[1]) == (plain.low_s, plain.high_s)
     crowd = [playing(1.0, kv_tokens=16384)] * 512
     found = marks_of(view_of(*crowd, occupancy=0.5), 0.5, config, crowded=True)
     rare_s = 2 * 512 * config.pacing.flip_s / config.pacing.flip_share
@@ -209,7 +174,7 @@ def test_streams_that_hold_much_kv_run_ahead_before_a_stream_waits_for_memory():
     view = view_of(playing(1.0, kv_tokens=8192), playing(1.0, kv_tokens=1), occupancy=0.5)
     found, plain = marks_of(view, 0.5, config), marks_of(view, 0.5, EXACT)
     assert found.high_s[0] == 0.5 * (1.0 + 2**-8 * 0.5 * 8192)
-    assert found.high_s[1] == plain.high_s[1]
+    assert found.high_s[1] == plain.high_s
     # A stream that has paused resumes as early as any other: none waits for its KV.
     assert found.low_s == plain.low_s
 
@@ -217,31 +182,6 @@ def test_streams_that_hold_much_kv_run_ahead_before_a_stream_waits_for_memory():
 def test_no_mark_is_below_what_is_safe():
     view = view_of(playing(1.0), rates=EXACT_RATES)
     assert marks_of(view, 3.0, EXACT).low_s == 3.0
-    assert yield_marks(view, 3.0, EXACT.stage, EXACT.yielding).low_s == 3.0
-
-
-def test_company_is_kept_up_to_its_share_and_only_by_streams_with_room_for_a_chunk():
-    low_s, high_s = exact_marks(playing(1.0)).low_s, exact_marks(playing(1.0)).high_s[0]
-    room_s = EXACT.stage.chunk_steps * EXACT.stage.step_s
-    at_share = StageRates(round_s=2**-7, round_s_per_stream=0.25 * 2**-7)
-    runs, joins, stays = playing(low_s), paused(high_s - room_s), paused(high_s - room_s + 2**-10)
-    view = view_of(runs, joins, stays, rates=at_share)
-    assert EXACT_POLICY.decide(view).pause.tolist() == [False, False, True]
-    dearer = StageRates(round_s=2**-7, round_s_per_stream=0.25 * 2**-7 + 2**-20)
-    view = view_of(runs, joins, stays, rates=dearer)
-    assert EXACT_POLICY.decide(view).pause.tolist() == [False, True, True]
-
-
-def test_a_request_without_a_listener_is_no_company():
-    low_s = exact_marks(playing(1.0)).low_s
-    view = view_of(playing(low_s, managed=False), paused(low_s + 2**-10), rates=EXACT_RATES)
-    assert EXACT_POLICY.decide(view).pause.tolist() == [False, True]
-
-
-def test_where_pacing_and_yielding_both_apply_the_shorter_pause_does():
-    both = policy_of(("urgency", "pacing"))
-    view = view_of(playing(0.1), paused(9.0, for_s=2.1), paused(9.0, for_s=1.9))
-    assert both.decide(view).pause.tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -249,8 +189,8 @@ def test_where_pacing_and_yielding_both_apply_the_shorter_pause_does():
     [
         {"stage.pipeline_s": 0.0, "urgency.beta": 0.0, "stage.jitter_rounds": 0.0},
         {"stage.jitter_s": 0.0},
-        {"pacing.flip_s": 0.0, "yielding.yield_rounds": 0.0},
-        {"pacing.min_gap_s": 10.0},
+        {"pacing.flip_s": 0.0},
+        {"pacing.gap_s": 10.0},
         {"urgency.p_safe_s": 30.0},
         {"stage.min_chunk_tokens": 2048},
         {"deadline.n_startup_max": 1, "stage.chunk_steps": 1},
@@ -284,8 +224,8 @@ ZERO = ("stage.step_s", "urgency.alpha", "admission.max_bypass_s", "stage.chunk_
         {"pacing.max_pause_s": float("inf")},
     ]
     + [{"stage.pipeline_s": -0.1}, {"urgency.p_safe_s": 30.1}, {"slicing.min_slice_s": 0.2}]
-    + [{"best_effort.patience_s": 10.1}, {"pacing.min_gap_s": 10.1}]
-    + [{"no_part.min_gap_s": 1.0}, {"pacing.no_constant": 1.0}, {"stage.step_s.more": 1.0}],
+    + [{"best_effort.patience_s": 10.1}, {"pacing.gap_s": 0.0}]
+    + [{"no_part.gap_s": 1.0}, {"pacing.no_constant": 1.0}, {"stage.step_s.more": 1.0}],
     ids=str,
 )
 def test_constants_beyond_their_bounds_are_refused(wrong):

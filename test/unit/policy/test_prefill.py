@@ -50,7 +50,6 @@ def test_no_more_clips_are_encoded_than_the_shortest_buffer_covers():
     said = [waiting(100, audio_s=8.0, age_s=9.0 - n) for n in range(4)]  # 0.17 s each
     heard = playing(LATENCY_S + 0.5)  # 0.43 s are left, 0.05 s of them the fixed cost
     assert n_begun(heard, *said) == 2
-    assert n_begun(heard, *said, peer_slack_s=0.0) == 1
     assert n_begun(*said) == 4  # there are no listeners
     # The first one begins however long it takes, and prompts without audio beside it.
     read, long = waiting(100, age_s=8.5), waiting(100, audio_s=30.0, age_s=9.5)
@@ -64,16 +63,6 @@ def test_no_more_clips_are_encoded_than_the_shortest_buffer_covers():
 def test_clips_of_listeners_that_take_little_begin_together_whatever_the_buffers():
     short = [waiting(100, audio_s=1.0, age_s=9.0 - n) for n in range(9)]  # 0.03 s each
     assert n_begun(playing(0.1), *short) == (CONFIG.prefill.unnoticed_s - 0.05) // 0.03 == 5
-
-
-def test_prompts_without_a_listener_leave_later_stages_their_time():
-    posted = [waiting(100, audio_s=3.0, age_s=9.0 - n, managed=False) for n in range(4)]  # 0.07 s
-    assert n_begun(*posted) == n_begun(*posted, peer_slack_s=0.0) == 2  # in no longer rounds
-    said = waiting(100, audio_s=1.0, age_s=9.5)
-    assert n_begun(said, *posted, peer_slack_s=0.0) == 1
-    assert n_begun(said, *posted, peer_slack_s=0.16) == 2
-    texts = [waiting(500, age_s=9.0 - n, managed=False) for n in range(9)]  # 0.05 s each
-    assert n_begun(said, *texts, peer_slack_s=0.1) == 1
 
 
 def test_a_short_prompt_with_much_audio_is_not_short():
@@ -172,31 +161,6 @@ def test_a_prefill_without_decodes_beside_it_does_not_wait():
     pacing = policy_of(("urgency", "pacing"))
     alone = view_of(paused(0.75), free_index(), waiting(), rates=RATES)
     assert pacing.decide(alone).pause[0]
-    assert pacing.decide(alone).prefill_budget >= CONFIG.stage.min_chunk_tokens
-
-
-def test_listeners_of_later_stages_are_protected_as_well():
-    assert budget(waiting(), peer_slack_s=0.5) == pytest.approx((0.5 - 0.05) / 1e-3, abs=1)
-    assert budget(playing(LATENCY_S + 0.3), waiting(), peer_slack_s=0.5) == pytest.approx(
-        230, abs=1
-    )
-    assert budget(playing(LATENCY_S + 2.0), waiting(), peer_slack_s=0.5) == pytest.approx(
-        450, abs=1
-    )
-    assert budget(waiting(400), peer_slack_s=10.0) is None
-    # A first sound waits as well: what leads to one takes a little time in any case.
-    assert budget(waiting(), peer_slack_s=0.0) == pytest.approx(150, abs=1)
-
-
-def test_a_prompt_without_a_listener_waits_for_those_of_later_stages():
-    assert budget(waiting(400, managed=False), peer_slack_s=0.0) == 0
-    assert budget(waiting(400, managed=False), peer_slack_s=0.3) == pytest.approx(250, abs=1)
-    for for_s, tokens in ((-0.01, 0), (0.01, CONFIG.stage.min_chunk_tokens)):
-        read = waiting(400, for_s=CONFIG.prefill.max_defer_unheard_s + for_s, managed=False)
-        assert budget(read, peer_slack_s=0.0) == tokens
-    # Where their time is not what is short, and nothing else can run, it does not.
-    pacing = policy_of(("urgency", "pacing"))
-    alone = view_of(paused(0.75), free_index(), waiting(), rates=RATES, peer_slack_s=5.0)
     assert pacing.decide(alone).prefill_budget >= CONFIG.stage.min_chunk_tokens
 
 

@@ -25,6 +25,8 @@ from .views import (
 POLICIES = policy_of(("urgency",))
 CONFIG = POLICIES.config
 P_SAFE_S = CONFIG.urgency.p_safe_s
+# VoxServe's order: steady streams make room.
+STEADY = policy_of(("deadline",))
 
 
 def test_a_low_buffer_is_urgent_a_missing_first_sound_next():
@@ -69,47 +71,52 @@ def test_classes_are_never_mixed_in_the_order(view):
 
 
 def test_streams_well_ahead_yield_to_one_that_waits_for_its_first_sound():
+    view = view_of(playing(5.0), playing(1.2), starting())
+    assert STEADY.decide(view).pause.tolist() == [True, False, False]
+
+
+def test_in_the_order_of_urgency_no_stream_yields():
     view = view_of(playing(5.0), playing(0.7), starting())
-    assert POLICIES.decide(view).pause.tolist() == [True, False, False]
+    assert not POLICIES.decide(view).pause.any()
 
 
 def test_streams_well_ahead_yield_to_one_that_is_about_to_fall_silent():
     view = view_of(playing(5.0), playing(0.1))
-    assert POLICIES.decide(view).pause.tolist() == [True, False]
+    assert STEADY.decide(view).pause.tolist() == [True, False]
 
 
 def test_without_an_urgent_stream_all_resume_at_once():
-    view = view_of(paused(5.0), playing(0.7), free_index())
-    assert not POLICIES.decide(view).pause.any()
+    view = view_of(paused(5.0), playing(1.2), free_index())
+    assert not STEADY.decide(view).pause.any()
 
 
 def test_a_stream_that_yields_resumes_in_time_and_after_two_seconds_for_a_round():
     urgent = playing(0.1)
-    assert not POLICIES.decide(view_of(urgent, paused(0.55))).pause.any()
-    assert POLICIES.decide(view_of(urgent, paused(0.65))).pause[1]
-    assert not POLICIES.decide(view_of(urgent, paused(9.0, for_s=2.1))).pause.any()
+    assert not STEADY.decide(view_of(urgent, paused(1.0))).pause.any()
+    assert STEADY.decide(view_of(urgent, paused(1.1))).pause[1]
+    assert not STEADY.decide(view_of(urgent, paused(9.0, for_s=2.1))).pause.any()
 
 
 @pytest.mark.parametrize("round_s", [0.005, 0.02, 0.08, 0.3])
 def test_streams_yield_in_slow_rounds_as_well(round_s):
     view = view_of(playing(5.0), playing(0.1), rates=StageRates(round_s=round_s))
-    assert POLICIES.decide(view).pause.tolist() == [True, False]
+    assert STEADY.decide(view).pause.tolist() == [True, False]
 
 
 def test_streams_do_not_yield_to_one_that_cannot_step():
     no_memory = {"free_tokens": 10}
-    assert not POLICIES.decide(view_of(playing(5.0), waiting(100), **no_memory)).pause.any()
+    assert not STEADY.decide(view_of(playing(5.0), waiting(100), **no_memory)).pause.any()
     no_input = playing(0.1, blocked=True)
-    assert not POLICIES.decide(view_of(playing(5.0), no_input)).pause.any()
+    assert not STEADY.decide(view_of(playing(5.0), no_input)).pause.any()
     no_listener = waiting(managed=False)
-    assert not POLICIES.decide(view_of(playing(5.0), no_listener)).pause.any()
+    assert not STEADY.decide(view_of(playing(5.0), no_listener)).pause.any()
 
 
 def test_streams_do_not_yield_where_one_more_costs_less_than_its_flips():
     cheap = StageRates(round_s=0.015, round_s_per_stream=1e-6)
     dear = StageRates(round_s=0.015, round_s_per_stream=1e-3)
-    assert not POLICIES.decide(view_of(playing(5.0), playing(0.1), rates=cheap)).pause.any()
-    assert POLICIES.decide(view_of(playing(5.0), playing(0.1), rates=dear)).pause[0]
+    assert not STEADY.decide(view_of(playing(5.0), playing(0.1), rates=cheap)).pause.any()
+    assert STEADY.decide(view_of(playing(5.0), playing(0.1), rates=dear)).pause[0]
 
 
 def test_in_a_stage_without_time_to_spare_no_stream_yields():
@@ -120,17 +127,11 @@ def test_in_a_stage_without_time_to_spare_no_stream_yields():
     ):
         rates = replace(dear, busy=busy)
         for urgent in (playing(0.1), starting()):
-            decided = POLICIES.decide(view_of(playing(5.0), urgent, rates=rates))
+            decided = STEADY.decide(view_of(playing(5.0), urgent, rates=rates))
             assert decided.pause[0] == yields
 
 
 # --- engines that share a device ---
-
-
-def test_no_stream_pauses_for_an_urgent_one_of_another_engine():
-    streams = (playing(5.0), playing(1.1), playing(0.7))
-    beside = POLICIES.decide(view_of(*streams, peer_urgent=True))
-    assert not beside.pause.any() and not beside.urgent
 
 
 def test_an_engine_is_urgent_to_others_while_an_urgent_stream_can_step():
@@ -199,7 +200,7 @@ def test_two_and_three_waiting_streams_are_ordered():
 
 def test_streams_yield_where_shorter_rounds_save_as_much_as_two_flips():
     policy = policy_of(
-        ("urgency",),
+        ("deadline",),
         PolicyConfig().changed({"pacing.flip_s": 2**-10, "yielding.yield_rounds": 16.0}),
     )
     for per_stream_s, yields in ((2**-13, True), (2**-13 * 0.98, False)):

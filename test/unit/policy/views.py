@@ -166,6 +166,4 @@ def views(draw, most: int = 12) -> StageView:
         prefill_running=draw(st.booleans()),
         kv_wanted=draw(st.booleans()),
         rates=draw(rates()),
-        peer_urgent=draw(st.booleans()),
-        peer_slack_s=draw(seconds(5) | st.just(np.inf)),
     )

@@ -37,7 +37,7 @@ class AwaitedKv(Part):
     def totals(self) -> dict[str, float]:
         return self._counts
 
-    def wait_limit_s(self, *, decodes: bool) -> float:
+    def wait_limit_s(self) -> float:
         return self.idle_limit_s()
 
     def idle_limit_s(self) -> float:

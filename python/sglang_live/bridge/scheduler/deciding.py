@@ -17,7 +17,6 @@ from sglang_live.bridge.round_facts import Pool, RoundStamp
 from sglang_live.bridge.rounds import Rounds
 from sglang_live.bridge.scheduler import batch_times
 from sglang_live.bridge.scheduler.best_effort import class_of
-from sglang_live.bridge.scheduler.device_peers import DevicePeers
 from sglang_live.bridge.scheduler.part import Part, Prefill
 from sglang_live.ids import HEARD_PREFIXES, TURN_PREFILL_PREFIX
 from sglang_live.messages import HeardOfMany, Promote
@@ -104,9 +103,6 @@ class Deciding(Part):
                 running_batch.batch_is_full = False
                 return
 
-    def holds_decode(self) -> bool:
-        return self.rounds.holds_decode()
-
     def after_decode(self, before: list[Req], after: list[Req]) -> None:
         """Upstream ends a request that cannot fit into memory here, without a batch result."""
         if len(after) < len(before):
@@ -123,8 +119,8 @@ class Deciding(Part):
         work = batch_times.launch_work(batch, self.rounds)
         self.launch = None if work is None else Launch(work, time.monotonic())
 
-    def wait_limit_s(self, *, decodes: bool) -> float:
-        return self.rounds.wait_limit_s(decodes=decodes)
+    def wait_limit_s(self) -> float:
+        return self.rounds.wait_limit_s()
 
     def deadline_s(self) -> float:
         return self.rounds.deadline_s()
@@ -195,29 +191,23 @@ class Deciding(Part):
 
 
 class Measuring(Part):
-    """Rank 0's clock and measurements, by which all ranks decide, and what other engines need."""
+    """Rank 0's clock and measurements, by which all ranks decide."""
 
     def __init__(self, scheduler: "LiveScheduler", deciding: Deciding):
         super().__init__(scheduler)
         self._deciding = deciding
         self._meter = RateMeter(predicts=deciding.rounds.tells_best_effort)
-        self._peers = DevicePeers.from_env()
 
     def feeds(self, now_s: float) -> list[Any]:
         return [
             RoundStamp(
                 now_s,
-                peer_urgent=self._peers.urgent(now_s),
-                peer_slack_s=self._peers.slack_s(now_s),
                 rates=self._meter.rates(now_s),
                 n_done=self._meter.n_done,
                 prefill_done_s=self._meter.prefill_done_s,
                 cost=self._meter.cost,
             )
         ]
-
-    def before_round(self) -> None:
-        self._peers.publish(self._deciding.rounds)
 
     def launched(self, batch: ScheduleBatch, result: Any) -> None:
         if self._deciding.launch is not None:

@@ -129,7 +129,7 @@ class Asking(Part):
         if not self._scheduler.running_batch.is_empty():
             self._ask()
 
-    def wait_limit_s(self, *, decodes: bool) -> float:
+    def wait_limit_s(self) -> float:
         return max(0.0, self._not_before_s - time.monotonic()) or float("inf")
 
     def totals(self) -> dict[str, float]:

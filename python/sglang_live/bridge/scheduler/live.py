@@ -210,7 +210,7 @@ class LiveScheduler(Scheduler):
         if plan.batch_to_run is None and last_batch is None:
             is_held = not plan.running_batch.is_empty()
             if is_held or self._awaits_input():
-                limits_s = [part.wait_limit_s(decodes=is_held) for part in self.parts]
+                limits_s = [part.wait_limit_s() for part in self.parts]
                 self.channel.wait(min(IDLE_WAIT_MS / 1000, *limits_s))
         return plan
 

@@ -121,12 +121,8 @@ class Part:
 
     def after_result(self) -> None: ...
 
-    def wait_limit_s(self, *, decodes: bool) -> float:
-        """Seconds for which the loop may wait for input when it has no batch.
-
-        Args:
-            decodes: there are requests to decode, which a held round keeps waiting.
-        """
+    def wait_limit_s(self) -> float:
+        """Seconds for which the loop may wait for input when it has no batch."""
         return float("inf")
 
     def deadline_s(self) -> float:

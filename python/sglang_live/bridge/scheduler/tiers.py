@@ -37,7 +37,7 @@ class Tiers(Part):
     def planned(self, plan: NextBatchPlan) -> None:
         self._wait_s = self.load_ahead()
 
-    def wait_limit_s(self, *, decodes: bool) -> float:
+    def wait_limit_s(self) -> float:
         return self._wait_s
 
     def idle_limit_s(self) -> float:

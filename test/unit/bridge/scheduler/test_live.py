@@ -48,7 +48,7 @@ class FakePart(Part):
     limit_s = float("inf")
     awaits = False
 
-    def wait_limit_s(self, *, decodes: bool) -> float:
+    def wait_limit_s(self) -> float:
         return self.limit_s
 
     def idle_limit_s(self) -> float:

@@ -63,6 +63,10 @@ class Device:
         self.busy_s[stage] += cost_s
         return self._free_s
 
+    def stall(self, now_s: float, for_s: float) -> None:
+        """Begin no work for a while; what was to begin meanwhile is late."""
+        self._free_s = max(now_s, self._free_s) + for_s
+
     def ask(self, who: object, deadline_s: float, grant: Act) -> None:
         """Have `grant` called when `who` may launch work. Asking again may bring the
         deadline forward."""

@@ -46,9 +46,6 @@ class Placement:
         ranks = [one for ranks in self.thinker_ranks for one in ranks]
         return sum(device in used for used in (ranks, self.talkers, self.vocoders)) > 1
 
-    def shared_with_talker(self, device: int) -> bool:
-        return device in self.talkers
-
 
 # All stages on one device, and a device for each.
 SHARED, APART = Placement(), Placement(talkers=(1,), vocoders=(2,))

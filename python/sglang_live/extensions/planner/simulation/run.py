@@ -9,6 +9,7 @@ from sglang_live.extensions.planner.simulation.load.rows import StormRow, TurnRo
 from sglang_live.extensions.planner.simulation.load.stats import PointStats, RunTotals, point_stats
 from sglang_live.extensions.planner.simulation.load.storm import StormSpec
 from sglang_live.extensions.planner.simulation.load.timeline import most_at_once
+from sglang_live.extensions.planner.simulation.noise import Noise
 from sglang_live.extensions.planner.simulation.server.server import Server
 from sglang_live.extensions.planner.simulation.spec import ServerSpec
 from sglang_live.extensions.planner.simulation.storm import Storm
@@ -107,11 +108,13 @@ class World:
         server: ServerSpec,
         settings: UserSettings,
         storm: StormSpec | None = None,
+        noise: Noise | None = None,
     ):
         self.workload = workload.with_longer_responses(settings.reply_scale)
         self.server = server
         self.settings = settings
         self._storm = storm
+        self._noise = noise
 
     def simulate(
         self, arm: str, n_users: int, repeat: int = 0, prepare: Prepare = lambda server: None
@@ -131,8 +134,15 @@ class World:
         plans = self.workload.plans(n_users, repeat)
         users = [User(plan, clips, server, settings) for plan in plans]
         storm = None
+
+        def have_left() -> bool:
+            return all(user.has_left for user in users)
+
         if self._storm is not None:
-            storm = Storm(self._storm, server, lambda: all(user.has_left for user in users))
+            storm = Storm(self._storm, server, have_left)
+        if self._noise is not None:
+            devices = list(server.replicas.devices.values())
+            self._noise.begin(events, devices, repeat, have_left)
         events.run()
         found = _simulated(server, users)
         return found if storm is None else replace(found, storm_rows=tuple(storm.rows))

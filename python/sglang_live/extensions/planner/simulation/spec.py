@@ -96,7 +96,6 @@ class ServerSpec:
             overlap=self.overlap,
             host_s=self.host.thinker_round_s,
             launch_s=self.host.launch_s,
-            later=("talker",) if self.placement.shared_with_talker(device) else (),
             reserves_all=self.thinker_reserves_all,
         )
 

@@ -6,9 +6,7 @@ Rates, table, views and decisions are the server's own classes. Without round po
 None, and the loop is SGLang's.
 """
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from sglang_live.bridge.batch_work import Launch
@@ -22,28 +20,10 @@ from sglang_live.extensions.planner.simulation.engine.prefill import Prefill, pr
 from sglang_live.extensions.planner.simulation.engine.requests import Batch, Request
 from sglang_live.extensions.planner.simulation.events import Act, Device, Events
 
-# As bridge/scheduler/live.py and device_peers.py.
+# As bridge/scheduler/live.py.
 _IDLE_WAIT_S = 0.02
 _LEAST_WAIT_S = 0.001
-_PEER_VALID_S, _PEER_SILENT_S = 0.1, 1.0
 _N_LAYERS = 48  # of Qwen3-Omni's thinker
-
-
-@dataclass(slots=True)
-class PeerBoard:
-    """What later engines on the same device have said last: until when a stream of them is urgent,
-    and when a listener would hear a gap."""
-
-    until_s: dict[str, float] = field(default_factory=dict)
-    gap_at_s: dict[str, float] = field(default_factory=dict)
-
-    def is_urgent(self, stages: Iterable[str], now_s: float) -> bool:
-        return any(self.until_s.get(stage, 0.0) > now_s for stage in stages)
-
-    def slack_s(self, stages: Iterable[str], now_s: float) -> float:
-        gaps_at_s = (self.gap_at_s.get(stage, math.inf) for stage in stages)
-        listening = (gap_at_s for gap_at_s in gaps_at_s if gap_at_s > now_s - _PEER_SILENT_S)
-        return max(0.0, min(listening, default=math.inf) - now_s)
 
 
 class Consumer(Protocol):
@@ -63,7 +43,6 @@ class EngineSpec:
         overlap: whether a batch is launched before the result of the one before it.
         host_s: time that the scheduler's thread takes for a batch beside the device's.
         launch_s: see HostTimes.
-    later: stages behind this one on the same device.
         reserves_all: the room of all responses is left free from their begin, so that none is
             retracted. Otherwise a part of it, as SGLang estimates.
     """
@@ -74,7 +53,6 @@ class EngineSpec:
     overlap: bool = True
     host_s: float = 0.0
     launch_s: float = 0.0
-    later: tuple[str, ...] = ()
     reserves_all: bool = False
 
 
@@ -94,7 +72,6 @@ class Engine:
         pool: KvPool,
         rounds: Rounds | None,
         consumer: Consumer,
-        peers: PeerBoard,
     ):
         self.spec = spec
         self.pool = pool
@@ -102,7 +79,6 @@ class Engine:
         self._events = events
         self._device = device
         self._consumer = consumer
-        self._peers = peers
         predicts = rounds is not None and rounds.tells_best_effort
         self._meter = RateMeter(predicts=predicts)
         self._prefill = Prefill(spec.chunk_tokens, pool, rounds)
@@ -220,7 +196,7 @@ class Engine:
         elif self.paused or self.waiting or self.running:
             limit_s = _IDLE_WAIT_S
             if self.rounds is not None:
-                limit_s = min(limit_s, self.rounds.wait_limit_s(decodes=bool(self.running)))
+                limit_s = min(limit_s, self.rounds.wait_limit_s())
             self._wake_number += 1
             number = self._wake_number
             self._events.at(now_s + max(_LEAST_WAIT_S, limit_s), lambda: self._wake(number))
@@ -232,8 +208,6 @@ class Engine:
     def _stamp(self, now_s: float) -> RoundStamp:
         return RoundStamp(
             now_s,
-            peer_urgent=self._peers.is_urgent(self.spec.later, now_s),
-            peer_slack_s=self._peers.slack_s(self.spec.later, now_s),
             rates=self._meter.rates(now_s),
             n_done=self._meter.n_done,
             prefill_done_s=self._meter.prefill_done_s,
@@ -293,8 +267,6 @@ class Engine:
             blocked=blocked,
             half=half,
         )
-        self._peers.until_s[self.spec.name] = now_s + _PEER_VALID_S if self.rounds.urgent else 0.0
-        self._peers.gap_at_s[self.spec.name] = self.rounds.gap_at_s
 
     def _must_pause(self, req: Request) -> bool:
         if req.is_finished or req.must_end:
@@ -364,8 +336,6 @@ class Engine:
         reqs = self.running
         if not any(req.max_new for req in reqs):
             self._prefill.is_full = False
-            return None
-        if self.rounds is not None and self.rounds.holds_decode():
             return None
         self.pool.take(len(reqs))
         kv_tokens = 0

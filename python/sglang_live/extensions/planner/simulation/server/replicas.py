@@ -7,7 +7,6 @@ from sglang_live.extensions.planner.simulation.engine.engine import (
     Consumer,
     Engine,
     EngineSpec,
-    PeerBoard,
 )
 from sglang_live.extensions.planner.simulation.engine.pool import KvPool
 from sglang_live.extensions.planner.simulation.events import (
@@ -72,7 +71,6 @@ class Replicas:
         placement = spec.placement
         used = {*placement.thinkers, *placement.talkers, *placement.vocoders}
         self.devices = {number: self._device(number) for number in sorted(used)}
-        self._peers = {number: PeerBoard() for number in used}
         self.thinkers = [self._thinker(n, at) for n, at in enumerate(placement.thinkers)]
         self.talkers = [self._talker(n, at) for n, at in enumerate(placement.talkers)]
         self.vocoders = [self._vocoder(n, at) for n, at in enumerate(placement.vocoders)]
@@ -121,8 +119,6 @@ class Replicas:
     def _engine(self, device: int, *, is_thinker: bool) -> Engine:
         spec = self._spec
         constants: PolicyConfig = spec.thinker_policy if is_thinker else spec.talker_policy
-        if not spec.placement.is_shared(device):
-            constants = constants.changed({"pacing.interval_steps": 0.0})
         engine: EngineSpec = spec.thinker(device) if is_thinker else spec.talker
         total = spec.thinker_tokens if is_thinker else spec.talker_tokens
         rows = spec.max_running_requests or spec.max_sessions + _SPARE_ROWS
@@ -134,7 +130,6 @@ class Replicas:
             # The decisions take no simulated time: to measure theirs would take most of the run.
             rounds_of(self._policies, constants, spec.chunk_tokens, cpu_s=lambda: 0.0),
             self._consumers[0 if is_thinker else 1],
-            self._peers[device],
         )
 
     def _kv(self, pool: KvPool) -> Sessions:
