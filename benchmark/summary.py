@@ -21,11 +21,6 @@ RESULTS = ROOT / "benchmark" / "results"
 PAGES = [*(ROOT / "docs").glob("*.md"), *(ROOT / "benchmark" / "notes").glob("*.md")]
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 _REGION = re.compile(r"<!-- measured:begin (\w+) -->\n.*?<!-- measured:end -->", re.DOTALL)
-# Kinds of load that docs/benchmarks.md shows, by the begin of their titles.
-_HEADLINES = (
-    "Interruptions with probability 0.5, on the modelled device",
-    "Storms: 16 messages of 30 s every 6 s beside the users, on the modelled device",
-)
 
 
 def documents(results: Path, benchmark: str) -> list[dict]:
@@ -262,20 +257,60 @@ def section(results: Path) -> str:
 
 def load_tables(results: Path) -> str:
     """One table per kind of load."""
-    return _load_tables(results, None)
-
-
-def headline_tables(results: Path) -> str:
-    """The tables of a few kinds of load."""
-    return _load_tables(results, _HEADLINES)
-
-
-def _load_tables(results: Path, kinds: tuple[str, ...] | None) -> str:
     parts: list[str] = []
     for kind, measured in loads(documents(results, "voice_load")).items():
-        if kinds is None or kind.startswith(kinds):
-            parts += [f"### {kind}", "", conditions(measured), "", *load_table(measured), ""]
+        parts += [f"### {kind}", "", conditions(measured), "", *load_table(measured), ""]
     return "\n".join(parts).rstrip()
+
+
+def baseline_tables(results: Path) -> str:
+    """`all` beside the best baseline, simulated, one table per GPU; of the newest documents."""
+    newest_of: dict[str, dict] = {}
+    for document in documents(results, "simulate"):
+        if any(load.get("beside_best_baseline") for load in document.get("loads", ())):
+            newest_of.setdefault(document["device"], document)
+    parts: list[str] = []
+    for device, document in sorted(newest_of.items()):
+        parts += [
+            f"### {device[0].upper()}{device[1:]}",
+            "",
+            f"Six turns a user, {document['config']['repeats']} seeds; in brackets the least and "
+            f"the largest of them. {source(document)}.",
+            "",
+            "| interruptions | users | best baseline: P90 | `all`: P90 | times sooner | continuous "
+            "| waste | useful turns |",
+            "|---|---|---|---|---|---|---|---|",
+            *(row for load in document["loads"] for row in _baseline_rows(load)),
+            "",
+        ]
+        for load in document["loads"]:
+            within = ", ".join(f"`{arm}` {c['users']}" for arm, c in load["capacity"].items())
+            parts += [f"Users within the SLO, interruptions {load['barge_in']:g}: {within}.", ""]
+    return "\n".join(parts).rstrip()
+
+
+def _baseline_rows(load: dict) -> list[str]:
+    points = {(point["policies"], point["sessions"]): point for point in load["points"]}
+    rows = []
+    for gain in load["beside_best_baseline"]:
+        if gain["policies"] != "all":
+            continue
+        n = gain["sessions"]
+        base, own = points[gain["baseline"], n], points["all", n]
+        mean, least, most = gain["earlier"]
+        useful = gain["useful"][0]
+        cells = (
+            f"{load['barge_in']:g}",
+            str(n),
+            f"`{gain['baseline']}` {gain['p90_from_ms']:.0f} ms",
+            f"{gain['p90_ms']:.0f} ms",
+            f"{mean:.2f} ({least:.2f} to {most:.2f})",
+            f"{share(base['continuity'])} → {share(own['continuity'])}",
+            f"{share(base['waste'])} → {share(own['waste'])}",
+            f"{useful:.2f} times",
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
 
 
 def kv_tables(results: Path) -> str:
@@ -389,7 +424,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "best_effort": best_effort_tables,
     "single": single_figures,
 }
-REGIONS = {**TABLES, "headline": headline_tables}
+REGIONS = {**TABLES, "baselines": baseline_tables}
 
 
 def regions_of(page: str) -> list[str]:

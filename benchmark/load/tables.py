@@ -158,7 +158,7 @@ def process_table(results: list[RunResult]) -> str:
         for name, usage in result.usage.items():
             numbers = (str(usage.n_processes), f"{usage.cpu_s:.1f}", f"{usage.peak_rss_mib:.0f}")
             rows.append((run.policies, str(run.sessions), str(run.repeat), name, *numbers))
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def number(value: float | None, digits: int = 0) -> str:
@@ -172,7 +172,7 @@ def percent(share: float | None, digits: int = 1) -> str:
 def by_point(header: Row, points: list[PointStats], rows: list[Row], against: str = "") -> str:
     places = [(point.policies + against, str(point.sessions)) for point in points]
     body = [(*place, *row) for place, row in zip(places, rows, strict=True)]
-    return _aligned([("arm", "sessions", *header), *body])
+    return aligned([("arm", "sessions", *header), *body])
 
 
 def _percentiles(distribution: Distribution) -> str:
@@ -188,7 +188,7 @@ def _ratio(one: float | None, other: float | None) -> str:
     return UNKNOWN if one is None or not other else f"{one / other:.2f}"
 
 
-def _aligned(rows: list[Row]) -> str:
+def aligned(rows: list[Row]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(line.rstrip() for line in lines)

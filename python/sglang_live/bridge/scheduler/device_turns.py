@@ -22,7 +22,8 @@ from sglang_live.policy.arbiter import LEAD_S
 if TYPE_CHECKING:
     from sglang_live.bridge.scheduler.live import LiveScheduler
 
-# After a turn in which no batch could begin, such as for want of memory.
+# After a turn in which no batch could begin, such as for want of memory; and the longest wait for
+# one without a new decision.
 _FRUITLESS_S = 0.02
 
 
@@ -89,6 +90,12 @@ class Asking(Part):
         self._watched: int | None = None
         self._not_before_s = 0.0
         self._computed: Any = None
+
+    def before_feeds(self) -> None:
+        """A round before the turn would plan nothing: wait for it, or for a message that may bring
+        the deadline forward."""
+        if self._turn.asks and not self._turn.poll():
+            self._scheduler.channel.wait(_FRUITLESS_S)
 
     def feeds(self, now_s: float) -> list[Any]:
         return [Turn(self._turn.poll())]

@@ -156,6 +156,8 @@ class LiveScheduler(Scheduler):
 
     def _poll_timeout_aborts(self) -> list[Any]:
         # SGLang calls it on rank 0 only, and broadcasts the result with the round's requests.
+        for part in self.parts:
+            part.before_feeds()
         now_s = time.monotonic()
         feeds = [message for part in self.parts for message in part.feeds(now_s)]
         return [*feeds, *super()._poll_timeout_aborts()]

@@ -72,6 +72,9 @@ class Part:
 
     # --- a round, in this order ---
 
+    def before_feeds(self) -> None:
+        """Rank 0 is about to take the time of the round, and messages for it."""
+
     def feeds(self, now_s: float) -> list[Any]:
         """Messages to all ranks for this round; called on rank 0 alone. now_s: its clock."""
         return []
