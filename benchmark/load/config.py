@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmark.load.server import LAUNCH_SERVER
+from benchmark.load.server import LAUNCH_SERVER, NO_OVERLAP
 from sglang_live.capacity.control import CapacityConfig
 from sglang_live.errors import BadInputError
 from sglang_live.extensions.planner.device_model.model import load_device_model
@@ -136,11 +136,12 @@ class LoadConfig:
         if len(set(self.policies)) != len(self.policies):
             raise ValueError(f"--policies names an arm twice: {','.join(self.policies)}")
         for arm in self.policies:
-            unknown = sorted(set(arm.split("+")) - set(NAMES))
-            if unknown and arm not in ("off", "all"):
+            words = arm.removesuffix(f"+{NO_OVERLAP}").split("+")
+            unknown = sorted(set(words) - set(NAMES))
+            if unknown and words not in (["off"], ["all"]):
                 raise ValueError(
                     f"--policies: no policy is called {', '.join(unknown)}; an arm is off, all, "
-                    f"or names joined by +: {', '.join(NAMES)}"
+                    f"or names joined by +, and may end with +{NO_OVERLAP}: {', '.join(NAMES)}"
                 )
 
     def _check_load(self) -> None:

@@ -34,6 +34,9 @@ def free_port() -> int:
 
 
 LAUNCH_SERVER = "sglang_live.launch_server"
+# At the end of an arm: both engines without SGLang's overlap, the baseline with the earliest first
+# audio where stages share a device.
+NO_OVERLAP = "no-overlap"
 
 
 def command(
@@ -56,6 +59,11 @@ def command(
     takes_turns = module != LAUNCH_SERVER or may_have_gpu()
     without = {"admission"} if takes_turns else {"admission", "arbiter"}
     names = ",".join(name for name in POLICIES if name not in without)
+    plain = policies.removesuffix(f"+{NO_OVERLAP}")
+    if plain != policies:
+        engines = ("thinker", "talker")
+        server_args = (*(f"--{one}.disable-overlap-schedule" for one in engines), *server_args)
+        policies = plain
     arm = ["--live-policies", names if policies == "all" else policies.replace("+", ",")]
     return [*program, *place, *(arm if policies != "default" else ()), *server_args]
 

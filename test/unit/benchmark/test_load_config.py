@@ -3,6 +3,7 @@ import pytest
 
 from benchmark.load.config import LoadConfig, Run, parse_args
 from benchmark.load.point import response_lengths
+from benchmark.load.server import command
 from sglang_live.extensions.planner.simulation.load.storm import StormSpec
 
 
@@ -64,6 +65,27 @@ def test_barge_in_zero_is_accepted():
 def test_an_ablation_is_a_list_of_arms():
     config = parse_args(["--policies", "off,urgency,urgency+pacing,deadline+truncate,all"])
     assert len(config.policies) == 5
+
+
+def test_an_arm_may_be_without_overlap():
+    [arm] = parse_args(["--policies", "truncate+preheat+no-overlap"]).policies
+    given = command("demo", arm, 1, ("--max-sessions=8",))
+    assert "truncate,preheat" in given and given[-1] == "--max-sessions=8"
+    for engine in ("thinker", "talker"):
+        assert f"--{engine}.disable-overlap-schedule" in given
+    with pytest.raises(SystemExit):
+        parse_args(["--policies", "no-overlap"])
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "args", "turns"),
+    [(True, (), True), (False, (), False), (False, ("--device-model=h100",), True)],
+)
+def test_all_policies_have_turns_only_on_a_gpu_or_a_modelled_one(monkeypatch, has_gpu, args, turns):
+    monkeypatch.setattr("benchmark.load.server.may_have_gpu", lambda: has_gpu)
+    given = command("demo", "all", 1, args)
+    names = given[given.index("--live-policies") + 1].split(",")
+    assert ("arbiter" in names) == turns and "admission" not in names
 
 
 def test_an_open_loop_with_a_duration_has_rate_times_duration_users():
