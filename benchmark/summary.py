@@ -267,7 +267,8 @@ def baseline_tables(results: Path) -> str:
     """`all` beside the best baseline, simulated, one table per GPU; of the newest documents."""
     newest_of: dict[str, dict] = {}
     for document in documents(results, "simulate"):
-        if any(load.get("beside_best_baseline") for load in document.get("loads", ())):
+        is_comparison = document["benchmark"] == "simulate"
+        if is_comparison and any(map(_has_gains, document.get("loads", ()))):
             newest_of.setdefault(document["device"], document)
     parts: list[str] = []
     for device, document in sorted(newest_of.items()):
@@ -287,6 +288,10 @@ def baseline_tables(results: Path) -> str:
             within = ", ".join(f"`{arm}` {c['users']}" for arm, c in load["capacity"].items())
             parts += [f"Users within the SLO, interruptions {load['barge_in']:g}: {within}.", ""]
     return "\n".join(parts).rstrip()
+
+
+def _has_gains(load: dict) -> bool:
+    return bool(load.get("beside_best_baseline"))
 
 
 def _baseline_rows(load: dict) -> list[str]:

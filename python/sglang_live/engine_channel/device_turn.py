@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 TURNS_ENV = "SGLANG_LIVE_DEVICE_TURNS"
-# What, number of the wish, and a time.monotonic(): by which the work should begin, or at which the
-# device is released if not before.
+# What, number of the wish, and a time.monotonic(): by which the work should begin, or at which it
+# will have ended.
 MESSAGE = struct.Struct("<cQd")
-ASK, RELEASE, GRANT = b"A", b"R", b"G"
+ASK, LAUNCHED, RELEASE, GRANT = b"A", b"L", b"R", b"G"
 _RECONNECT_S = 0.5
 
 
@@ -83,10 +83,11 @@ class DeviceTurn:
             self._connect()
         return self.has
 
-    def release_at(self, at_s: float) -> None:
-        """The next stage may have the device from then on, to launch behind this one's work."""
+    def ends_at(self, at_s: float) -> None:
+        """The work was launched, and will end then: the next stage may have the device a little
+        before, to launch behind it."""
         if self.has:
-            self._send(RELEASE, at_s)
+            self._send(LAUNCHED, at_s)
 
     def release(self) -> None:
         """The work on the device is done, or is not wanted any more."""

@@ -10,16 +10,34 @@ work without a listener waits for at most `unheard_s` and what was due before.
 """
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from sglang_live.settings import NonNegative, Positive, Settings
 
-# For so long before the end of the work on the device the next turn is granted: until a stage has
-# decided and launched, the device would be idle. Simulated, a lead that is 2 ms too short costs a
-# third of the users, one that is 2 ms too long nothing that is seen.
-LEAD_S = 0.003
+# Between a grant and the launch of what was granted, before any was measured; at most, so that a
+# kernel that is compiled does not count; weight of the newest one.
+FIRST_LAUNCH_S, _MOST_LAUNCH_S, _WEIGHT = 0.002, 0.01, 0.1
+# The lead is longer than the slowest stage's launch by this. Simulated, a lead that is 2 ms too
+# short costs a third of the users, one that is 2 ms too long nothing that is seen.
+_MARGIN_S = 0.001
+
+
+def next_launch_s(mean_s: float, newest_s: float) -> float:
+    """The mean time from a grant to a launch, with the newest one."""
+    return mean_s + _WEIGHT * (min(newest_s, _MOST_LAUNCH_S) - mean_s)
+
+
+def lead_s(launches_s: Iterable[float]) -> float:
+    """How long before the end of the work on the device the next turn is granted.
+
+    Until a stage has decided and launched, the device would be idle.
+
+    Args:
+        launches_s: mean of each stage.
+    """
+    return max(launches_s, default=FIRST_LAUNCH_S) + _MARGIN_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

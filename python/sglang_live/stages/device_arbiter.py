@@ -11,9 +11,9 @@ import socket
 import time
 from pathlib import Path
 
-from sglang_live.engine_channel.device_turn import ASK, GRANT, MESSAGE, RELEASE
+from sglang_live.engine_channel.device_turn import ASK, GRANT, LAUNCHED, MESSAGE, RELEASE
 from sglang_live.errors import BadInputError
-from sglang_live.policy.arbiter import Turns
+from sglang_live.policy.arbiter import FIRST_LAUNCH_S, Turns, lead_s, next_launch_s
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.transport.server import ServedJob
 
@@ -28,6 +28,8 @@ class DeviceArbiter:
         self._turns: Turns[socket.socket] = Turns()
         self._numbers: dict[socket.socket, int] = {}
         self._released_at: asyncio.TimerHandle | None = None  # the holder's turn
+        self._granted_s = 0.0
+        self._launches_s: dict[socket.socket, float] = {}
         self._n_granted = 0
 
     async def start(self) -> None:
@@ -46,7 +48,9 @@ class DeviceArbiter:
         """It knows none."""
 
     def load(self) -> dict[str, float]:
-        return {"connections": float(len(self._numbers)), "granted": float(self._n_granted)}
+        lead_ms = 1000 * lead_s(self._launches_s.values())
+        granted = float(self._n_granted)
+        return {"connections": float(len(self._numbers)), "granted": granted, "lead_ms": lead_ms}
 
     def _on_connect(self) -> None:
         connection, _ = self._listener.accept()
@@ -68,12 +72,15 @@ class DeviceArbiter:
         self._grant()
 
     def _handle(self, connection: socket.socket, what: bytes, number: int, at_s: float) -> None:
-        wait_s = at_s - time.monotonic()
-        if what == RELEASE and connection == self._turns.holder and wait_s > 0:
-            loop = asyncio.get_running_loop()
-            self._released_at = loop.call_later(wait_s, self._release_holder)
-        elif what == RELEASE:
+        if what == RELEASE:
             self._leave(connection)
+        elif what == LAUNCHED and connection == self._turns.holder:
+            now_s = time.monotonic()
+            mean_s = self._launches_s.get(connection, FIRST_LAUNCH_S)
+            self._launches_s[connection] = next_launch_s(mean_s, now_s - self._granted_s)
+            wait_s = at_s - lead_s(self._launches_s.values()) - now_s
+            loop = asyncio.get_running_loop()
+            self._released_at = loop.call_later(max(0.0, wait_s), self._release_holder)
         elif what == ASK and connection != self._turns.holder:  # or it has crossed the grant
             self._numbers[connection] = number
             self._turns.ask(connection, at_s)
@@ -94,6 +101,7 @@ class DeviceArbiter:
             try:
                 holder.send(MESSAGE.pack(GRANT, self._numbers[holder], 0.0))
                 self._n_granted += 1
+                self._granted_s = time.monotonic()
             except OSError:
                 self._drop(holder)
 
@@ -101,4 +109,5 @@ class DeviceArbiter:
         asyncio.get_running_loop().remove_reader(connection)
         self._leave(connection)
         self._numbers.pop(connection, None)
+        self._launches_s.pop(connection, None)
         connection.close()

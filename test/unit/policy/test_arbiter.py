@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_live.policy.arbiter import ArbiterConfig, Turns, engine_deadline_s
+from sglang_live.policy.arbiter import (
+    FIRST_LAUNCH_S,
+    ArbiterConfig,
+    Turns,
+    engine_deadline_s,
+    lead_s,
+    next_launch_s,
+)
 
 CONFIG = ArbiterConfig()
 
@@ -94,3 +101,13 @@ def test_no_grant_is_lost_and_every_wait_ends(data):
             # No one overtakes who is due earlier, so the wait ends with the work that was due
             # before, however much comes later.
             assert asked_s.pop(granted) <= min(asked_s.values(), default=math.inf)
+
+
+def test_the_lead_covers_the_launch_of_the_slowest_stage():
+    assert lead_s([]) > FIRST_LAUNCH_S
+    assert lead_s([0.001, 0.004]) == pytest.approx(0.005)
+    mean_s = FIRST_LAUNCH_S
+    for _ in range(100):
+        mean_s = next_launch_s(mean_s, 0.004)
+    assert mean_s == pytest.approx(0.004, rel=0.01)
+    assert next_launch_s(0.004, 30.0) < 0.005  # a kernel was compiled

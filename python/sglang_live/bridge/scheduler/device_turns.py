@@ -17,7 +17,6 @@ from sglang_live.bridge.rate_meter import expected_s
 from sglang_live.bridge.scheduler.deciding import Deciding
 from sglang_live.bridge.scheduler.part import Part, Prefill
 from sglang_live.engine_channel.device_turn import DeviceTurn
-from sglang_live.policy.arbiter import LEAD_S
 
 if TYPE_CHECKING:
     from sglang_live.bridge.scheduler.live import LiveScheduler
@@ -122,8 +121,7 @@ class Asking(Part):
             self._computed.record()
         deciding = self._deciding
         if deciding is not None and (launch := deciding.launch) is not None:
-            ends_s = launch.at_s + expected_s(launch.work, deciding.rounds.rates)
-            self._turn.release_at(ends_s - LEAD_S)
+            self._turn.ends_at(launch.at_s + expected_s(launch.work, deciding.rounds.rates))
 
     def before_result(self, result: Any) -> None:
         if self._computed is not None:

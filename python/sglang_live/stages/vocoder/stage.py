@@ -15,7 +15,6 @@ from sglang_live.errors import CapacityError
 from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderFrames, VocoderRequest
 from sglang_live.models.codecs import END_CODE
 from sglang_live.models.family import family_at, part
-from sglang_live.policy.arbiter import LEAD_S
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.transport.server import ServedJob
 from sglang_live.stages.vocoder.batcher import Decoding, VocoderBatch, VocoderEngine
@@ -148,7 +147,7 @@ class VocoderStage:
     async def _end_when_done(self, batch: VocoderBatch, decoding: Decoding) -> None:
         launched_s = time.monotonic()
         if self._turn is not None:
-            self._turn.release_at(launched_s + self._usual_s - LEAD_S)
+            self._turn.ends_at(launched_s + self._usual_s)
         loop = asyncio.get_running_loop()
         pcm = await loop.run_in_executor(self._waiters, decoding.pcm)
         self._usual_s += _EMA * (time.monotonic() - launched_s - self._usual_s)

@@ -19,7 +19,7 @@ from sglang_live.extensions.planner.simulation.server.sessions import Sessions
 from sglang_live.extensions.planner.simulation.server.tiers import Tiers
 from sglang_live.extensions.planner.simulation.server.vocoder import Vocoder
 from sglang_live.extensions.planner.simulation.spec import ServerSpec
-from sglang_live.policy.arbiter import LEAD_S
+from sglang_live.policy.arbiter import lead_s
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.policies import Policies
 
@@ -77,7 +77,11 @@ class Replicas:
 
     def _device(self, number: int) -> Device:
         by_turns = self._policies.arbiter and self._spec.placement.is_shared(number)
-        return ArbitratedDevice(self._events, LEAD_S) if by_turns else Device()
+        return (
+            ArbitratedDevice(self._events, lead_s([self._spec.host.launch_s]))
+            if by_turns
+            else Device()
+        )
 
     @property
     def every(self) -> list[Replica]:
