@@ -84,7 +84,7 @@ BUDGETS = {
     "bridge": 9_850,
     "capacity": 690,
     "client": 880,
-    "engine_channel": 280,
+    "engine_channel": 285,
     "extensions/batches": 2_850,
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
