@@ -93,7 +93,7 @@ BUDGETS = {
     "interaction": 3_230,
     "kernels": 20,
     "kv": 1_020,
-    "models": 9_650,
+    "models": 10_020,
     "orchestrator": 2_270,
     "policy": 2_160,
     "sound": 800,

@@ -137,7 +137,10 @@ REASONS = {
     "models/qwen3_omni/engine/thinker.py": {
         "Qwen3OmniMoeForConditionalGeneration._audio_features tolist": "masks stay on the host",
     },
-    "models/speech_lm/code2wav_layers.py": {"WindowTransformer.__init__ to": ELSEWHERE},
+    "models/speech_lm/code2wav_layers.py": {
+        "WindowTransformer.__init__ to": ELSEWHERE,
+        "WindowTransformer.gather tensor": ELSEWHERE,
+    },
     "models/speech_lm/code_predictor.py": {"CodePredictor._rope to": WEIGHTS},
     "models/speech_lm/engine/talker.py": {
         "SpeechLM._all_greedy bool": "on a CPU alone",
@@ -147,7 +150,6 @@ REASONS = {
     "models/speech_lm/frame_decoder.py": {
         "Code2WavGraphs._fill synchronize": ELSEWHERE,
         "FrameDecoder._place to": ELSEWHERE,
-        "FrameDecoder._gather tensor": ELSEWHERE,
         "FrameDecoder._gather to": ELSEWHERE,
     },
 }

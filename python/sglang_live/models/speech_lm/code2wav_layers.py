@@ -1,9 +1,11 @@
-"""The vocoder's layers over chunks, with results equal to those over the whole input.
+"""Layers of codecs over chunks, with results equal to those over the whole input.
 
 In: activations of one chunk, and the columns before it or each layer's window of past keys and
 values. Out: final columns.
-Owner: FrameDecoder. Weights are copies, folded where two linear steps follow each other.
-Source: Qwen3OmniMoeCode2Wav of transformers 5.12, whose modules are read here, never called.
+Owner: FrameDecoder, and Mimi's encoder. Weights are copies, folded where two linear steps follow
+each other.
+Source: Qwen3OmniMoeCode2Wav and MimiModel of transformers, whose modules are read here, never
+called.
 """
 
 from collections.abc import Callable
@@ -31,7 +33,7 @@ class _Chunk:
 
 
 class WindowTransformer:
-    """All transformer layers and the final norm.
+    """All transformer layers, and the final norm if there is one.
 
     Keys are kept unrotated, and positions are counted from the start of the window. Attention
     sees only differences of positions, so this equals positions counted from the start of the
@@ -48,11 +50,11 @@ class WindowTransformer:
         self.head_dim = module.layers[0].self_attn.head_dim
         self.n_window_frames = config.sliding_window
         self._layers = [_Layer(layer, place) for layer in module.layers[: self.n_layers]]
-        self._norm = place(module.norm.weight)
-        self._eps = config.rms_norm_eps
-        exponent = torch.arange(0, self.head_dim, 2, dtype=torch.float32) / self.head_dim
+        self._norm = place(module.norm.weight) if hasattr(module, "norm") else None
+        self._eps = config.rms_norm_eps if self._norm is not None else 0.0
+        exponent = torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim
         frequency = config.rope_parameters["rope_theta"] ** -exponent
-        self._frequency = frequency.to(self._norm.device)
+        self._frequency = frequency.to(self._layers[0].device)
 
     def __call__(
         self, hidden: Tensor, past: Tensor, first_real: Tensor | None
@@ -80,11 +82,43 @@ class WindowTransformer:
         for i, layer in enumerate(self._layers):
             hidden, kv = layer(hidden, past_k[:, i], past_v[:, i], chunk)
             fresh.append(kv)
-        hidden = F.rms_norm(hidden, self._norm.shape, self._norm, self._eps)
+        if self._norm is not None:
+            hidden = F.rms_norm(hidden, self._norm.shape, self._norm, self._eps)
         return hidden, torch.stack(fresh, dim=1)
 
+    def new_past(self, like: Tensor) -> Tensor:
+        """The window of a new stream, [n_layers, 2 * n_kv_heads, 0, head_dim]."""
+        return like.new_zeros(self.n_layers, 2 * self.n_kv_heads, 0, self.head_dim)
+
+    def gather(self, windows: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """The streams' windows right-aligned in one tensor, as long as the longest.
+
+        Returns:
+            past and first_real of a call.
+        """
+        ages = [window.shape[2] for window in windows]
+        n_past = max(ages)
+        n_layers, n_heads, _, head_dim = windows[0].shape
+        past = windows[0].new_zeros(len(windows), n_layers, n_heads, n_past, head_dim)
+        for row, window, age in zip(past, windows, ages, strict=True):
+            row[:, :, n_past - age :] = window
+        if all(age == n_past for age in ages):
+            return past, None
+        return past, torch.tensor([n_past - age for age in ages], device=past.device)
+
+    def grown(self, window: Tensor, fresh: Tensor) -> Tensor:
+        """A stream's window behind a chunk, in memory of its own: a view would keep the batch.
+
+        Args:
+            fresh: [n_layers, 2 * n_kv_heads, n_new, head_dim], of the chunk.
+        """
+        n_keep, n_fresh = self.n_window_frames - 1, fresh.shape[2]
+        kept = window[:, :, max(0, window.shape[2] + n_fresh - n_keep) :]
+        return torch.cat((kept, fresh[:, :, max(0, n_fresh - n_keep) :]), dim=2)
+
     def _rotation(self, n_positions: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        positions = torch.arange(n_positions, dtype=torch.float32, device=like.device)
+        # A float32 angle of some hundred positions is off by 1e-5, which the layers amplify.
+        positions = torch.arange(n_positions, dtype=torch.float64, device=like.device)
         angle = torch.outer(positions, self._frequency).repeat(1, 2)
         return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
 
@@ -102,26 +136,25 @@ class WindowTransformer:
 
 
 class _Layer:
-    """One transformer layer, with norm weights and layer scales folded into its matrices."""
+    """One transformer layer, with the norms' affine parts and layer scales folded into its
+    matrices."""
 
     def __init__(self, module: nn.Module, place: Place):
-        attention, mlp = module.self_attn, module.mlp
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        qkv = torch.cat([projection.weight for projection in projections])
-        self._qkv = place(qkv * module.input_layernorm.weight)
-        has_bias = attention.q_proj.bias is not None
-        self._qkv_bias = place(torch.cat([p.bias for p in projections])) if has_bias else None
+        attention = module.self_attn
+        norm = module.input_layernorm
+        self._qkv, self._qkv_bias = _behind(
+            norm, [attention.q_proj, attention.k_proj, attention.v_proj], place
+        )
         scale = module.self_attn_layer_scale.scale
         self._out = place(scale[:, None] * attention.o_proj.weight)
+        has_bias = attention.o_proj.bias is not None
         self._out_bias = place(scale * attention.o_proj.bias) if has_bias else None
-        gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
-        self._gate_up = place(gate_up * module.post_attention_layernorm.weight)
-        self._down = place(module.mlp_layer_scale.scale[:, None] * mlp.down_proj.weight)
-        self._act = mlp.act_fn
+        self._mlp = _Mlp(module, place)
+        self._normed = _normed_as(norm)
+        self.device = self._out.device
         self._head_dim = attention.head_dim
         self._n_kv_heads = attention.k_proj.out_features // attention.head_dim
         self._n_heads = attention.q_proj.out_features // attention.head_dim
-        self._eps = module.input_layernorm.variance_epsilon
 
     def __call__(
         self, hidden: Tensor, past_k: Tensor, past_v: Tensor, chunk: _Chunk
@@ -130,7 +163,7 @@ class _Layer:
         [n_streams, n_kv_heads, n_past, head_dim]. Returns hidden and the chunk's unrotated keys
         and values, [n_streams, 2 * n_kv_heads, n_new, head_dim].
         """
-        qkv = F.linear(_normed(hidden, self._eps), self._qkv, self._qkv_bias)
+        qkv = F.linear(self._normed(hidden), self._qkv, self._qkv_bias)
         qkv = qkv.unflatten(-1, (-1, self._head_dim)).transpose(1, 2)
         n_kv = self._n_kv_heads
         qk = _rotate(qkv[:, :-n_kv], chunk.cos, chunk.sin)
@@ -143,13 +176,47 @@ class _Layer:
         )
         attended = attended.transpose(1, 2).flatten(2)
         hidden = hidden + F.linear(attended, self._out, self._out_bias)
-        gate, up = F.linear(_normed(hidden, self._eps), self._gate_up).chunk(2, dim=-1)
-        return hidden + F.linear(self._act(gate) * up, self._down), qkv[:, self._n_heads :]
+        return hidden + self._mlp(hidden), qkv[:, self._n_heads :]
 
 
-def _normed(x: Tensor, eps: float) -> Tensor:
-    """RMS-normalise the last dimension; the norm's weight is folded into the next matrix."""
-    return F.rms_norm(x, x.shape[-1:], eps=eps)
+class _Mlp:
+    """The norm, and the feed-forward part behind it, with a gate if the module has one."""
+
+    def __init__(self, module: nn.Module, place: Place):
+        mlp, norm, scale = module.mlp, module.post_attention_layernorm, module.mlp_layer_scale.scale
+        self._gated = hasattr(mlp, "gate_proj")
+        inner = [mlp.gate_proj, mlp.up_proj] if self._gated else [mlp.fc1]
+        self._in, self._in_bias = _behind(norm, inner, place)
+        self._out = place(scale[:, None] * (mlp.down_proj if self._gated else mlp.fc2).weight)
+        self._act = mlp.act_fn if self._gated else mlp.activation_fn
+        self._normed = _normed_as(norm)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        inner = F.linear(self._normed(x), self._in, self._in_bias)
+        if not self._gated:
+            return F.linear(self._act(inner), self._out)
+        gate, up = inner.chunk(2, dim=-1)
+        return F.linear(self._act(gate) * up, self._out)
+
+
+def _behind(norm: nn.Module, layers: list[nn.Linear], place: Place) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of linear layers in one, with the affine part of the norm before them."""
+    weight = torch.cat([layer.weight for layer in layers])
+    bias = None
+    if layers[0].bias is not None:
+        bias = torch.cat([layer.bias for layer in layers])
+    if isinstance(norm, nn.LayerNorm):
+        shift = weight @ norm.bias
+        bias = shift if bias is None else bias + shift
+    return place(weight * norm.weight), None if bias is None else place(bias)
+
+
+def _normed_as(norm: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The norm without its affine part, which is folded into the next matrix."""
+    if isinstance(norm, nn.LayerNorm):
+        return lambda x: F.layer_norm(x, x.shape[-1:], eps=norm.eps)
+    eps: float = norm.variance_epsilon
+    return lambda x: F.rms_norm(x, x.shape[-1:], eps=eps)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -175,7 +242,7 @@ class ColumnTape:
         self._new_rows = torch.empty_like(rows)
         self._offset = 0
 
-    def extend(self, x: Tensor, n_columns: int, act: "Snake | None" = None) -> Tensor:
+    def extend(self, x: Tensor, n_columns: int, act: "Act | None" = None) -> Tensor:
         """Return act(x) preceded by the n_columns columns before it, and store its last columns.
 
         Args:
@@ -216,25 +283,44 @@ class Snake:
         return torch.addcmul(x, ripple, self._inverse_beta, out=out)
 
 
-class CausalConv:
-    """A stride-1 convolution over the current and the (kernel - 1) * dilation earlier columns."""
+class Elu:
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        y = F.elu(x)
+        return y if out is None else out.copy_(y)
 
-    def __init__(self, module: nn.Module, place: Place, act: Snake | None = None):
+
+Act = Snake | Elu
+
+
+class CausalConv:
+    """A convolution over the current columns and those before them.
+
+    Attributes:
+        n_columns: before the chunk, kernel - stride without dilation.
+        stride: chunks have a multiple of it, so that the state needs no phase.
+    """
+
+    def __init__(self, module: nn.Module, place: Place, act: Act | None = None):
         conv = module.conv
-        assert conv.stride == (1,), "a strided conv would need a phase in its state"
         self._weight = place(conv.weight)
-        self._bias = place(conv.bias)
+        self._bias = None if conv.bias is None else place(conv.bias)
         self._act = act
+        self.stride = conv.stride[0]
         self._dilation = conv.dilation[0]
         self._groups = conv.groups
-        self._n_columns = (conv.kernel_size[0] - 1) * self._dilation
-        self.n_values = conv.in_channels * self._n_columns
+        self.n_columns = (conv.kernel_size[0] - 1) * self._dilation + 1 - self.stride
+        self.n_values = conv.in_channels * self.n_columns
 
     def __call__(self, x: Tensor, tape: ColumnTape) -> Tensor:
-        """x: [n_streams, in_channels, n]. Returns [n_streams, out_channels, n]."""
-        joined = tape.extend(x, self._n_columns, self._act)
+        """x: [n_streams, in_channels, n]. Returns [n_streams, out_channels, n / stride]."""
+        assert x.shape[2] % self.stride == 0, "the chunk ends inside a step of the convolution"
         return F.conv1d(
-            joined, self._weight, self._bias, dilation=self._dilation, groups=self._groups
+            tape.extend(x, self.n_columns, self._act),
+            self._weight,
+            self._bias,
+            stride=self.stride,
+            dilation=self._dilation,
+            groups=self._groups,
         )
 
 
@@ -248,12 +334,13 @@ class CausalUpsample:
     """
 
     def __init__(
-        self, module: nn.Module, place: Place, act: Snake | None = None, *, trims_start: bool
+        self, module: nn.Module, place: Place, act: Act | None = None, *, trims_start: bool
     ):
         conv = module.conv
         self._weight = place(conv.weight)
-        self._bias = place(conv.bias)
+        self._bias = None if conv.bias is None else place(conv.bias)
         self._act = act
+        self._groups = conv.groups
         self._stride = conv.stride[0]
         self._overlap = conv.kernel_size[0] - self._stride
         assert self._overlap in (0, self._stride), "unknown kernel to stride ratio"
@@ -275,7 +362,12 @@ class CausalUpsample:
         if tape.is_first and self._trims_start:
             joined = joined[..., self._n_columns :]
         return F.conv_transpose1d(
-            joined, self._weight, self._bias, stride=self._stride, padding=self._overlap
+            joined,
+            self._weight,
+            self._bias,
+            stride=self._stride,
+            padding=self._overlap,
+            groups=self._groups,
         )
 
 
@@ -303,14 +395,19 @@ class ConvNeXt:
 
 
 class ResidualUnit:
-    """Snake, dilated conv, snake, pointwise conv, around a residual."""
+    """Activation, dilated conv, activation, pointwise conv, around a residual."""
 
-    def __init__(self, module: nn.Module, place: Place):
-        self._dilated = CausalConv(module.conv1, place, Snake(module.act1, place))
-        self._act = Snake(module.act2, place)
-        pointwise = module.conv2.conv
-        self._weight = place(pointwise.weight)
-        self._bias = place(pointwise.bias)
+    def __init__(
+        self,
+        dilated: nn.Module,
+        pointwise: nn.Module,
+        place: Place,
+        acts: tuple[Act, Act],
+    ):
+        self._dilated = CausalConv(dilated, place, acts[0])
+        self._act = acts[1]
+        self._weight = place(pointwise.conv.weight)
+        self._bias = place(pointwise.conv.bias)
         self.n_values = self._dilated.n_values
 
     def __call__(self, x: Tensor, tape: ColumnTape) -> Tensor:

@@ -1,6 +1,6 @@
 """Codec frames to samples, chunk by chunk, with the left context carried as state.
 
-In: 16 codes per 80 ms frame, from the talker. Out: final 24 kHz samples.
+In: the codes of 80 ms frames, from the talker. Out: final 24 kHz samples.
 Owner: VocoderEngine holds one FrameStream per request and batches them through one FrameDecoder.
 Every sample is computed once; re-decoding 25 frames of left context for a 4-frame chunk computes
 seven times as many.
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from sglang_live.errors import BadInputError
 from sglang_live.models.speech_lm.code2wav_layers import (
+    Act,
     CausalConv,
     CausalUpsample,
     ColumnTape,
@@ -242,11 +243,13 @@ class FrameStream:
 class FrameDecoder(ABC):
     """A stateless decoder of many streams. Not thread-safe per stream, safe across streams.
 
-    A family writes how codes become the transformer's input.
+    A family writes how codes become the transformer's input. The layers around it are those of
+    Qwen3-Omni, unless a family builds others.
 
     Attributes:
         trims_start: whether the transposed convolutions drop what a stream's first column gives
             alone; the first chunk then has fewer samples.
+        positions_per_frame: of the transformer.
         n_quantizers: codes per frame.
         codebook_size: codes lie in [0, codebook_size).
         samples_per_frame: samples per frame once a stream is under way.
@@ -257,6 +260,7 @@ class FrameDecoder(ABC):
 
     n_tail_frames = 0
     trims_start: ClassVar[bool]
+    positions_per_frame: ClassVar[int] = 1
 
     def __init__(self, module: nn.Module, *, device: torch.device | str, dtype: torch.dtype):
         """Copy the weights of module, which is not modified and may be dropped.
@@ -283,7 +287,7 @@ class FrameDecoder(ABC):
         self._code_offset *= self.codebook_size
         self._layers: list[_Layer] = []
         with torch.no_grad():
-            self._transformer = WindowTransformer(module.pre_transformer, self._place)
+            self._transformer = self._build_transformer(module)
             self._build_layers(module)
             self._build_input(module)
         self._n_values = sum(layer.n_values for layer in (*self._input_layers, *self._layers))
@@ -293,7 +297,7 @@ class FrameDecoder(ABC):
 
     # --- what a family writes ---
 
-    _input_layers: tuple[CausalConv, ...] = ()
+    _input_layers: tuple[CausalConv | CausalUpsample, ...] = ()
 
     @abstractmethod
     def _build_input(self, module: nn.Module) -> None:
@@ -301,7 +305,7 @@ class FrameDecoder(ABC):
 
     @abstractmethod
     def _embed(self, codes: Tensor, tape: ColumnTape) -> Tensor:
-        """The transformer's input, [n_streams, n_frames, hidden].
+        """The transformer's input, [n_streams, n_frames * positions_per_frame, hidden].
 
         Args:
             codes: [n_streams, n_frames, n_quantizers] int64.
@@ -309,8 +313,11 @@ class FrameDecoder(ABC):
         """
 
     def _leave(self, hidden: Tensor) -> Tensor:
-        """The first layer's input from the transformer's output, [n_streams, n_frames, width]."""
+        """The first layer's input from the transformer's output, [n_streams, n, width]."""
         return hidden
+
+    def _build_transformer(self, module: nn.Module) -> WindowTransformer:
+        return WindowTransformer(module.pre_transformer, self._place)
 
     # --- the rest ---
 
@@ -326,27 +333,25 @@ class FrameDecoder(ABC):
         for block in blocks:
             act, upsample, *units = block.block
             self._layers.append(self._upsample(upsample, Snake(act, place)))
-            self._layers += [ResidualUnit(unit, place) for unit in units]
+            for unit in units:
+                acts = Snake(unit.act1, place), Snake(unit.act2, place)
+                self._layers.append(ResidualUnit(unit.conv1, unit.conv2, place, acts))
         self._layers.append(CausalConv(last, place, Snake(last_act, place)))
 
-    def _upsample(self, module: nn.Module, act: Snake | None = None) -> CausalUpsample:
+    def _upsample(self, module: nn.Module, act: Act | None = None) -> CausalUpsample:
         return CausalUpsample(module, self._place, act, trims_start=self.trims_start)
 
     def samples_for(self, n_frames_total: int) -> int:
         """Return how many samples a stream of n_frames_total frames has emitted, exactly."""
-        n_columns = n_frames_total
+        n_columns = n_frames_total * self.positions_per_frame
         for layer in self._layers:
             if isinstance(layer, CausalUpsample):
                 n_columns = layer.n_out(n_columns)
         return n_columns
 
     def new_stream(self) -> FrameStream:
-        transformer = self._transformer
-        shape = (transformer.n_layers, 2 * transformer.n_kv_heads, 0, transformer.head_dim)
-        return FrameStream(
-            torch.zeros(shape, device=self._device, dtype=self._dtype),
-            torch.zeros(self._n_values, device=self._device, dtype=self._dtype),
-        )
+        columns = torch.zeros(self._n_values, device=self._device, dtype=self._dtype)
+        return FrameStream(self._transformer.new_past(columns), columns)
 
     def check_codes(self, codes: Tensor) -> None:
         """Refuse codes that are not in the codebook; on a GPU this waits for the codes.
@@ -426,26 +431,14 @@ class FrameDecoder(ABC):
         return ChunkOutputs(wave[:, 0].float().clamp_(-1.0, 1.0), fresh_kv, tape.rewritten())
 
     def _gather(self, streams: list[FrameStream], codes: Tensor, is_first: bool) -> ChunkInputs:
-        """The streams' windows right-aligned in one tensor, as long as the longest."""
-        ages = [stream.kv.shape[2] for stream in streams]
-        n_past = max(ages)
-        n_layers, n_heads, _, head_dim = streams[0].kv.shape
-        past = streams[0].kv.new_zeros(len(streams), n_layers, n_heads, n_past, head_dim)
-        for row, stream, age in zip(past, streams, ages, strict=True):
-            row[:, :, n_past - age :] = stream.kv
-        first_real = None
-        if any(age < n_past for age in ages):
-            first_real = torch.tensor([n_past - age for age in ages], device=self._device)
+        past, first_real = self._transformer.gather([stream.kv for stream in streams])
         columns = torch.stack([stream.columns for stream in streams])
         return ChunkInputs(codes.to(self._device), past, first_real, columns, is_first)
 
     def _commit(self, streams: list[FrameStream], fresh_kv: Tensor, columns: Tensor) -> None:
         """Write the new states, each to its own memory: a view would keep the batch alive."""
-        n_fresh = fresh_kv.shape[3]
-        n_keep = self._transformer.n_window_frames - 1
-        for i, stream in enumerate(streams):
-            n_drop = max(0, stream.kv.shape[2] + n_fresh - n_keep)
-            kept, fresh = stream.kv[:, :, n_drop:], fresh_kv[i, :, :, max(0, n_fresh - n_keep) :]
-            stream.kv = torch.cat((kept, fresh), dim=2)
-            stream.columns = columns[i].clone()
-            stream.n_frames += n_fresh
+        n_frames = fresh_kv.shape[3] // self.positions_per_frame
+        for stream, fresh, row in zip(streams, fresh_kv, columns, strict=True):
+            stream.kv = self._transformer.grown(stream.kv, fresh)
+            stream.columns = row.clone()
+            stream.n_frames += n_frames
