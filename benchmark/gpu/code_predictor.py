@@ -13,7 +13,8 @@ from torch import Tensor
 
 from benchmark.gpu.findings import Findings
 from benchmark.gpu.measuring import exact_float32, median_ms
-from sglang_live.models.speech_lm.code_predictor import CodePredictor, draws_of
+from sglang_live.models.speech_lm.code_predictor import CodePredictor
+from sglang_live.models.speech_lm.sampler import Sampler, draws_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ def build(options: Options, seed: int) -> CodePredictor:
             "rms_norm_eps": 1e-6,
             "rope_theta": 1e6,
         },
-        top_p=0.8,
+        sampler=Sampler(top_k=50, top_p=0.8),
     )
     noise = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():

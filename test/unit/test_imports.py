@@ -93,12 +93,12 @@ BUDGETS = {
     "interaction": 3_230,
     "kernels": 20,
     "kv": 1_020,
-    "models": 10_020,
+    "models": 10_230,
     "orchestrator": 2_270,
     "policy": 2_160,
     "sound": 800,
     "speakable": 2_000,
-    "stages": 7_990,
+    "stages": 8_140,
     "telemetry": 710,
 }
 

@@ -1,5 +1,4 @@
-"""A talker that SGLang serves by itself: one request of a stock language model speaks one piece of
-text, and its ids are codes."""
+"""A talker that speaks a response piece by piece: one request of its engine speaks one piece."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -8,6 +7,33 @@ from typing import Any, Protocol
 
 from sglang_live.errors import StageFailedError
 from sglang_live.speakable.style import SpeechStyle
+
+
+class PieceTalker(ABC):
+    """
+    Attributes:
+        voices: see ModelFacts.
+        style: what of a text it can speak.
+        codes_per_frame: as the decoder takes them.
+        steps_per_frame: of the engine.
+        frame_s: seconds of speech of a frame.
+        chunk_frames: frames of which the decoder makes one chunk of audio.
+    """
+
+    voices: tuple[str, ...]
+    style: SpeechStyle
+    codes_per_frame: int
+    steps_per_frame: int
+    frame_s: float
+    chunk_frames: int
+
+    @abstractmethod
+    def prompt(self, voice: str, text: str) -> list[int]:
+        """Prompt ids of a piece of speech text.
+
+        Raises:
+            BadInputError: there is no such voice.
+        """
 
 
 class WrongCodeError(StageFailedError):
@@ -26,23 +52,14 @@ class FrameReader(Protocol):
         ...
 
 
-class PieceTalker(ABC):
-    """
+class StockTalker(PieceTalker):
+    """SGLang serves it by itself: a stock language model, whose ids are codes.
+
     Attributes:
-        voices: see ModelFacts.
-        style: what of a text it can speak.
-        steps_per_frame: ids of a frame.
-        frame_s: seconds of speech of a frame.
-        chunk_frames: frames of which the decoder makes one chunk of audio.
         stop_ids: that end a piece; they are no codes.
         sampling: SGLang's sampling parameters.
     """
 
-    voices: tuple[str, ...]
-    style: SpeechStyle
-    steps_per_frame: int
-    frame_s: float
-    chunk_frames: int
     stop_ids: tuple[int, ...]
     sampling: Mapping[str, Any]
 
@@ -51,12 +68,29 @@ class PieceTalker(ABC):
         """SGLang's server arguments. cache_dir: for files that are derived from the checkpoint."""
 
     @abstractmethod
-    def prompt(self, voice: str, text: str) -> list[int]:
-        """Prompt ids of a piece of speech text.
+    def frames(self) -> FrameReader: ...
 
-        Raises:
-            BadInputError: there is no such voice.
-        """
+
+class FrameTalker(PieceTalker):
+    """A class of the family's own draws a whole frame in every step (speech_lm/engine/frame_lm.py).
+
+    Attributes:
+        external_models: package with that class.
+        end_id: that ends a piece; it comes without a frame.
+        temperature, repetition_penalty: of the model's own sampling, by default.
+    """
+
+    steps_per_frame = 1
+    external_models: str
+    end_id: int
+    temperature: float
+    repetition_penalty: float
 
     @abstractmethod
-    def frames(self) -> FrameReader: ...
+    def engine_args(self, cache_dir: Path, n_rows: int) -> Mapping[str, Any]:
+        """SGLang's server arguments.
+
+        Args:
+            cache_dir: for files that are derived from the checkpoint.
+            n_rows: request rows, for which the model keeps tensors of its own.
+        """

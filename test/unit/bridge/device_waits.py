@@ -142,10 +142,8 @@ REASONS = {
         "WindowTransformer.gather tensor": ELSEWHERE,
     },
     "models/speech_lm/code_predictor.py": {"CodePredictor._rope to": WEIGHTS},
-    "models/speech_lm/engine/talker.py": {
-        "SpeechLM._all_greedy bool": "on a CPU alone",
-        "SpeechLM.prepare to": WEIGHTS,
-    },
+    "models/speech_lm/engine/steps.py": {"all_greedy bool": "on a CPU alone"},
+    "models/speech_lm/engine/talker.py": {"SpeechLM.prepare to": WEIGHTS},
     "models/speech_lm/engine/weights.py": {"load_predictor_weight int": WEIGHTS},
     "models/speech_lm/frame_decoder.py": {
         "Code2WavGraphs._fill synchronize": ELSEWHERE,

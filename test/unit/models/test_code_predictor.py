@@ -10,8 +10,10 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 )
 
 from sglang_live.models.qwen3_omni.engine.talker import PREDICTOR_TOP_P as TOP_P
-from sglang_live.models.speech_lm.code_predictor import TOP_K, CodePredictor, draws_of, traced
+from sglang_live.models.qwen3_omni.engine.talker import TOP_K
+from sglang_live.models.speech_lm.code_predictor import CodePredictor, traced
 from sglang_live.models.speech_lm.engine.weights import load_predictor_weight
+from sglang_live.models.speech_lm.sampler import Sampler, draws_of
 
 HIDDEN, VOCAB, N_STEPS = 32, 90, 7
 
@@ -41,7 +43,9 @@ def upstream() -> Upstream:
 
 @pytest.fixture(scope="module")
 def ours(upstream) -> CodePredictor:
-    predictor = CodePredictor(upstream.config.to_dict(), top_p=TOP_P).eval()
+    predictor = CodePredictor(
+        upstream.config.to_dict(), sampler=Sampler(top_k=TOP_K, top_p=TOP_P)
+    ).eval()
     params = {f"code_predictor.{name}": weight for name, weight in predictor.named_parameters()}
     for weight in params.values():
         weight.data.fill_(torch.nan)
@@ -132,7 +136,7 @@ def test_greedy_and_sampled_streams_share_a_batch(ours):
 def test_sampled_codes_never_leave_top_k_and_top_p(ours, vocab, spread):
     n = 400
     logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(3)) * spread
-    codes = ours.choose(logits.expand(n, -1), None, draws_for(n, 1)[:, 0])
+    codes = ours.sampler.choose(logits.expand(n, -1), 1.0, None, draws_for(n, 1)[:, 0])
     best = logits[0].argsort(descending=True)[:TOP_K]
     mass = logits[0, best].softmax(0)
     n_kept = int((mass.cumsum(0) - mass < TOP_P).sum())
@@ -144,7 +148,7 @@ def test_sampled_codes_never_leave_top_k_and_top_p(ours, vocab, spread):
 def test_sampled_codes_follow_the_truncated_probabilities(ours):
     n = 40_000
     probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])  # the nucleus is the first two
-    codes = ours.choose(probabilities.log().expand(n, -1), None, draws_for(n, 1)[:, 0])
+    codes = ours.sampler.choose(probabilities.log().expand(n, -1), 1.0, None, draws_for(n, 1)[:, 0])
     share = torch.bincount(codes, minlength=4) / n
     torch.testing.assert_close(share, torch.tensor([0.625, 0.375, 0.0, 0.0]), atol=0.01, rtol=0.0)
 
@@ -157,8 +161,8 @@ def test_a_code_is_drawn_again_though_the_candidates_change_ranks(ours):
     draw = draws_for(n, 1)[:, 0]
     ranks = [x.topk(TOP_K).indices for x in (logits, nearly)]
     assert (ranks[0] != ranks[1]).any(dim=1).float().mean() > 0.05, "the case must not be trivial"
-    n_other = int((ours.choose(logits, None, draw) != ours.choose(nearly, None, draw)).sum())
-    assert n_other <= 1
+    one, other = (ours.sampler.choose(x, 1.0, None, draw) for x in (logits, nearly))
+    assert int((one != other).sum()) <= 1
 
 
 @torch.no_grad()

@@ -156,15 +156,16 @@ def test_the_view_is_a_dense_qwen3_over_codec_ids(checkpoint, tmp_path):
 @torch.no_grad()
 def test_the_predictor_behind_a_projection_has_the_codes_of_the_reference(checkpoint):
     pytest.importorskip("sglang")
-    from sglang_live.models.qwen3_tts.engine.talker import PREDICTOR_TEMPERATURE, PREDICTOR_TOP_P
+    from sglang_live.models.qwen3_tts.engine.talker import PREDICTOR_TEMPERATURE, TOP_K
     from sglang_live.models.speech_lm.code_predictor import CodePredictor
     from sglang_live.models.speech_lm.engine.weights import load_predictor_weight
+    from sglang_live.models.speech_lm.sampler import Sampler
     from test.qwen3_tts.reference import Reference
 
     reference = Reference(checkpoint)
     predictor = CodePredictor(
         tiny.PREDICTOR,
-        top_p=PREDICTOR_TOP_P,
+        sampler=Sampler(top_k=TOP_K),
         temperature=PREDICTOR_TEMPERATURE,
         talker_width=tiny.HIDDEN,
     )

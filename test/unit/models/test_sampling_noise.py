@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_live.models.speech_lm.code_predictor import TABLE_SIZE, GumbelTable, draws_of
+from sglang_live.models.speech_lm.sampler import TABLE_SIZE, GumbelTable, draws_of
 
 N_IDS = 50
 seeds = st.integers(-(2**63), 2**63 - 1)

@@ -16,7 +16,7 @@ def rows() -> TalkerRows:
         n_rows=4,
         max_frames=MAX_FRAMES,
         hidden=HIDDEN,
-        n_residual=N_RESIDUAL,
+        n_codes=N_RESIDUAL,
         codec_vocab=20,
         pad_id=PAD,
         device=torch.device("cpu"),

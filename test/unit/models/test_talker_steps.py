@@ -34,6 +34,7 @@ class FakePredictor(nn.Module):
 class FakeTalker(SimpleNamespace):
     """A talker without layers; its steps are the model's own."""
 
+    frame_lag = Qwen3OmniTalker.frame_lag
     _all_greedy = staticmethod(lambda greedy: False)
     complete_frames = Qwen3OmniTalker._complete_frames
     embed_extend = Qwen3OmniTalker._embed_extend
@@ -55,7 +56,7 @@ def talker() -> FakeTalker:
             n_rows=N_ROWS,
             max_frames=MAX_FRAMES,
             hidden=HIDDEN,
-            n_residual=N_RESIDUAL,
+            n_codes=N_RESIDUAL,
             codec_vocab=VOCAB,
             pad_id=PAD,
             device=torch.device("cpu"),

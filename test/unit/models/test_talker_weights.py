@@ -10,6 +10,7 @@ from sglang_live.models.qwen3_omni.engine.talker import weight_names
 from sglang_live.models.qwen3_omni.parts import THINKER_EMBEDDING
 from sglang_live.models.speech_lm.code_predictor import CodePredictor
 from sglang_live.models.speech_lm.engine.weights import load_talker_weights
+from sglang_live.models.speech_lm.sampler import Sampler
 
 PREDICTOR = {
     "vocab_size": 6,
@@ -32,7 +33,7 @@ class SmallTalker(nn.Module):
     def __init__(self):
         super().__init__()
         self.config = SimpleNamespace(num_experts=0)
-        self.code_predictor = CodePredictor(PREDICTOR, top_p=0.8)
+        self.code_predictor = CodePredictor(PREDICTOR, sampler=Sampler())
         self.model = nn.ModuleDict({"embed_tokens": nn.Embedding(6, 4)})
         self.codec_head = nn.Linear(4, 6, bias=False)
 

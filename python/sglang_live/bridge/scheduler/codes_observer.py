@@ -26,33 +26,34 @@ class CodesObserver:
         return self._model.frame_codes[: logits.shape[0]].clone()
 
     def after_sample(self, state: Tensor, token_ids: Tensor) -> "_DeviceFrames":
-        return _DeviceFrames(state, self._outbox, self._model.streams)
+        return _DeviceFrames(state, self._outbox, self._model)
 
 
 class _DeviceFrames:
-    def __init__(self, codes: Tensor, outbox: Outbox, streams: dict[str, TalkerStream]):
+    def __init__(self, codes: Tensor, outbox: Outbox, model):
         self._codes = codes
         self._outbox = outbox
-        self._streams = streams
+        self._model = model
 
     def copy_to_host(self, copy) -> "_HostFrames":
-        return _HostFrames(copy(self._codes), self._outbox, self._streams)
+        return _HostFrames(copy(self._codes), self._outbox, self._model)
 
 
 class _HostFrames:
-    def __init__(self, codes: Tensor, outbox: Outbox, streams: dict[str, TalkerStream]):
+    def __init__(self, codes: Tensor, outbox: Outbox, model):
         self._codes = codes
         self._outbox = outbox
-        self._streams = streams
+        self._streams: dict[str, TalkerStream] = model.streams
+        self._lag: int = model.frame_lag
 
     def consume(self, batch, commits) -> None:
-        """Send the frame that each committed token completed: the frame before the token's own."""
+        """Send the frame that each committed token completed: its own, or one before it."""
         rids, index, codes = [], [], []
         for req, commit, row in zip(batch.reqs, commits, self._codes.tolist(), strict=True):
             if commit is not None and row[0] >= 0:
                 stream = self._streams.get(req.rid)
                 rids.append(req.rid)
-                index.append(commit.output_index - 1 + (stream.n_dropped if stream else 0))
+                index.append(commit.output_index - self._lag + (stream.n_dropped if stream else 0))
                 codes.append(row)
         if rids:
             self._outbox.send(Frames(rids, index, codes))

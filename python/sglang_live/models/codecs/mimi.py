@@ -1,7 +1,7 @@
 """Mimi over streams: frames of codes to samples, and samples to frames of codes, exactly.
 
 In: frames of 80 ms, as codes or as samples. Out: the others.
-Owner: whoever has a stream holds its state; one encoder or decoder serves streams of any ages in
+Owner: VocoderEngine holds one stream per job; one encoder or decoder serves streams of any ages in
 one batch. Every sample is computed once. The transformers see the last 250 positions, 10 s.
 Source: MimiModel of transformers (kyutai/mimi), whose decoder keeps no columns of its convolutions
 and differs in chunks.

@@ -12,7 +12,7 @@ from typing import Any
 from sglang_live.errors import BadInputError
 from sglang_live.models.codecs import SnacConfig
 from sglang_live.models.family import ModelFacts, check_divided, check_number, read_json
-from sglang_live.models.piece_talker import PieceTalker, WrongCodeError
+from sglang_live.models.piece_talker import StockTalker, WrongCodeError
 from sglang_live.speakable.style import SpeechStyle
 
 # Behind Llama 3's own tokens come ten marks, then 4096 codes for each of the seven places of a
@@ -60,8 +60,9 @@ _DIVIDED = ("num_attention_heads", "intermediate_size")
 _FRAME_S = 2048 / 24_000  # SNAC's
 
 
-class OrpheusTalker(PieceTalker):
-    steps_per_frame, frame_s, chunk_frames = CODES_PER_FRAME, _FRAME_S, 4
+class OrpheusTalker(StockTalker):
+    codes_per_frame = steps_per_frame = CODES_PER_FRAME
+    frame_s, chunk_frames = _FRAME_S, 4
     stop_ids = STOP_IDS
     style = SpeechStyle()
     # Reference settings (orpheus_tts, OrpheusModel.generate_tokens_sync).

@@ -2,9 +2,6 @@
 
 Same arithmetic as transformers' Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration; the
 loop, its KV cache and the sampling run without a generation framework, batched over streams.
-The Gumbel noise of sampling is by seed, frame, step and id, independent of the other requests of a
-batch. It belongs to an id, not to the id's rank among the candidates: when KV is computed again,
-two nearly equal candidates can change ranks.
 """
 
 import warnings
@@ -15,56 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Entries of the table. A draw reads consecutive entries, one per id. Two draws have the same start
-# with a probability of 1 / TABLE_SIZE.
-TABLE_SIZE = 1 << 20
-
-
-def draws_of(seed: Tensor, frame: Tensor, n_steps: int) -> Tensor:
-    """Start indices in the table of a frame's steps.
-
-    Args:
-        seed: [n] int64 per stream.
-        frame: [n] int64 frame index.
-    Returns:
-        [n, n_steps] int64.
-    """
-    step = torch.arange(n_steps, device=seed.device, dtype=torch.int64)
-    x = (seed * 0x1000003 + frame).unsqueeze(1) * 0x9E3779B97F4A7C1 + step * 0xBF58476D1CE4E5B
-    return _mixed(x) & (TABLE_SIZE - 1)
-
-
-class GumbelTable(nn.Module):
-    """4 MiB of noise, the same in every process."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        uniform = ((_mixed(torch.arange(TABLE_SIZE)) >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
-        gumbel = -torch.log(-torch.log(uniform.clamp(1e-15, 1 - 1e-15)))
-        self.register_buffer("table", gumbel.float(), persistent=False)
-
-    def forward(self, draw: Tensor, ids: Tensor) -> Tensor:
-        """draw: [n] of `draws_of`; ids: [n, k] candidates. Returns [n, k] float32."""
-        return self.table[(draw.unsqueeze(1) + ids) & (TABLE_SIZE - 1)]
-
-
-def _mixed(x: Tensor) -> Tensor:
-    """Counter-based random 64-bit numbers: splitmix64 (Steele et al., OOPSLA 2014)."""
-    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
-        # int64 shifts are arithmetic: mask the copies of the sign bit away.
-        x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * factor
-    return x ^ ((x >> 31) & ((1 << 33) - 1))
-
-
-# Of every reference so far.
-TOP_K = 50
+from sglang_live.models.speech_lm.sampler import Sampler
 
 
 class CodePredictor(nn.Module):
     """
     Args:
         config: code_predictor_config of the checkpoint, as a plain dict.
-        top_p, temperature: of sampled codes.
+        sampler, temperature: of sampled codes.
         talker_width: of the talker's states and of the codes' embeddings, if it is another than
             the predictor's own, to which small_to_mtp_projection then leads.
     """
@@ -73,12 +28,12 @@ class CodePredictor(nn.Module):
         self,
         config: dict[str, Any],
         *,
-        top_p: float,
+        sampler: Sampler,
         temperature: float = 1.0,
         talker_width: int | None = None,
     ):
         super().__init__()
-        self._top_p = top_p
+        self.sampler = sampler
         self._temperature = temperature
         self.n_steps = config["num_code_groups"] - 1
         self.head_dim = (
@@ -93,7 +48,6 @@ class CodePredictor(nn.Module):
             _Layer(config, self.head_dim) for _ in range(config["num_hidden_layers"])
         )
         self.norm = nn.RMSNorm(hidden, eps=config["rms_norm_eps"])
-        self.gumbel = GumbelTable()
         self.codec_embedding = nn.Parameter(torch.empty(self.n_steps, vocab, self._width))
         self.lm_head = nn.Parameter(torch.empty(self.n_steps, vocab, hidden))
         rope = config.get("rope_parameters") or {}
@@ -142,7 +96,8 @@ class CodePredictor(nn.Module):
                 x = layer(x, cache, at, width)
             at += width
             logits = F.linear(_unit(x[width - 1 :: width], self._eps), self.lm_head[step])
-            code = self.choose(logits, greedy, None if draws is None else draws[:, step])
+            draw = None if draws is None else draws[:, step]
+            code = self.sampler.choose(logits, self._temperature, greedy, draw)
             embed = F.embedding(code, self.codec_embedding[step])
             codes.append(code)
             embed_sum = embed_sum + embed
@@ -157,22 +112,6 @@ class CodePredictor(nn.Module):
         """Sum of residual embeddings of known frames: codes [n, n_steps] -> [n, width]."""
         group = torch.arange(self.n_steps, device=codes.device)
         return self.codec_embedding[group, codes].sum(dim=1)
-
-    def choose(self, logits: Tensor, greedy: Tensor | None, draw: Tensor | None) -> Tensor:
-        """Codes [n] from logits [n, vocab]; greedy and draw as in forward(), of one step."""
-        if draw is None:
-            return logits.argmax(dim=-1)
-        top, ids = logits.float().topk(min(TOP_K, logits.shape[-1]), dim=-1)
-        if self._temperature != 1:
-            top = top / self._temperature
-        # Nucleus in descending order: keep a token while the mass before it is below top_p.
-        mass = top.softmax(dim=-1)
-        before = mass.cumsum(dim=-1) - mass
-        perturbed = (top + self.gumbel(draw, ids)).masked_fill(before >= self._top_p, -torch.inf)
-        pick = perturbed.argmax(dim=-1, keepdim=True)
-        if greedy is not None:
-            pick = pick.masked_fill(greedy.unsqueeze(1), 0)
-        return ids.gather(1, pick).squeeze(1)
 
 
 def traced(predictor: CodePredictor) -> Callable[..., tuple[Tensor, Tensor]]:

@@ -27,7 +27,7 @@ class TalkerStream:
         text_ids: text that decode steps add to their frames, one id per frame.
         text_done: whether the text is complete; later frames get tts_pad.
         mid_prefill: whether the running batch has a chunk of its prefill that is not the last.
-        n_frames: frames whose residual codes a launched step has computed.
+        n_frames: frames whose codes a launched step has computed.
         sink: tokens before the frames that compaction dropped.
         n_dropped: dropped frames; the token at index i >= sink has position i + n_dropped.
         saved: contents of its row, while a retracted request has none.
@@ -91,7 +91,7 @@ class AudioStates:
 
 @dataclass(frozen=True, slots=True)
 class SavedRow:
-    """Contents of a row: codes [n_frames, n_residual], past_hidden [hidden], seen [codec_vocab]."""
+    """Contents of a row: codes [n_frames, n_codes], past_hidden [hidden], seen [codec_vocab]."""
 
     codes: Tensor
     past_hidden: Tensor
@@ -105,7 +105,8 @@ class TalkerRows:
     prompt_len:  [n_rows] int64.
     n_dropped:   [n_rows] int64, frames that compaction has dropped.
     text_ids:    [n_rows, max_frames] int32, tts_pad where no text has come.
-    codes:       [n_rows, max_frames, n_residual] int16.
+    codes:       [n_rows, max_frames, n_codes] int16, those of a frame that its id does not tell,
+                 or all of them (engine/frame_lm.py).
     seen:        [n_rows, codec_vocab] bool, codes 0 generated so far.
     penalty:     [n_rows] float32, repetition penalty.
     temperature: [n_rows] float32, of code 0 where not greedy.
@@ -117,7 +118,7 @@ class TalkerRows:
         n_rows: int,
         max_frames: int,
         hidden: int,
-        n_residual: int,
+        n_codes: int,
         codec_vocab: int,
         pad_id: int,
         device: torch.device,
@@ -135,7 +136,7 @@ class TalkerRows:
         self.temperature = torch.ones(n_rows, device=device)
         shape = (n_rows, max_frames)
         self.text_ids = torch.full(shape, pad_id, device=device, dtype=torch.int32)
-        self.codes = torch.zeros(*shape, n_residual, device=device, dtype=torch.int16)
+        self.codes = torch.zeros(*shape, n_codes, device=device, dtype=torch.int16)
 
     def bind(self, stream: TalkerStream, row: int) -> None:
         """Assign a row at the first prefill, and again after a retraction."""

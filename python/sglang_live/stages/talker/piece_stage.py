@@ -1,4 +1,4 @@
-"""The talker stage of a model that SGLang serves by itself: it speaks a response piece by piece.
+"""The talker stage of a model that speaks a response piece by piece.
 
 In: the text of any language model, as it grows. Out: codec frames, each piece an utterance of its
 own, and marks that tell when the words end. A piece is one request of the engine. The next one
@@ -9,11 +9,9 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,6 +24,7 @@ from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV, STAGE_ENV, S
 from sglang_live.ids import FLEX_PREFIX, SPEAK_PREFIX, WARM_UP
 from sglang_live.messages import (
     CodecFrames,
+    Frames,
     Heard,
     PolicyReport,
     StreamEvents,
@@ -34,9 +33,9 @@ from sglang_live.messages import (
     TalkerRequest,
 )
 from sglang_live.models.codecs import END_CODE
-from sglang_live.models.piece_talker import PieceTalker, WrongCodeError
+from sglang_live.models.piece_talker import FrameTalker, PieceTalker, StockTalker
 from sglang_live.speakable.pieces import Piece, Pieces
-from sglang_live.stages.engine_host import EngineHost
+from sglang_live.stages.engine_host import EXTERNAL_MODELS_ENV, EngineHost
 from sglang_live.stages.engine_link import (
     FeedSocket,
     HeardFeed,
@@ -45,6 +44,12 @@ from sglang_live.stages.engine_link import (
     StreamEventRoutes,
 )
 from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.talker.piece_engine import (
+    OwnPieces,
+    PieceEngine,
+    PieceRequest,
+    StockPieces,
+)
 from sglang_live.stages.token_places import TokenPlaces
 from sglang_live.stages.transport.server import ServedJob
 
@@ -181,40 +186,38 @@ class PieceStage:
         self.model = model
         steps = model.steps_per_frame
         os.environ |= {
-            STAGE_ENV: PIECE_TALKER,
             INBOX_ENV: inbox,
             OUTBOX_ENV: outbox,
             STEPS_ENV: steps_text(model.frame_s / steps, steps * model.chunk_frames),
         }
-        self.host = EngineHost(
-            spec,
-            {
-                "skip_tokenizer_init": True,
-                # SGLang's kernels of other backends take no seeds.
-                "sampling_backend": "pytorch",
-                "stream_interval": steps,
-                "max_running_requests": MAX_RUNNING,
-                **model.engine_args(Path(spec.cache_dir)),
-                **spec.engine_args,
-            },
-            engine=PIECE_TALKER,
-        )
-        self.engine = self.host.engine
         self._outbox, feed, self._clock = outbox, FeedSocket(inbox), MonotonicClock()
+        self._pieces: PieceEngine
+        if isinstance(model, StockTalker):
+            self.host = _stock_host(spec, model)
+            self._pieces = StockPieces(self.host, model)
+        else:
+            assert isinstance(model, FrameTalker)
+            self.host = _own_host(spec, model)
+            self._pieces = OwnPieces(self.host, model, feed.send)
+        self.engine = self.host.engine
         self._heard = HeardFeed(feed.send, self._clock) if spec.policies else None
         self._totals = PolicyTotals()
         self._stream_events = StreamEventRoutes()
         self._n_jobs = 0
-        self._counts = dict.fromkeys(
-            ("pieces", "frames", "speech_truncated", "codes_refused", "unspeakable"), 0.0
-        )
+        self._counts = dict.fromkeys(("pieces", "frames", "speech_truncated", "unspeakable"), 0.0)
 
     async def start(self) -> None:
         self._reader = vital(self._read_reports(), "read reports")
-        prompt = self.model.prompt(self.model.voices[0], "Hello.")
-        sampling = {**self.model.sampling, "max_new_tokens": 2 * self.model.steps_per_frame}
-        rid = ids.new_rid(SPEAK_PREFIX, WARM_UP)
-        await self.host.run(rid, input_ids=prompt, sampling_params=sampling)
+        request = PieceRequest(
+            rid=ids.new_rid(SPEAK_PREFIX, WARM_UP),
+            prompt=self.model.prompt(self.model.voices[0], "Hello."),
+            seed=0,
+            temperature=None,
+            most_frames=2,
+        )
+        async with aclosing(self._pieces.frames(request)) as found:
+            async for _ in found:
+                pass
         await self.host.freeze()
         self.host.watch_over()
 
@@ -238,7 +241,7 @@ class PieceStage:
         """It keeps nothing of a session."""
 
     def load(self) -> dict[str, float]:
-        own = {"replies": float(self._n_jobs), **self._counts}
+        own = {"replies": float(self._n_jobs), **self._counts, **self._pieces.counts}
         return {**self.host.load(), **self._totals.load(), **own}
 
     async def _read(self, job: ServedJob, speech: PieceSpeech) -> None:
@@ -257,39 +260,28 @@ class PieceStage:
         """Speak piece after piece. Returns whether any of them did not end by itself."""
         is_cut, number = False, 0
         while (piece := await speech.next()) is not None:
-            sampling = {
-                **self.model.sampling,
-                "stop_token_ids": list(self.model.stop_ids),
-                # A seed of its own: equal pieces need not sound equal.
-                "sampling_seed": (request.seed + number) & _MOST_SEED,
-            }
-            if request.temperature is not None:
-                sampling["temperature"] = request.temperature
-            prompt = self.model.prompt(request.voice, piece.spoken)
-            speech.n_read += len(prompt)
-            rid = ids.new_rid(FLEX_PREFIX if request.flex else SPEAK_PREFIX, job.job_id)
-            is_cut |= await self._speak_piece(job, rid, speech, piece, prompt, sampling)
+            spoken = PieceRequest(
+                rid=ids.new_rid(FLEX_PREFIX if request.flex else SPEAK_PREFIX, job.job_id),
+                prompt=self.model.prompt(request.voice, piece.spoken),
+                # Of its own: equal pieces need not sound equal.
+                seed=(request.seed + number) & _MOST_SEED,
+                temperature=request.temperature,
+                most_frames=piece.most_frames,
+            )
+            speech.n_read += len(spoken.prompt)
+            is_cut |= await self._speak_piece(job, speech, piece, spoken)
             number += 1
         return is_cut
 
     async def _speak_piece(
-        self,
-        job: ServedJob,
-        rid: str,
-        speech: PieceSpeech,
-        piece: SpokenPiece,
-        prompt: list[int],
-        sampling: dict[str, Any],
+        self, job: ServedJob, speech: PieceSpeech, piece: SpokenPiece, request: PieceRequest
     ) -> bool:
         """Returns whether the piece reached the bound of its length."""
-        room = max(1, self.host.context_tokens - len(prompt) - 1)
-        n_most = min(room, self.model.steps_per_frame * piece.most_frames + 1)
+        rid, is_cut = request.rid, False
         self._stream_events.add(rid, job)
         self._counts["pieces"] += 1
-        request = {"input_ids": prompt, "sampling_params": {**sampling, "max_new_tokens": n_most}}
-        is_cut = False
         try:
-            async with aclosing(self._frames(rid, request)) as found:
+            async with aclosing(self._pieces.frames(request)) as found:
                 async for frames, finish in found:
                     is_cut = finish == "length"
                     if not speech.rid:
@@ -302,31 +294,12 @@ class PieceStage:
             self._stream_events.remove(rid)
             if self._heard is not None:
                 self._heard.forget(rid)
-        end = np.full((1, self.model.steps_per_frame), END_CODE, "<i2")
+        end = np.full((1, self.model.codes_per_frame), END_CODE, "<i2")
         await job.send(CodecFrames(job.job_id, end.tobytes(), 0, speech.end(piece)))
         if is_cut:
             self._counts["speech_truncated"] += 1
             log.warning("speech_truncated job=%s n_frames=%d", job.job_id, piece.n_frames)
         return is_cut
-
-    async def _frames(
-        self, rid: str, request: dict[str, Any]
-    ) -> AsyncGenerator[tuple[list[list[int]], str], None]:
-        """Frames of one request as they come, and how it has finished; "" before."""
-        reader, n_read = self.model.frames(), 0
-        async with aclosing(self.host.stream(rid, **request)) as chunks:
-            async for chunk in chunks:
-                reason = chunk["meta_info"]["finish_reason"]
-                found = chunk["output_ids"][n_read:]
-                n_read += len(found)
-                if reason is not None and found and found[-1] in self.model.stop_ids:
-                    del found[-1]
-                try:
-                    frames = reader.add(found)
-                except WrongCodeError:
-                    self._counts["codes_refused"] += 1
-                    raise
-                yield frames, "" if reason is None else reason["type"]
 
     async def _send(
         self, job: ServedJob, speech: PieceSpeech, piece: SpokenPiece, frames: list[list[int]]
@@ -344,5 +317,33 @@ class PieceStage:
         async for report in Reports(self._outbox):
             if isinstance(report, StreamEvents):
                 self._stream_events.pass_on(report)
+            elif isinstance(report, Frames):
+                self._pieces.take(report)
             elif isinstance(report, PolicyReport):
                 self._totals.take(report)
+
+
+def _stock_host(spec: StageSpec, model: StockTalker) -> EngineHost:
+    os.environ[STAGE_ENV] = PIECE_TALKER
+    args = {
+        "skip_tokenizer_init": True,
+        # SGLang's kernels of other backends take no seeds.
+        "sampling_backend": "pytorch",
+        "stream_interval": model.steps_per_frame,
+        "max_running_requests": MAX_RUNNING,
+        **model.engine_args(Path(spec.cache_dir)),
+        **spec.engine_args,
+    }
+    return EngineHost(spec, args, engine=PIECE_TALKER)
+
+
+def _own_host(spec: StageSpec, model: FrameTalker) -> EngineHost:
+    os.environ[EXTERNAL_MODELS_ENV] = model.external_models
+    n_running = spec.engine_args.get("max_running_requests", MAX_RUNNING)
+    args = {
+        "skip_tokenizer_init": True,
+        "max_running_requests": n_running,
+        **model.engine_args(Path(spec.cache_dir), n_running + 2),
+        **spec.engine_args,
+    }
+    return EngineHost(spec, args)

@@ -101,12 +101,14 @@ class FrameQueue:
         self._notify()
 
     async def expect(self, n_frames: int) -> None:
-        """Set how many frames there are, and wait until they have come.
+        """Set how many frames there are, or will be at least, and wait until they have come.
 
         Raises:
             StageFailedError: some did not come.
         """
         self._expected = n_frames
+        if self._next < n_frames:
+            self._all_in.clear()
         self._notify()
         try:
             await asyncio.wait_for(self._all_in.wait(), FRAMES_TIMEOUT_S)

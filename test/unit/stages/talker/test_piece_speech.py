@@ -13,11 +13,7 @@ FRAME_S = 0.1
 class Model(PieceTalker):
     style, frame_s = SpeechStyle(), FRAME_S
 
-    def engine_args(self, cache_dir): ...
-
     def prompt(self, voice, text): ...
-
-    def frames(self): ...
 
 
 class Clock:

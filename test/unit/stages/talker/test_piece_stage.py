@@ -7,10 +7,21 @@ import numpy as np
 import pytest
 
 from sglang_live.clock import MonotonicClock
-from sglang_live.messages import CodecFrames, Heard, TalkerDone, TalkerInput, TalkerRequest
+from sglang_live.messages import (
+    CodecFrames,
+    Frames,
+    Heard,
+    TalkerDone,
+    TalkerForget,
+    TalkerInput,
+    TalkerPrompt,
+    TalkerRequest,
+    TalkerText,
+)
 from sglang_live.models.codecs import END_CODE
-from sglang_live.models.piece_talker import PieceTalker, WrongCodeError
+from sglang_live.models.piece_talker import FrameTalker, StockTalker, WrongCodeError
 from sglang_live.speakable.style import SpeechStyle
+from sglang_live.stages.talker.piece_engine import OwnPieces, PieceEngine, StockPieces
 from sglang_live.stages.talker.piece_stage import PieceStage
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
@@ -34,9 +45,10 @@ class PairReader:
         return frames
 
 
-class Model(PieceTalker):
+class Model(StockTalker):
     voices, style = ("anna",), SpeechStyle()
-    steps_per_frame, frame_s, chunk_frames = 2, 0.1, 4
+    codes_per_frame = steps_per_frame = 2
+    frame_s, chunk_frames = 0.1, 4
     stop_ids, sampling = (STOP,), {"temperature": 0.6}
 
     def engine_args(self, cache_dir): ...
@@ -95,9 +107,10 @@ class FakeJob:
         return np.frombuffer(codes, "<i2").reshape(-1, 2).tolist()
 
 
-def piece_stage(host: FakeHost) -> PieceStage:
+def piece_stage(host: FakeHost, pieces: PieceEngine | None = None) -> PieceStage:
     stage = object.__new__(PieceStage)
     stage.model, stage.host, stage._clock = Model(), host, MonotonicClock()
+    stage._pieces = pieces or StockPieces(host, stage.model)
     stage.passed = []
     stage._heard = SimpleNamespace(
         put=lambda rid, progress: stage.passed.append((rid, progress.heard_s)),
@@ -105,7 +118,7 @@ def piece_stage(host: FakeHost) -> PieceStage:
     )
     stage._stream_events = SimpleNamespace(add=lambda *a: None, remove=lambda *a: None)
     stage._n_jobs = 0
-    names = ("pieces", "frames", "speech_truncated", "codes_refused", "unspeakable")
+    names = ("pieces", "frames", "speech_truncated", "unspeakable")
     stage._counts = dict.fromkeys(names, 0.0)
     return stage
 
@@ -141,7 +154,7 @@ async def test_a_code_in_a_wrong_place_fails_the_response_and_is_counted():
     stage, job = piece_stage(host), FakeJob(TEXT)
     with pytest.raises(WrongCodeError, match="id 12"):
         await stage.run(job)
-    assert stage._counts["codes_refused"] == 1
+    assert stage._pieces.counts["codes_refused"] == 1
     assert job.frames() == [[1, 11]] and host.n_open == 0
 
 
@@ -180,3 +193,79 @@ async def test_a_text_of_which_nothing_is_said_needs_no_engine():
     job = FakeJob(TalkerInput("job", [], True, "😀 😀\n", 4))
     await piece_stage(FakeHost()).run(job)
     assert job.sent == [TalkerDone("job", finish="stop", n_frames=0)]
+
+
+class OwnModel(FrameTalker):
+    """A class of its own draws frames of two codes; STOP comes without one."""
+
+    voices, style = ("anna",), SpeechStyle()
+    codes_per_frame, frame_s, chunk_frames = 2, 0.1, 4
+    end_id, temperature, repetition_penalty = STOP, 0.9, 1.1
+
+    def engine_args(self, cache_dir, n_rows): ...
+
+    def prompt(self, voice, text):
+        return [len(word) for word in text.split()]
+
+
+class ReportingHost(FakeHost):
+    """Its scheduler reports the frame of every id but STOP, before or behind the id."""
+
+    def __init__(self, *written: list[int], late: bool, **kwargs):
+        super().__init__(*written, **kwargs)
+        self.late = late
+        self.fed: list = []
+        self.pieces = OwnPieces(self, OwnModel(), self.fed.append)
+
+    async def stream(self, rid: str, **request):
+        async for chunk in super().stream(rid, **request):
+            *_, last = ids = chunk["output_ids"]
+            loop = asyncio.get_running_loop()
+            report = Frames([rid, "other"], [len(ids) - 1, 7], [[last, 10 + last], [0, 0]])
+            if last == STOP:
+                pass
+            elif self.late:
+                loop.call_soon(self.pieces.take, report)
+            else:
+                self.pieces.take(report)
+            yield chunk
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_class_of_its_own_is_told_each_piece_and_reports_its_frames(late):
+    host = ReportingHost([1, 2, STOP], [3, STOP], late=late)
+    stage, job = piece_stage(host, host.pieces), FakeJob(TEXT)
+    await stage.run(job)
+    assert job.frames() == [[1, 11], [2, 12], END, [3, 13], END]
+    assert job.sent[-1] == TalkerDone("job", finish="stop", n_frames=3, n_read=6)
+    rids = [request["rid"] for request in host.requests]
+    told = [message for message in host.fed if isinstance(message, TalkerPrompt)]
+    assert [(m.rid, m.prompt_len, m.seed, m.greedy) for m in told] == [
+        (rids[0], 4, 5, False),
+        (rids[1], 2, 6, False),
+    ]
+    assert {(m.temperature, m.penalty) for m in told} == {(0.9, 1.1)}
+    assert [type(m) for m in host.fed] == [TalkerPrompt, TalkerText, TalkerForget] * 2
+    assert all(m.done for m in host.fed if isinstance(m, TalkerText)), "no step waits for text"
+    assert {request["sampling_params"]["temperature"] for request in host.requests} == {0.0}
+
+
+async def test_a_class_of_its_own_that_misses_its_end_is_bounded():
+    host = ReportingHost([1, 2], [3], late=True, finish="length")
+    stage, job = piece_stage(host, host.pieces), FakeJob(TEXT, temperature=0.0)
+    await stage.run(job)
+    assert job.frames() == [[1, 11], [2, 12], END, [3, 13], END]
+    assert job.sent[-1].finish == "length"
+    assert host.fed[0].greedy
+
+
+async def test_a_piece_of_a_class_of_its_own_that_is_cancelled_is_forgotten():
+    host = ReportingHost([1, STOP], late=False)
+    host.gate.clear()
+    running = asyncio.create_task(piece_stage(host, host.pieces).run(job := FakeJob(TEXT)))
+    while not host.n_open:
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert isinstance(host.fed[-1], TalkerForget) and job.sent == [] and host.n_open == 0
+    host.pieces.take(Frames([host.fed[-1].rid], [0], [[1, 2]]))  # of a step in flight

@@ -21,10 +21,12 @@ from sglang_live.models.qwen3_omni.parts import THINKER_EMBEDDING
 from sglang_live.models.speech_lm.code_predictor import CodePredictor
 from sglang_live.models.speech_lm.engine.talker import Projection, SpeechLM
 from sglang_live.models.speech_lm.engine.weights import WeightNames, load_talker_weights
+from sglang_live.models.speech_lm.sampler import Repetition, Sampler
 from sglang_live.models.speech_lm.talker_state import TalkerStream
 
 # Fixed in the reference (transformers, talker.prepare_inputs_for_generation).
-PREDICTOR_TOP_P = 0.8
+TOP_K, PREDICTOR_TOP_P = 50, 0.8
+N_CONTROL_IDS = 1024
 
 
 class _SharedExpertMoe(nn.Module):
@@ -91,7 +93,12 @@ class Qwen3OmniTalker(SpeechLM):
         super().__init__(
             config,
             Qwen2MoeModel(config, quant_config, prefix="model", decoder_layer_type=_TalkerLayer),
-            CodePredictor(talker["code_predictor_config"], top_p=PREDICTOR_TOP_P),
+            CodePredictor(
+                talker["code_predictor_config"],
+                sampler=Sampler(top_k=TOP_K, top_p=PREDICTOR_TOP_P),
+            ),
+            sampler=Sampler(top_k=TOP_K, repetition=Repetition()),
+            n_control_ids=N_CONTROL_IDS,
             text_vocab=talker["thinker_vocab_size"],
             text_widths=(talker["thinker_hidden_size"], config.intermediate_size),
         )

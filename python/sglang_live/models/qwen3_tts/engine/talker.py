@@ -11,9 +11,11 @@ from sglang_live.models.qwen3_tts.speaker import embeddings_of
 from sglang_live.models.speech_lm.code_predictor import CodePredictor
 from sglang_live.models.speech_lm.engine.talker import SpeechLM
 from sglang_live.models.speech_lm.engine.weights import WeightNames, load_talker_weights
+from sglang_live.models.speech_lm.sampler import Repetition, Sampler
 
 # Defaults of the reference (qwen_tts, Qwen3TTSForConditionalGeneration.generate).
-PREDICTOR_TOP_P, PREDICTOR_TEMPERATURE = 1.0, 0.9
+TOP_K, PREDICTOR_TEMPERATURE = 50, 0.9
+N_CONTROL_IDS = 1024
 NAMES = WeightNames(
     embedding="talker.model.text_embedding.weight",
     renamed=(("model.codec_embedding.", "model.embed_tokens."),),
@@ -31,10 +33,12 @@ class Qwen3TTSTalker(SpeechLM):
             Qwen3Model(config, quant_config, prefix="model"),
             CodePredictor(
                 talker["code_predictor_config"],
-                top_p=PREDICTOR_TOP_P,
+                sampler=Sampler(top_k=TOP_K),
                 temperature=PREDICTOR_TEMPERATURE,
                 talker_width=config.hidden_size,
             ),
+            sampler=Sampler(top_k=TOP_K, repetition=Repetition()),
+            n_control_ids=N_CONTROL_IDS,
             text_vocab=talker["text_vocab_size"],
             text_widths=(talker["text_hidden_size"], talker["text_hidden_size"]),
         )

@@ -13,24 +13,14 @@ from sglang.srt.model_executor.runner_utils.capture_mode import get_is_capture_m
 from torch import Tensor, nn
 
 from sglang_live.models.host_copy import copy_to
-from sglang_live.models.speech_lm.code_predictor import TOP_K, CodePredictor, draws_of, traced
+from sglang_live.models.speech_lm.code_predictor import CodePredictor, traced
+from sglang_live.models.speech_lm.engine.steps import all_greedy, chunks, logical_positions
+from sglang_live.models.speech_lm.sampler import Sampler, draws_of
 from sglang_live.models.speech_lm.talker_ids import TalkerIds
 from sglang_live.models.speech_lm.talker_state import TalkerRows, TalkerStream
 
-# The last ids of the codec vocabulary are controls; of these only the end may be sampled.
-N_CONTROL_IDS = 1024
 # Separates the noise of code 0 from that of the residual codes.
 CODE0_SALT = 0x5DEECE66D
-
-
-def _chunks(forward_batch):
-    """(rid, prefix_len, extend_len) of every request of a prefill batch."""
-    return zip(
-        forward_batch.rids,
-        forward_batch.extend_prefix_lens_cpu,
-        forward_batch.extend_seq_lens_cpu,
-        strict=True,
-    )
 
 
 class Projection(nn.Module):
@@ -53,8 +43,10 @@ class SpeechLM(nn.Module):
         step completed, -1 where a prefill completed none. A captured graph runs no Python, so
         every kind of step writes it on the device.
     min_frames: before these the end is not sampled.
+    frame_lag: steps behind the one that samples code 0, in which the frame becomes complete.
     """
 
+    frame_lag = 1
     min_frames = 0
     rows: TalkerRows
     frame_codes: Tensor
@@ -65,6 +57,8 @@ class SpeechLM(nn.Module):
         backbone: nn.Module,
         predictor: CodePredictor,
         *,
+        sampler: Sampler,
+        n_control_ids: int,
         text_vocab: int,
         text_widths: tuple[int, int],
     ):
@@ -73,6 +67,8 @@ class SpeechLM(nn.Module):
             config: of SGLang's model; its `talker` has the ids of control tokens, and the settings
                 live_rows and live_max_frames are overrides.
             backbone: with the codec embedding as embed_tokens.
+            sampler: of code 0, with a penalty for all codes of the response.
+            n_control_ids: at the end of the codec vocabulary; of these only the end is sampled.
             text_vocab: number of text ids.
             text_widths: of the text embedding, and inside the projection.
         """
@@ -82,6 +78,7 @@ class SpeechLM(nn.Module):
         self.ids = TalkerIds(config.vocab_size, text_vocab)
         self.model = backbone
         self.codec_head = ParallelLMHead(config.vocab_size, config.hidden_size)
+        self.sampler = sampler
         self.code_predictor = predictor
         self._predict_codes = predictor.forward
         self.text_projection = Projection(*text_widths, config.hidden_size)
@@ -90,7 +87,7 @@ class SpeechLM(nn.Module):
             "text_table", torch.empty(text_vocab, config.hidden_size), persistent=False
         )
         self.register_buffer("allowed", torch.zeros(config.vocab_size), persistent=False)
-        self.allowed[config.vocab_size - N_CONTROL_IDS :] = -torch.inf
+        self.allowed[config.vocab_size - n_control_ids :] = -torch.inf
         self.allowed[talker["codec_eos_token_id"]] = 0.0
         self.logits_processor = LogitsProcessor(config)
         self.streams: dict[str, TalkerStream] = {}
@@ -117,7 +114,7 @@ class SpeechLM(nn.Module):
             n_rows=n_rows,
             max_frames=max_frames,
             hidden=self.config.hidden_size,
-            n_residual=self.code_predictor.n_steps,
+            n_codes=self.code_predictor.n_steps,
             codec_vocab=self.config.vocab_size,
             pad_id=self.config.talker["tts_pad_token_id"],
             device=weight.device,
@@ -135,7 +132,7 @@ class SpeechLM(nn.Module):
             positions = positions + self.rows.n_dropped[rows]
             embeds = self._complete_frames(input_ids, rows, forward_batch.seq_lens)
         else:
-            positions = self._logical_positions(positions, forward_batch)
+            positions = logical_positions(positions, forward_batch, self.streams)
             embeds = self._embed_extend(input_ids, forward_batch)
             if forward_batch.forward_mode.is_extend():
                 self._keep_frames_of_extend(input_ids, forward_batch)
@@ -151,26 +148,12 @@ class SpeechLM(nn.Module):
         self._sample(output.next_token_logits, rows, frame)
         return output
 
-    def _logical_positions(self, positions: Tensor, forward_batch) -> Tensor:
-        """Positions of a prefill, with the offset of frames that a retracted request dropped."""
-        if not forward_batch.forward_mode.is_extend():
-            return positions
-        at = 0
-        for rid, prefix, n in _chunks(forward_batch):
-            stream = self.streams.get(rid)
-            if stream is not None and stream.dropped_before(prefix + n - 1):
-                first = max(stream.sink - prefix, 0)
-                positions = positions.clone()
-                positions[at + first : at + n] += stream.n_dropped
-            at += n
-        return positions
-
     def _keep_last_hidden(self, hidden: Tensor, forward_batch) -> None:
         """Store the last hidden states of a prefill. A retracted request needs its old state
         until its last chunk.
         """
         end = 0
-        for rid, _, n in _chunks(forward_batch):
+        for rid, _, n in chunks(forward_batch):
             end += n
             stream = self.streams.get(rid)
             if stream is not None and not stream.mid_prefill:
@@ -183,9 +166,8 @@ class SpeechLM(nn.Module):
         SGLang's own penalty does not fit: with overlap its history lags by one step, and it begins
         with a prompt id.
         """
-        penalty = self.rows.penalty[rows].unsqueeze(1).to(logits.dtype)
-        scaled = torch.where(logits < 0, logits * penalty, logits / penalty)
-        logits.copy_(torch.where(self.rows.seen[rows], scaled, logits))
+        seen, penalty = self.rows.seen[rows], self.rows.penalty[rows]
+        logits.copy_(self.sampler.penalised(logits, seen, penalty))
         logits.add_(self.allowed)
         if self.min_frames:
             end = logits[:, self.config.talker["codec_eos_token_id"]]
@@ -202,11 +184,8 @@ class SpeechLM(nn.Module):
         if self._all_greedy(greedy):
             return
         draw = draws_of(state.seed[rows] ^ CODE0_SALT, frame, 1)[:, 0]
-        top, ids = logits.float().topk(TOP_K, dim=-1)
-        noise = self.code_predictor.gumbel(draw, ids)
-        score = top / state.temperature[rows].unsqueeze(1) + noise
-        pick = ids.gather(1, score.argmax(dim=-1, keepdim=True))
-        only = torch.full_like(logits, -torch.inf).scatter_(1, pick, 0.0)
+        pick = self.sampler.choose(logits, state.temperature[rows], None, draw)
+        only = torch.full_like(logits, -torch.inf).scatter_(1, pick.unsqueeze(1), 0.0)
         logits.copy_(torch.where(greedy.unsqueeze(1), logits, only))
 
     def _complete_frames(self, code0: Tensor, rows: Tensor, seq_lens: Tensor) -> Tensor:
@@ -230,12 +209,7 @@ class SpeechLM(nn.Module):
         self.frame_codes[: len(code0)] = torch.cat((code0.unsqueeze(1), codes), dim=1)
         return first + residual + self.text_table[state.text_ids[rows, frame].long()]
 
-    @staticmethod
-    def _all_greedy(greedy: Tensor) -> bool:
-        # A branch on device data would sync, and a captured graph must not branch at all.
-        if greedy.device.type != "cpu" or get_is_capture_mode():
-            return False
-        return bool(greedy.all())
+    _all_greedy = staticmethod(all_greedy)
 
     def _embed_extend(self, input_ids: Tensor, forward_batch) -> Tensor:
         """Embeddings [n_tokens, hidden] of a prefill: prompts, and frames of retracted requests."""
@@ -243,7 +217,7 @@ class SpeechLM(nn.Module):
         if not forward_batch.forward_mode.is_extend():
             return embeds
         at = 0
-        for rid, prefix, n in _chunks(forward_batch):
+        for rid, prefix, n in chunks(forward_batch):
             stream = self.streams.get(rid)
             if stream is not None:
                 ids = input_ids[at : at + n]
@@ -311,7 +285,7 @@ class SpeechLM(nn.Module):
         kept = self.frame_codes[: len(forward_batch.rids)]
         kept.fill_(-1)
         at = 0
-        for codes, (rid, prefix, n) in zip(kept, _chunks(forward_batch), strict=True):
+        for codes, (rid, prefix, n) in zip(kept, chunks(forward_batch), strict=True):
             stream = self.streams.get(rid)
             if stream is not None and prefix + n > stream.prompt_len:
                 frame = stream.frame_at(prefix + n - 1)
