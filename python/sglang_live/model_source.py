@@ -40,7 +40,7 @@ from sglang_live.models.family import (
 )
 from sglang_live.models.smollm2.location import converted_directory, is_converted
 from sglang_live.models.speech_kinds import RECOGNISERS, VOICES
-from sglang_live.models.voice_files import voice_files
+from sglang_live.models.voice_files import voice_files, words_of
 from sglang_live.settings import Settings, add_flags, flag, read_flags
 from sglang_live.stages.endings import telling_line
 
@@ -158,13 +158,16 @@ class ModelSource(Settings):
             return facts
         if not facts.clones_voices:
             raise BadInputError(
-                f"--voices: {speaks} has no speaker encoder, so it takes on no voices; of "
-                "Qwen3-TTS the Base checkpoints have one"
+                f"--voices: {speaks} has no speaker encoder, so it takes on no voices; CSM and the "
+                "Base checkpoints of Qwen3-TTS do"
             )
         names = voice_files(self.recordings)
         known = {name.lower() for name in facts.voices}
         if same := [file for name, file in names.items() if name.lower() in known]:
             raise BadInputError(f"--voices: {same[0]} has the name of a voice of {speaks}")
+        if facts.voices_need_words:
+            for file in names.values():
+                words_of(file)
         return replace(facts, voices=(*facts.voices, *names), recordings=self.recordings)
 
     def _directory(self, cache_dir: Path) -> Path:

@@ -14,6 +14,7 @@ import soundfile as sf
 import websockets
 
 from sglang_live.models.qwen3_tts.parts import TTSTalker
+from test.csm import checkpoint as tiny_csm
 from test.e2e.conftest import DATA, Server, running_server, wait_until
 from test.orpheus import checkpoint as tiny_orpheus
 from test.qwen3_tts import checkpoint as tiny
@@ -119,6 +120,32 @@ async def test_orpheus_alone_speaks_in_pieces(tmp_path_factory):
         n_read = events_of(server, "tara", input=" ".join([TEXT] * 8))[-1]["usage"]["input_tokens"]
         assert n_read > 6 * end["usage"]["input_tokens"]
         with pytest.raises(openai.BadRequestError, match=r"no voice 'nora'.*tara, "):
+            speak(client, "pcm", "nora")
+        await refuses_conversations(server, client)
+        leaves_nothing_behind(server)
+
+
+@pytest.mark.nightly
+async def test_csm_alone_speaks_in_pieces_and_takes_on_a_voice(tmp_path_factory):
+    path = tiny_csm.build(tmp_path_factory.mktemp("csm"), end_every=16)
+    voices = tmp_path_factory.mktemp("csm-voices")
+    shutil.copy(DATA / "sp_jfk.flac", voices / "John.flac")
+    (voices / "John.txt").write_text("And so, my fellow Americans.")
+    logs = tmp_path_factory.mktemp("csm-logs")
+    with running_server(str(path), logs, "--voices", str(voices)) as server:
+        client = client_of(server)
+        listed = httpx.get(f"{server.http}/v1/audio/voices").json()["voices"]
+        assert [voice["id"] for voice in listed] == [*"0123456789", "John"]
+        for kind, voice in (("wav", "3"), ("opus", "john")):
+            assert len(speak(client, kind, voice)) >= FRAME
+        for tier in ("default", "flex"):
+            *chunks, end = events_of(server, "John", service_tier=tier)
+            n_samples = sum(len(base64.b64decode(chunk["audio"])) for chunk in chunks) // 2
+            assert n_samples and n_samples % FRAME == 0
+            assert end["usage"]["output_tokens"] == n_samples // FRAME
+        n_read = events_of(server, "0", input=" ".join([TEXT] * 8))[-1]["usage"]["input_tokens"]
+        assert n_read > 6 * events_of(server, "0")[-1]["usage"]["input_tokens"]
+        with pytest.raises(openai.BadRequestError, match=r"no voice 'nora'.*0, 1, "):
             speak(client, "pcm", "nora")
         await refuses_conversations(server, client)
         leaves_nothing_behind(server)

@@ -93,6 +93,7 @@ def compose(
             "family": talker.family,
             "path": str(talker.path),
             "clones_voices": talker.clones_voices,
+            "voices_need_words": talker.voices_need_words,
         }
         config["voices"] = list(talker.voices)
     if speaks is not None:

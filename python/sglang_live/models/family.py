@@ -69,6 +69,7 @@ class ModelFacts:
         talker_reads_text: instead of the thinker's tokens and the user's messages.
         voices: by which a response may be spoken; the first is the default.
         clones_voices: whether its talker takes on voices of recordings.
+        voices_need_words: whether it has to know what is said in them.
         recordings: directory of those that it takes on (voice_files.py).
         hears: the one language of its recogniser; "": it detects the language, or there is none.
         hears_one_utterance: whether it loses what is said behind a pause.
@@ -87,6 +88,7 @@ class ModelFacts:
     talker_reads_text: bool = False
     voices: tuple[str, ...]
     clones_voices: bool = False
+    voices_need_words: bool = False
     recordings: Path | None = None
     hears: str = ""
     hears_one_utterance: bool = False

@@ -1,7 +1,8 @@
 """Recordings of speakers whose voices a talker takes on: a directory with one file for each.
 
 In: the directory of --voices. Out: files by the names of their voices, and samples. Without torch:
-the server reads them before it starts a stage.
+the server reads them before it starts a stage. A file NAME.txt beside a recording has its words,
+for a talker that needs them.
 """
 
 from pathlib import Path
@@ -16,6 +17,7 @@ MAX_VOICES = 256
 # A minute of 384 kHz in two channels of floats.
 _MAX_BYTES = 192 << 20
 _SUFFIXES = (".wav", ".flac", ".mp3", ".ogg")
+_WORDS = ".txt"
 
 
 def voice_files(directory: Path) -> dict[str, Path]:
@@ -28,8 +30,10 @@ def voice_files(directory: Path) -> dict[str, Path]:
     if not directory.is_dir():
         raise BadInputError(f"--voices: there is no directory {directory}")
     found: dict[str, Path] = {}
-    for file in sorted(directory.iterdir()):
-        if file.name.startswith("."):
+    files = [file for file in sorted(directory.iterdir()) if not file.name.startswith(".")]
+    stems = {file.stem for file in files if file.suffix.lower() in _SUFFIXES}
+    for file in files:
+        if file.suffix == _WORDS and file.stem in stems:
             continue
         if file.suffix.lower() not in _SUFFIXES or not file.is_file():
             kinds = ", ".join(_SUFFIXES)
@@ -64,3 +68,17 @@ def read_recording(file: Path, rate_hz: int) -> Samples:
     except BadInputError as error:
         raise BadInputError(f"--voices: {file}: {error}") from error
     return samples
+
+
+def words_of(file: Path) -> str:
+    """What is said in a recording. Raises BadInputError if no file beside it tells."""
+    words = file.with_suffix(_WORDS)
+    try:
+        text = words.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(
+            f"--voices: cannot read {words}: this model needs the words of each recording ({error})"
+        ) from error
+    if not text:
+        raise BadInputError(f"--voices: {words} is empty: it has to have the recording's words")
+    return text

@@ -141,7 +141,10 @@ REASONS = {
         "WindowTransformer.__init__ to": ELSEWHERE,
         "WindowTransformer.gather tensor": ELSEWHERE,
     },
-    "models/speech_lm/code_predictor.py": {"CodePredictor._rope to": WEIGHTS},
+    "models/speech_lm/code_predictor.py": {
+        "CodePredictor._rope cpu": WEIGHTS,
+        "CodePredictor._rope to": WEIGHTS,
+    },
     "models/speech_lm/engine/steps.py": {"all_greedy bool": "on a CPU alone"},
     "models/speech_lm/engine/talker.py": {"SpeechLM.prepare to": WEIGHTS},
     "models/speech_lm/engine/weights.py": {"load_predictor_weight int": WEIGHTS},

@@ -36,6 +36,7 @@ class Cascade:
             talker_reads_text=is_spoken,
             voices=tuple(cascade["voices"]),
             clones_voices=is_spoken and cascade["talker"].get("clones_voices", False),
+            voices_need_words=is_spoken and cascade["talker"].get("voices_need_words", False),
             hears=cascade["recogniser"].get("hears", ""),
             vocab_size=config["vocab_size"],
             context_tokens=config["max_position_embeddings"],

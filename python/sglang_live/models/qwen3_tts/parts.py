@@ -9,6 +9,7 @@ from sglang_live.models.family import TextReader
 from sglang_live.models.qwen3_tts.family import Qwen3TTSSpec
 from sglang_live.models.speech_lm.checkpoint import view_of_talker
 from sglang_live.models.speech_lm.talker_ids import TalkerIds
+from sglang_live.models.speech_lm.voice_table import VoiceTable
 from sglang_live.models.voice_files import voice_files
 from sglang_live.speakable.style import SpeechStyle
 
@@ -75,10 +76,10 @@ class TTSTalker:
         style = SpeechStyle(scripts=spec.scripts, english=False, says_code="", says_table="")
         self.reads = TextReader(encode, style)
         self._recordings = {} if voices is None else voice_files(voices)
-        self._cloned = {name: number for number, name in enumerate(self._recordings)}
-        self.voices = (*spec.voices, *self._cloned)
+        self._cloned = VoiceTable(self._ids.audio, dict.fromkeys(self._recordings, 1))
+        self.voices = (*spec.voices, *self._recordings)
         self.text_end_id = spec.tts_eos_id
-        self.first_state_id = self._ids.audio + len(self._cloned)
+        self.first_state_id = self._ids.audio + self._cloned.n_rows
         self.warm_up_prompt = self.response(self.voices[0], encode("Hello")[0])
 
     def engine_args(self, cache_dir: Path, n_rows: int, max_frames: int) -> dict[str, Any]:
@@ -96,10 +97,11 @@ class TTSTalker:
         }
 
     def response(self, voice: str, first_id: int) -> list[int]:
-        if (number := self._cloned.get(voice)) is not None:
-            codes = self._spec.no_language
+        cloned: list[int] = []
+        if voice in self._cloned:
+            codes, cloned = self._spec.no_language, self._cloned.ids(voice)
         elif (known := self._spec.speakers.get(voice.lower())) is not None:
             codes = known
         else:
             raise BadInputError(f"voice {voice!r} is not one of {self.voices}")
-        return self._ids.response_prefix(self._role, list(codes), first_id, cloned=number)
+        return self._ids.response_prefix(self._role, list(codes), first_id, cloned)

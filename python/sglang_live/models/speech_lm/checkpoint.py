@@ -17,6 +17,8 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from sglang_live.errors import BadInputError
+
 
 def view_of_talker(
     checkpoint: Path,
@@ -52,7 +54,7 @@ def view_of_talker(
 
 def shards_with(checkpoint: Path, prefixes: tuple[str, ...]) -> dict[str, str]:
     """Weight name -> shard file name, for the weights whose name starts with one of prefixes."""
-    index = checkpoint / "model.safetensors.index.json"
+    index = _index(checkpoint)
     if index.exists():
         weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
     else:
@@ -63,6 +65,18 @@ def shards_with(checkpoint: Path, prefixes: tuple[str, ...]) -> dict[str, str]:
     return {name: shard for name, shard in weight_map.items() if name.startswith(prefixes)}
 
 
+def _index(checkpoint: Path) -> Path:
+    """The index of its shards, if it has one. Some checkpoints have weights in another layout
+    under the usual names, and name the index of those for transformers."""
+    config = json.loads((checkpoint / "config.json").read_text("utf-8"))
+    name = config.get("transformers_weights", "model.safetensors.index.json")
+    if not isinstance(name, str) or Path(name).name != name or not name.endswith(".index.json"):
+        raise BadInputError(
+            f"{checkpoint}: transformers_weights is {name!r}: not an index in this directory"
+        )
+    return checkpoint / name
+
+
 def _link_weights(checkpoint: Path, view: Path, prefixes: tuple[str, ...]) -> None:
     weight_map = shards_with(checkpoint, prefixes)
     index = {"metadata": {}, "weight_map": weight_map}
@@ -71,7 +85,6 @@ def _link_weights(checkpoint: Path, view: Path, prefixes: tuple[str, ...]) -> No
         (view / shard).symlink_to(checkpoint / shard)
 
 
-_INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
 
@@ -103,10 +116,11 @@ def _read_tensors(path: Path, prefix: str) -> dict[str, Tensor]:
 
 def _files(path: Path, prefix: str) -> dict[str, list[str] | None]:
     """The files to open, and the names of each; None: the names are read from the file."""
-    if not (path / _INDEX).exists():
+    index = _index(path)
+    if not index.exists():
         return {_SINGLE: None}
     files = defaultdict(list)
-    for name, file in json.loads((path / _INDEX).read_text("utf-8"))["weight_map"].items():
+    for name, file in json.loads(index.read_text("utf-8"))["weight_map"].items():
         if name.startswith(prefix):
             files[file].append(name)
     return dict(files)

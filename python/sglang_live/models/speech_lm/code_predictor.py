@@ -22,6 +22,9 @@ class CodePredictor(nn.Module):
         sampler, temperature: of sampled codes.
         talker_width: of the talker's states and of the codes' embeddings, if it is another than
             the predictor's own, to which small_to_mtp_projection then leads.
+        llama_frequencies: [head_dim / 2], of the rotary embedding. None: the layers are Qwen3's.
+            Llama's have no norms of queries and keys, and there always is a projection, without a
+            bias.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class CodePredictor(nn.Module):
         sampler: Sampler,
         temperature: float = 1.0,
         talker_width: int | None = None,
+        llama_frequencies: Tensor | None = None,
     ):
         super().__init__()
         self.sampler = sampler
@@ -41,17 +45,25 @@ class CodePredictor(nn.Module):
         )
         vocab, hidden = config["vocab_size"], config["hidden_size"]
         self._width = talker_width or hidden
+        is_qwen = llama_frequencies is None
+        projects = self._width != hidden or not is_qwen
         self.small_to_mtp_projection = (
-            nn.Linear(self._width, hidden) if self._width != hidden else None
+            nn.Linear(self._width, hidden, bias=is_qwen) if projects else None
         )
         self.layers = nn.ModuleList(
-            _Layer(config, self.head_dim) for _ in range(config["num_hidden_layers"])
+            _Layer(config, self.head_dim, norms_qk=is_qwen)
+            for _ in range(config["num_hidden_layers"])
         )
         self.norm = nn.RMSNorm(hidden, eps=config["rms_norm_eps"])
         self.codec_embedding = nn.Parameter(torch.empty(self.n_steps, vocab, self._width))
         self.lm_head = nn.Parameter(torch.empty(self.n_steps, vocab, hidden))
-        rope = config.get("rope_parameters") or {}
-        self._rope_theta = rope.get("rope_theta") or config["rope_theta"]
+        if llama_frequencies is None:
+            rope = config.get("rope_parameters") or {}
+            theta = rope.get("rope_theta") or config["rope_theta"]
+            llama_frequencies = theta ** -(
+                torch.arange(0, self.head_dim, 2, dtype=torch.float32, device="cpu") / self.head_dim
+            )
+        self._frequencies = llama_frequencies
         self._eps = config["rms_norm_eps"]
 
     @torch.no_grad()
@@ -69,9 +81,9 @@ class CodePredictor(nn.Module):
 
     def _rope(self) -> tuple[Tensor, Tensor]:
         """Tables for the n_steps + 1 positions of a frame, [n_steps + 1, head_dim] float32."""
-        exponent = torch.arange(0, self.head_dim, 2, dtype=torch.float32) / self.head_dim
-        positions = torch.arange(self.n_steps + 1, dtype=torch.float32)
-        angle = torch.outer(positions, self._rope_theta**-exponent)
+        frequencies = self._frequencies.cpu()
+        positions = torch.arange(self.n_steps + 1, dtype=torch.float32, device="cpu")
+        angle = torch.outer(positions, frequencies)
         angle = torch.cat((angle, angle), dim=-1).to(self.lm_head.device)
         return angle.cos(), angle.sin()
 
@@ -159,7 +171,7 @@ def _frozen(module: nn.Module, example: tuple[Tensor, ...]) -> torch.jit.ScriptM
 
 
 class _Layer(nn.Module):
-    def __init__(self, config: dict[str, Any], head_dim: int):
+    def __init__(self, config: dict[str, Any], head_dim: int, *, norms_qk: bool):
         super().__init__()
         hidden, inner = config["hidden_size"], config["intermediate_size"]
         self.heads = config["num_attention_heads"]
@@ -170,8 +182,8 @@ class _Layer(nn.Module):
         n_qkv = (self.heads + 2 * self.kv_heads) * head_dim
         self.qkv_proj = nn.Linear(hidden, n_qkv, bias=bias)
         self.o_proj = nn.Linear(self.heads * head_dim, hidden, bias=bias)
-        self.q_norm = nn.RMSNorm(head_dim, eps=eps)
-        self.k_norm = nn.RMSNorm(head_dim, eps=eps)
+        self.q_norm = nn.RMSNorm(head_dim, eps=eps) if norms_qk else None
+        self.k_norm = nn.RMSNorm(head_dim, eps=eps) if norms_qk else None
         self.gate_up_proj = nn.Linear(hidden, 2 * inner, bias=False)
         self.down_proj = nn.Linear(inner, hidden, bias=False)
         self.input_layernorm = nn.RMSNorm(hidden, eps=eps)
@@ -187,13 +199,19 @@ class _Layer(nn.Module):
         ):
             follower.weight.mul_(norm.weight)
             norm.weight.fill_(1)
-        norms = [self.q_norm.weight] * self.heads + [self.k_norm.weight] * self.kv_heads
-        scale = torch.stack(norms).float()
+        scale = self._qk_scale(cos)
         low, high = scale.chunk(2, dim=-1)
         dtype = self.qkv_proj.weight.dtype
         # RoPE mixes the halves of a head: sin carries the sign, and the other half's norm weight.
         self.cos = (cos.unsqueeze(1) * scale).to(dtype)
         self.sin = (sin.unsqueeze(1) * torch.cat((-high, low), dim=-1)).to(dtype)
+
+    def _qk_scale(self, like: Tensor) -> Tensor:
+        """[heads + kv_heads, head_dim] float32, the weights of the norms."""
+        if self.q_norm is None or self.k_norm is None:
+            return like.new_ones(self.heads + self.kv_heads, self.head_dim)
+        norms = [self.q_norm.weight] * self.heads + [self.k_norm.weight] * self.kv_heads
+        return torch.stack(norms).float()
 
     def new_cache(self, length: int, like: Tensor) -> Tensor:
         """[n, length, keys and values, head_dim]"""
@@ -204,7 +222,9 @@ class _Layer(nn.Module):
         n, n_qk, end = cache.shape[0], self.heads + self.kv_heads, at + width
         qkv = F.linear(_unit(x, self._eps), self.qkv_proj.weight, self.qkv_proj.bias)
         qkv = qkv.view(n, width, -1, self.head_dim)
-        qk = _unit(qkv[:, :, :n_qk], self._eps)
+        qk = qkv[:, :, :n_qk]
+        if self.q_norm is not None:
+            qk = _unit(qk, self._eps)
         low, high = qk.chunk(2, dim=-1)
         swapped = torch.cat((high, low), dim=-1)
         qk = torch.addcmul(qk * self.cos[at:end], swapped, self.sin[at:end])

@@ -10,10 +10,12 @@ text ids the id space is
     PAD   + c         tts_pad + codec id c         PAD   = V + 2T
     BOS               tts_bos + codec_pad          BOS   = 2V + 2T
     AUDIO + h         a thinker hidden state       AUDIO = BOS + 1, h = a hash of its content
-    AUDIO + n         tts_pad + cloned voice n     in a talker without hidden states
+    AUDIO + n         tts_pad + row n of a table of voices (voice_table.py), in a talker without
+                      hidden states
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,7 +66,7 @@ class TalkerIds:
         return [next(keys) if t == audio_pad_id else self.text + t for t in token_ids]
 
     def response_prefix(
-        self, role: list[int], codes: list[int], first: int, cloned: int | None = None
+        self, role: list[int], codes: list[int], first: int, voice: Sequence[int] = ()
     ) -> list[int]:
         """The prompt positions before the first codec frame of a response.
 
@@ -72,12 +74,12 @@ class TalkerIds:
             role: text ids of its beginning, `<|im_start|>assistant\\n`.
             codes: codec ids of language and speaker.
             first: the response's first text token.
-            cloned: number of the cloned voice, of which no code is the speaker.
+            voice: ids of a table's rows, of a voice whose speaker has no code.
         """
         return [
             *(self.text + token for token in role),
             *(self.pad + code for code in codes),
-            *([] if cloned is None else [self.audio + cloned]),
+            *voice,
             self.bos,
             self.start + first,
         ]

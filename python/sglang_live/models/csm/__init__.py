@@ -1,0 +1,1 @@
+"""CSM: a Llama that writes frames of Mimi's codes, and speaks the text of any language model."""
