@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_code2wav_graphs import FakeCapture
 from transformers import MimiConfig, MimiModel
 
 from sglang_live.errors import BadInputError
@@ -143,6 +144,18 @@ def test_the_state_of_a_stream_stays_as_it_is(encoder, decoder):
         decoder.decode([heard], random_codes(130)[None])
     assert heard.kv.shape[2] == 249
     assert stream.kv.untyped_storage().nbytes() == stream.kv.nbytes
+
+
+def test_graphs_decode_what_the_decoder_does_also_beyond_the_window(checkpoint, decoder):
+    """Their buffers hold windows of positions, of which a frame has two."""
+    graphed = MimiDecoder.from_pretrained(checkpoint, "cpu", torch.float32)
+    graphed.use_graphs(4, FakeCapture())
+    codes = torch.stack([random_codes(140, seed) for seed in range(3)])
+    ours, theirs = ([d.new_stream() for _ in codes] for d in (graphed, decoder))
+    for chunk in codes.split((4, 60, 64, 4, 4, 4), dim=1):
+        expected = decoder.decode(theirs, chunk)
+        torch.testing.assert_close(graphed.decode(ours, chunk), expected, atol=3e-6, rtol=0)
+    assert graphed.graphs.counts["replays"] == 6
 
 
 def test_bad_samples_are_refused(encoder):
