@@ -24,7 +24,8 @@ from sglang_live.models.speech_lm.engine.weights import load_predictor_weight
 from sglang_live.models.speech_lm.sampler import Sampler
 from sglang_live.models.voice_files import read_recording
 
-# Reference settings (generation_config.json of sesame/csm-1b).
+# Reference settings (generation_config.json of sesame/csm-1b). A request's temperature is for the
+# first code of a frame, as in transformers.
 TOP_K, DEPTH_TEMPERATURE = 50, 0.9
 
 _AUDIO_EMBEDDINGS = (
@@ -85,7 +86,7 @@ class CsmBackbone(FrameLM):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Fill every parameter. Raises ValueError: names the weights that are unknown or lack."""
         params = dict(self.named_parameters())
-        loaded: Counter[str] = Counter()
+        known, loaded = {*params, _TEXT_EMBEDDING}, Counter[str]()
         for name, tensor in weights:
             if name.startswith(CODEC_PREFIX):
                 continue  # for the vocoder
@@ -100,14 +101,12 @@ class CsmBackbone(FrameLM):
                 targets = ["code_predictor.lm_head"]
             else:
                 targets = [self._load(params, name, tensor)]
-            if unknown := [
-                target for target in targets if target not in (*params, _TEXT_EMBEDDING)
-            ]:
-                raise ValueError(f"unknown weight {name} of CSM, of {unknown[0]}")
+            if not known.issuperset(targets):
+                raise ValueError(f"unknown weight {name} of CSM")
             loaded.update(targets)
-        lacking = [name for name in (*params, _TEXT_EMBEDDING) if not _is_whole(name, loaded)]
+        lacking = [name for name in known if not _is_whole(name, loaded)]
         if lacking:
-            raise ValueError(f"checkpoint lacks weights of CSM: {lacking[:8]}")
+            raise ValueError(f"checkpoint lacks weights of CSM: {sorted(lacking)[:8]}")
         self.code_predictor.prepare()
         if self.codec_head.weight.device.type == "cpu":
             self._predict = traced(self.code_predictor)

@@ -192,22 +192,24 @@ class FrameLM(nn.Module):
         """
         state = self.rows
         greedy, seed = state.greedy[rows], state.seed[rows]
-        logits = self._penalised(logits + self.allowed, rows, frame)
+        history = self._history(rows, frame) if self.sampler.window else None
+        logits = self._penalised(logits + self.allowed, rows, history)
         if all_greedy(greedy):
             first = logits.argmax(dim=-1)
         else:
             draw = draws_of(seed ^ FIRST_CODE_SALT, frame, 1)[:, 0]
-            temperature, history = state.temperature[rows], self._history(rows, frame)
+            temperature = state.temperature[rows]
             first = self.sampler.choose(logits, temperature, greedy, draw, history)
         others = self._others(first, hidden, greedy, draws_of(seed, frame, self.n_codes - 1))
         return torch.cat((first.unsqueeze(1), others), dim=1)
 
-    def _penalised(self, logits: Tensor, rows: Tensor, frame: Tensor) -> Tensor:
+    def _penalised(self, logits: Tensor, rows: Tensor, history: Tensor | None) -> Tensor:
         rule = self.sampler.repetition
         if rule is None:
             return logits
         if rule.window:
-            times = self.sampler.times(self._history(rows, frame), logits.shape[-1])
+            assert history is not None
+            times = self.sampler.times(history, logits.shape[-1])
         else:
             times = self.rows.seen[rows]
         return self.sampler.penalised(logits, times, self.rows.penalty[rows])
