@@ -24,10 +24,12 @@ from benchmark.load.provenance import facts
 from sglang_live.clock import MonotonicClock
 from sglang_live.core import AudioPart, HistoryItem, TextPart, TurnRequest
 from sglang_live.orchestrator.metronome import Metronome
+from sglang_live.orchestrator.moves import MovableJob
 from sglang_live.orchestrator.stage_jobs import ThinkerJob
 from sglang_live.policy.decide import RoundPolicy
 from sglang_live.policy.policies import Policies
 from sglang_live.policy.view import StageRates, StageView
+from sglang_live.stages.supervisor import Replica
 from sglang_live.stages.transport.client import StageClient
 
 DUE = (16, 64, 256, 1024)
@@ -95,6 +97,21 @@ def order(n: int, repeats: int) -> Row:
     return row("order", n, times_s)
 
 
+@dataclass(eq=False)
+class _Link:
+    """To a stage that is no supervisor's."""
+
+    stage: StageClient
+    known: set[str]
+
+    @property
+    def replica(self) -> Replica:
+        raise AssertionError("its job does not move")
+
+    def client(self) -> StageClient:
+        return self.stage
+
+
 async def ask(n: int, repeats: int) -> Row:
     """No peer reads: the socket's queue holds all messages."""
     history = tuple(
@@ -121,8 +138,9 @@ async def ask(n: int, repeats: int) -> Row:
             known = {item.key for item in history}
             began_s = time.perf_counter()
             for turn in turns:
-                async with client.open(turn.turn_id) as job:
-                    await ThinkerJob(job, turn, "s", set(known), {})._begin()
+                link = _Link(client, set(known))
+                async with MovableJob(link, turn.turn_id) as job:
+                    await job.begin(ThinkerJob(job, turn, "s", {})._begin)
             times_s.append(time.perf_counter() - began_s)
         await client.close()
     return row("ask", n, times_s)

@@ -207,6 +207,7 @@ def _metrics(supervisor: Supervisor, orchestrator: Orchestrator, drops: LogDrops
     metrics.registry.register(drops)
     metrics.registry.register(orchestrator.suspects)
     metrics.registry.register(orchestrator.speculations)
+    metrics.registry.register(orchestrator.lost_jobs)
     metrics.registry.register(fallbacks)
     metrics.registry.register(failed_tasks)
     metrics.registry.register(supervisor.queue_counts)

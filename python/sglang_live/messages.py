@@ -418,12 +418,31 @@ class TalkerDone(Message, frozen=True):
 # --- vocoder ---
 
 
+class SoundPlace(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a vocoder is with the sound of a response.
+
+    utterance: number of the latest one, from 0; of a vocoder that reads text, of the piece.
+    n_done: codec frames of it, with those behind its end; of a vocoder that reads text, samples.
+    begun_s: when it began in the sound; of a vocoder that reads text.
+    early: whether its first words were sent before the rest was read; of such a vocoder.
+    """
+
+    utterance: int = 0
+    n_done: int = 0
+    begun_s: float = 0.0
+    early: bool = False
+
+
 class VocoderRequest(Message, frozen=True):
-    """voice: of a vocoder that reads text; codes have theirs. flex: see TurnRequest."""
+    """
+    voice: of a vocoder that reads text; codes have theirs. flex: see TurnRequest.
+    sent: all input comes again, and the sound up to there was sent by another replica. None: none.
+    """
 
     timeout_s: float
     voice: str = ""
     flex: bool = False
+    sent: SoundPlace | None = None
 
 
 class VocoderFrames(Message, frozen=True):
@@ -444,10 +463,12 @@ class VocoderEnd(Message, frozen=True):
 
 
 class Pcm(Message, frozen=True):
-    """pcm: int16 little-endian mono at 24 kHz. spoken: see AudioDelta in core.py."""
+    """pcm: int16 little-endian mono at 24 kHz. spoken: see AudioDelta in core.py. place: at its
+    end."""
 
     pcm: bytes
     spoken: list[tuple[int, float]] = []
+    place: SoundPlace | None = None
 
 
 class VocoderDone(Message, frozen=True): ...

@@ -81,7 +81,7 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_010,
+    "": 4_050,
     "bridge": 9_850,
     "capacity": 690,
     "client": 880,
@@ -94,12 +94,12 @@ BUDGETS = {
     "interaction": 3_230,
     "kernels": 20,
     "kv": 1_020,
-    "models": 11_000,
-    "orchestrator": 2_270,
+    "models": 11_040,
+    "orchestrator": 2_560,
     "policy": 2_160,
     "sound": 800,
     "speakable": 2_000,
-    "stages": 8_140,
+    "stages": 8_280,
     "telemetry": 710,
 }
 

@@ -23,6 +23,7 @@ from sglang_live.errors import BadInputError, LiveError, StageUnavailableError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import PROMPT_TOKENS_MOST, NextUseHint, UserSpeaking
 from sglang_live.orchestrator.metronome import Metronome
+from sglang_live.orchestrator.moves import LostJobs, TurnMove
 from sglang_live.orchestrator.replica_choice import least_loaded
 from sglang_live.orchestrator.speculation import SessionSpeculation, Speculations, TurnWork
 from sglang_live.orchestrator.stage_jobs import OnStreamEvent
@@ -81,7 +82,6 @@ class VoiceSession:
             raise BadInputError(f"session {self.session_id} runs a turn already")
         turn = self._numbered(turn)
         set_log_ids(session=self.session_id, turn=turn.turn_id)
-        self._place()
         run: _StatelessTurn
         if turn.stateless:
             run = _StatelessTurn(self, turn, self.owner.links(self._replicas, ""), TurnWork(turn))
@@ -100,10 +100,11 @@ class VoiceSession:
         finally:
             run.over()
 
-    def _place(self) -> None:
-        """Find another replica in the place of each that is down, if there is one.
+    def place(self, links: StageLinks) -> None:
+        """Find another replica in the place of each that is down, if there is one, for the session
+        and for later jobs over `links`.
 
-        It builds the session anew from the history; a turn that runs stays where it is.
+        It builds the session anew from the history.
         """
         for stage, replica in self._replicas.items():
             if not replica.is_up and (other := self.owner.other_than(replica)) is not None:
@@ -117,7 +118,7 @@ class VoiceSession:
                     replica.name,
                     other.name,
                 )
-        self.links.to_replicas(self._replicas)
+        links.to_replicas(self._replicas)
 
     def _numbered(self, turn: TurnRequest) -> TurnRequest:
         if turn.turn_id:
@@ -207,7 +208,7 @@ class VoiceSession:
         """
         if self._closed or self._busy:
             return False
-        self._place()
+        self.place(self.links)
         if turn.preheat and not self._replicas["thinker"].is_up:
             return False  # its KV is lost; it may be up again while the user still speaks
         try:
@@ -294,8 +295,16 @@ class _StatelessTurn:
         await self._wait_for_session()
         if turn.frame_s is not None:
             await owner.metronome.tick(owner.clock.now_s() + turn.frame_s)
-        with owner.suspects.turn(turn.turn_id, self.session.content.of(turn)):
-            events = run_turn(turn, self.links, self._trace, self.control)
+        self.session.place(self.links)
+        content = self.session.content.of(turn)
+        move = TurnMove(
+            turn.turn_id,
+            place=partial(self.session.place, self.links),
+            check=partial(owner.suspects.check, content),
+            lost_jobs=owner.lost_jobs,
+        )
+        with owner.suspects.turn(turn.turn_id, content):
+            events = run_turn(turn, self.links, self._trace, self.control, move)
             async with aclosing(events):
                 async for event in events:
                     self._note(event)
@@ -379,6 +388,7 @@ class Orchestrator:
         self._supervisor = supervisor
         self._talker_reads_text = talker_reads_text
         self.speculations = Speculations(capacity, clock)
+        self.lost_jobs = LostJobs()
         self._sessions: dict[str, VoiceSession] = {}
 
     @property

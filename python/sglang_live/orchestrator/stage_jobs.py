@@ -1,8 +1,12 @@
-"""The job of one turn in each stage, and what is in its place in a model without that stage."""
+"""The job of one turn in each stage, and what is in its place in a model without that stage.
+
+Each asks another replica, where its own is lost, for what has not come yet (moves.py).
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 
 import numpy as np
@@ -25,6 +29,7 @@ from sglang_live.messages import (
     Promote,
     ScriptRequest,
     SegmentsNeeded,
+    SoundPlace,
     StreamEvent,
     TalkerDone,
     TalkerInput,
@@ -44,6 +49,7 @@ from sglang_live.messages import (
     WireSegment,
     WireText,
 )
+from sglang_live.orchestrator.moves import MovableJob
 from sglang_live.orchestrator.startup_delay import StartupDelays
 from sglang_live.speakable.style import is_speakable
 from sglang_live.stages.transport import wire
@@ -82,15 +88,11 @@ class Segment:
 
 @dataclass(eq=False)
 class _EngineJob:
-    """
-    known: keys of items, for the talker of user messages, that the stage has.
-    segments: user messages for the talker, by key; grows as the thinker sends them.
-    """
+    """segments: user messages for the talker, by key; grows as the thinker sends them."""
 
-    _job: Job
+    _job: MovableJob
     _turn: TurnRequest
     _session_id: str
-    _known: set[str]
     _segments: dict[str, Segment]
     on_stream_event: OnStreamEvent = ignore_event
 
@@ -112,10 +114,10 @@ class ThinkerJob(_EngineJob):
             async for tokens in self._tokens_once():
                 yield tokens
         except StageFailedError as error:
-            if error.reason != "items_missing" or not self._known:
+            if error.reason != "items_missing" or not self._job.known:
                 raise
             # The stage has lost this session's items; nothing was generated yet.
-            self._known.clear()
+            self._job.known.clear()
             async for tokens in self._tokens_once():
                 yield tokens
 
@@ -132,7 +134,7 @@ class ThinkerJob(_EngineJob):
         self._job.post(order)
 
     async def _tokens_once(self) -> AsyncGenerator[TextTokens, None]:
-        await self._begin()
+        await self._job.begin(self._begin)
         limit_s = FLEX_TIMEOUT_S if self._turn.flex else THINKER_SILENCE_LIMIT_S
         events = self._job.events(ThinkerDone, silence_limit_s=limit_s)
         async for message, frames in events:
@@ -149,21 +151,22 @@ class ThinkerJob(_EngineJob):
                 case ThinkerDone():
                     self.done = message
                     if not self._turn.prefill_only:
-                        self._known.add(self._turn.item_key)
+                        self._job.known.add(self._turn.item_key)
 
-    async def _begin(self) -> None:
-        turn, job = self._turn, self._job
+    async def _begin(self, job: Job) -> None:
+        turn, known = self._turn, self._job.known
         if turn.script is not None:
             [item] = turn.history
             await job.begin(ScriptRequest(job.job_id, turn.script, item.key, timeout_s(turn)))
             return
+        self._job.stays = "begun"
         tensors, kept = job.tensors(), turn.retention
-        new = [item for item in turn.history if item.key not in self._known]
+        new = [item for item in turn.history if item.key not in known]
         if any(item.is_packed for item in new):
             new = await asyncio.to_thread(lambda: [i.with_audio(AudioPart.unpacked) for i in new])
-        await self._job.begin(
+        await job.begin(
             ThinkerRequest(
-                self._job.job_id,
+                job.job_id,
                 session_id=self._session_id,
                 instructions=turn.instructions,
                 keys=[item.key for item in turn.history],
@@ -190,10 +193,10 @@ class ThinkerJob(_EngineJob):
             ),
             tensors,
         )
-        self._known |= {item.key for item in new}
+        known |= {item.key for item in new}
         if self._order is not None:
             # It came before the job began: the stage has not received it.
-            self._job.post(self._order)
+            job.post(self._order)
 
 
 class ScriptJob:
@@ -284,13 +287,13 @@ class TalkerJob(_EngineJob):
         if not text:
             return
         if not self._begun.done():
-            await self._begin(None)
+            await self._begin_with(None)
         part = TalkerInput(self._job.job_id, [], text=text, n_tokens=self._n_tokens)
         await self._job.send(part)
 
     async def _write_ids(self, ids: list[int]) -> None:
         if not self._begun.done():
-            await self._begin(ids[0])
+            await self._begin_with(ids[0])
             ids = ids[1:]
         if ids:
             await self._job.send(TalkerInput(self._job.job_id, ids))
@@ -310,7 +313,7 @@ class TalkerJob(_EngineJob):
             return
         async for message, _ in self._job.events(TalkerDone):
             if isinstance(message, SegmentsNeeded):
-                await self._send_segments(message.keys)
+                await self._job.answer(partial(self._send_segments, message.keys))
                 continue
             self._note_stage_has_history()
             if isinstance(message, StreamEvent):
@@ -324,16 +327,26 @@ class TalkerJob(_EngineJob):
                 self.cut = message.finish == "length"
                 self.n_read = message.n_read
 
-    async def _begin(self, first_id: int | None) -> None:
-        turn, tensors, kept = self._turn, self._job.tensors(), self._turn.retention
-        missing = [key not in self._known and key not in self._segments for key in self._keys]
+    async def _begin_with(self, first_id: int | None) -> None:
+        self._job.stays = "begun"
+        await self._job.begin(partial(self._begin, first_id))
+        self._begun.set_result(True)
+
+    async def _begin(self, first_id: int | None, job: Job) -> None:
+        turn, tensors, kept, known = (
+            self._turn,
+            job.tensors(),
+            self._turn.retention,
+            self._job.known,
+        )
+        missing = [key not in known and key not in self._segments for key in self._keys]
         if turn.drops_oldest and True in missing:
             # The thinker has dropped these messages, and all older ones.
             self._keys = self._keys[len(missing) - missing[::-1].index(True) :]
-        new = [key for key in self._keys if key not in self._known]
-        await self._job.begin(
+        new = [key for key in self._keys if key not in known]
+        await job.begin(
             TalkerRequest(
-                self._job.job_id,
+                job.job_id,
                 session_id=self._session_id,
                 segment_keys=self._keys,
                 segments=[_wire_segment(key, self._segments[key], tensors) for key in new],
@@ -348,20 +361,19 @@ class TalkerJob(_EngineJob):
             ),
             tensors,
         )
-        self._begun.set_result(True)
 
-    async def _send_segments(self, keys: list[str]) -> None:
+    async def _send_segments(self, keys: list[str], job: Job) -> None:
         """The stage does not have these any more: it has restarted, or needed their memory."""
         if unknown := set(keys) - set(self._keys):
             raise StageFailedError(f"the talker needs {len(unknown)} messages of another turn")
-        tensors = self._job.tensors()
+        tensors = job.tensors()
         segments = [_wire_segment(key, self._segments[key], tensors) for key in keys]
-        await self._job.send(TalkerSegments(self._job.job_id, segments), tensors)
+        await job.send(TalkerSegments(job.job_id, segments), tensors)
 
     def _note_stage_has_history(self) -> None:
         # The stage keeps the segments of its latest job and drops all others.
-        self._known.clear()
-        self._known.update(self._keys)
+        self._job.known.clear()
+        self._job.known.update(self._keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,10 +435,11 @@ class VocoderJob:
     audio_s: duration of the audio that has come.
     """
 
-    _job: Job
+    _job: MovableJob
     _turn: TurnRequest
     _startup_delays: StartupDelays | None = None
     audio_s: float = 0.0
+    _sent: SoundPlace | None = None  # by the stage, so far
     _begun: bool = False
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -436,10 +449,7 @@ class VocoderJob:
     async def decode(self, speech: bytes | SpokenText) -> None:
         """Make sound of the response's next codes or text."""
         if not self._begun:
-            job_id, turn = self._job.job_id, self._turn
-            await self._job.begin(
-                VocoderRequest(job_id, timeout_s(turn), voice=turn.voice, flex=turn.flex)
-            )
+            await self._job.begin(self._begin)
             self._begun = True
             self._ready.set()
         if isinstance(speech, SpokenText):
@@ -447,6 +457,14 @@ class VocoderJob:
             await self._job.send(message)
         else:
             await self._job.send(VocoderFrames(self._job.job_id, speech))
+
+    async def _begin(self, job: Job) -> None:
+        turn = self._turn
+        await job.begin(
+            VocoderRequest(
+                job.job_id, timeout_s(turn), voice=turn.voice, flex=turn.flex, sent=self._sent
+            )
+        )
 
     async def end(self) -> None:
         """No more frames, or text, will come."""
@@ -465,6 +483,7 @@ class VocoderJob:
         async for message, _ in self._job.events(VocoderDone):
             if isinstance(message, Pcm):
                 self.audio_s += len(message.pcm) / (2 * OUTPUT_RATE_HZ)
+                self._sent = message.place
                 yield AudioDelta(message.pcm, tuple(message.spoken))
 
 

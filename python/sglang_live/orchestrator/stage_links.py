@@ -1,6 +1,7 @@
 """A session's links to its replica of every stage, and the items that each replica has.
 
-A link whose replica is replaced knows of no items: the new one is sent the whole history.
+A link whose replica is replaced knows of no items: the new one is sent the whole history. It may
+be replaced during a turn, if there is a `move` for the turn's jobs (moves.py).
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -19,6 +20,7 @@ from sglang_live.messages import (
     RetainNative,
     SessionHint,
 )
+from sglang_live.orchestrator.moves import NO_MOVE, MovableJob, Move
 from sglang_live.orchestrator.stage_jobs import (
     JOB_TIMEOUT_S,
     ScriptJob,
@@ -81,10 +83,10 @@ class ThinkerLink(_Link):
     segments: dict[str, Segment] = field(default_factory=dict)
 
     @asynccontextmanager
-    async def open(self, turn: TurnRequest) -> AsyncIterator[ThinkerJob]:
+    async def open(self, turn: TurnRequest, move: Move = NO_MOVE) -> AsyncIterator[ThinkerJob]:
         work = ids.THINK if turn.frame_s is None else ids.FRAME
-        async with self.client().open(ids.job_of(turn.turn_id, work)) as job:
-            yield ThinkerJob(job, turn, self.session_id, self.known, self.segments)
+        async with MovableJob(self, ids.job_of(turn.turn_id, work), move) as job:
+            yield ThinkerJob(job, turn, self.session_id, self.segments)
 
 
 class ScriptLink:
@@ -94,7 +96,7 @@ class ScriptLink:
         self.segments: dict[str, Segment] = {}
 
     @asynccontextmanager
-    async def open(self, turn: TurnRequest) -> AsyncIterator[ScriptJob]:
+    async def open(self, turn: TurnRequest, move: Move = NO_MOVE) -> AsyncIterator[ScriptJob]:
         yield ScriptJob(turn)
 
     def hint(self, hint: SessionHint) -> None:
@@ -112,9 +114,9 @@ class TalkerLink(_Link):
     reads_text: bool = False
 
     @asynccontextmanager
-    async def open(self, turn: TurnRequest) -> AsyncIterator[TalkerJob]:
-        async with self.client().open(ids.job_of(turn.turn_id, ids.SPEAK)) as job:
-            shared = self.session_id, self.known, self.segments
+    async def open(self, turn: TurnRequest, move: Move = NO_MOVE) -> AsyncIterator[TalkerJob]:
+        async with MovableJob(self, ids.job_of(turn.turn_id, ids.SPEAK), move) as job:
+            shared = self.session_id, self.segments
             yield TalkerJob(job, turn, *shared, reads_text=self.reads_text)
 
 
@@ -122,7 +124,7 @@ class TextLink:
     """In the place of a TalkerLink, for a model without a talker."""
 
     @asynccontextmanager
-    async def open(self, turn: TurnRequest) -> AsyncIterator[TextJob]:
+    async def open(self, turn: TurnRequest, move: Move = NO_MOVE) -> AsyncIterator[TextJob]:
         yield TextJob(turn)
 
     def close(self) -> None:
@@ -134,8 +136,8 @@ class VocoderLink(_Link):
     startup_delays: StartupDelays | None = None
 
     @asynccontextmanager
-    async def open(self, turn: TurnRequest) -> AsyncIterator[VocoderJob]:
-        async with self.client().open(ids.job_of(turn.turn_id, ids.VOICE)) as job:
+    async def open(self, turn: TurnRequest, move: Move = NO_MOVE) -> AsyncIterator[VocoderJob]:
+        async with MovableJob(self, ids.job_of(turn.turn_id, ids.VOICE), move) as job:
             yield VocoderJob(job, turn, self.startup_delays if not turn.flex else None)
 
 

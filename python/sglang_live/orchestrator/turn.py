@@ -20,6 +20,7 @@ from sglang_live.core import (
     TurnRequest,
     Usage,
 )
+from sglang_live.orchestrator.moves import NO_MOVE, Move
 from sglang_live.orchestrator.stage_jobs import (
     ScriptJob,
     TalkerJob,
@@ -33,17 +34,23 @@ from sglang_live.telemetry.trace import TurnTrace
 
 
 async def run_turn(
-    turn: TurnRequest, stages: StageLinks, trace: TurnTrace, control: TurnControl
+    turn: TurnRequest,
+    stages: StageLinks,
+    trace: TurnTrace,
+    control: TurnControl,
+    move: Move = NO_MOVE,
 ) -> AsyncGenerator[TurnEvent, None]:
     """Yield text and audio as they come, then TurnDone.
 
     An error, or closing the iterator early, cancels the turn in every stage. An interruption
     cancels it in talker and vocoder only: the thinker ends its job by itself and keeps the KV.
+    The loss of a replica is an error only if `move` finds no other one: the jobs below then go on
+    there, with no token, frame or sample missing or twice.
     """
     async with (
-        stages.thinker.open(turn) as thinker,
-        stages.talker.open(turn) as talker,
-        stages.vocoder.open(turn) as vocoder,
+        stages.thinker.open(turn, move) as thinker,
+        stages.talker.open(turn, move) as talker,
+        stages.vocoder.open(turn, move) as vocoder,
     ):
         control.attach(thinker, talker, vocoder)
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 from snac import SNAC
 
 from sglang_live.errors import BadInputError
+from sglang_live.messages import SoundPlace
 from sglang_live.models.codecs import END_CODE
 from sglang_live.models.codecs.snac import SnacDecoder, SnacStream
-from sglang_live.stages.vocoder.batcher import VocoderEngine
+from sglang_live.stages.vocoder.batcher import VocoderChunk, VocoderEngine
 from sglang_live.stages.vocoder.config import VocoderConfig
 from test.orpheus.tiny_snac import (
     CODEBOOK_SIZE,
@@ -183,6 +185,32 @@ def test_the_vocoder_loses_nothing(module, decoder):
         found = torch.frombuffer(bytearray(pcm[job]), dtype=torch.int16)
         assert len(found) == len(expected)
         assert (found.int() - expected.int()).abs().max() <= 1
+
+
+def test_a_job_goes_on_where_another_vocoder_has_ended(decoder):
+    utterances = [random_codes(n, seed=n) for n in (7, 4)]
+
+    def decoded(sent: SoundPlace | None = None) -> list[VocoderChunk]:
+        engine = VocoderEngine(decoder, VocoderConfig())
+        engine.open("a", sent=sent)
+        for codes in utterances[0 if sent is None else sent.utterance :]:
+            engine.feed("a", codes)
+            engine.end_utterance("a")
+        engine.finish("a")
+        chunks = []
+        while new := engine.step():
+            chunks += new
+        return chunks
+
+    chunks = decoded()
+    whole = b"".join(chunk.pcm for chunk in chunks)
+    assert len(whole) == 2 * 11 * SAMPLES_PER_FRAME
+    assert any(chunk.place.n_done in (9, 8) for chunk in chunks), "inside of a tail"
+    for n, chunk in enumerate(chunks):
+        found = b"".join(c.pcm for c in [*chunks[: n + 1], *decoded(chunk.place)])
+        assert len(found) == len(whole)
+        apart = np.frombuffer(found, "<i2").astype(int) - np.frombuffer(whole, "<i2")
+        assert np.abs(apart).max() <= 1
 
 
 def test_equal_codes_sound_equal(decoder, codes):

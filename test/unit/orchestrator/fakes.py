@@ -28,6 +28,7 @@ from sglang_live.messages import (
     RetainNative,
     SegmentsNeeded,
     SessionHint,
+    SoundPlace,
     TalkerDone,
     TalkerInput,
     TalkerRequest,
@@ -59,6 +60,7 @@ class FakeStage:
     openers: of all jobs that began. cancelled: ids of those that were cut short.
     items: what it remembers, by session and key.
     fails_at, holds_at: before which token, frame or chunk it fails, or waits for `release`.
+    held: it waits there.
     progress: what it was told about its consumer.
     hints: what it was told about sessions.
     """
@@ -72,6 +74,7 @@ class FakeStage:
         self.items: dict[str, dict[str, object]] = {}
         self.fails_at: int | None = None
         self.holds_at: int | None = None
+        self.held = False
         self._released = asyncio.Event()
         self.progress: list[Heard] = []
         self.hints: list[SessionHint] = []
@@ -99,6 +102,7 @@ class FakeStage:
         if n == self.fails_at:
             raise CapacityError(f"{self.name} is full")
         if n == self.holds_at:
+            self.held = True
             await self._released.wait()
 
     def remember(self, session_id: str, new: dict, keys: list[str]) -> dict:
@@ -266,14 +270,22 @@ class FakeVocoder(FakeStage):
     name = "vocoder"
 
     async def serve(self, job: ServedJob) -> None:
-        n = 0
+        n, n_sent = 0, _n_sent(job)
         async for message in job.inputs():
             if isinstance(message, VocoderFrames):
-                await self.step(n)
-                await job.send(Pcm(job.job_id, message.codes))
                 n += 1
+                if n > n_sent:
+                    await self.step(n - 1)
+                    place = SoundPlace(n_done=n)
+                    await job.send(Pcm(job.job_id, message.codes, place=place))
             elif isinstance(message, VocoderEnd):
+                await self.step(n)
                 return await job.send(VocoderDone(job.job_id))
+
+
+def _n_sent(job: ServedJob) -> int:
+    """Frames or texts whose sound another vocoder has sent."""
+    return 0 if job.opener.sent is None else job.opener.sent.n_done
 
 
 class FakeReader(FakeStage):
@@ -289,16 +301,20 @@ class FakeReader(FakeStage):
         self.texts: list[str] = []
 
     async def serve(self, job: ServedJob) -> None:
-        n_samples = 0
+        n = n_samples = 0
+        n_sent = _n_sent(job)
         async for message in job.inputs():
             if isinstance(message, VocoderText):
-                await self.step(len(self.texts))
-                self.texts.append(message.text)
+                n += 1
                 n_samples += len(message.text)
-                pcm = np.full(len(message.text), message.n_tokens, "<i2").tobytes()
-                spoken = [(message.n_tokens, n_samples / OUTPUT_RATE_HZ)]
-                await job.send(Pcm(job.job_id, pcm, spoken))
+                if n > n_sent:
+                    await self.step(n - 1)
+                    self.texts.append(message.text)
+                    pcm = np.full(len(message.text), message.n_tokens, "<i2").tobytes()
+                    spoken = [(message.n_tokens, n_samples / OUTPUT_RATE_HZ)]
+                    await job.send(Pcm(job.job_id, pcm, spoken, SoundPlace(n_done=n)))
             elif isinstance(message, VocoderEnd):
+                await self.step(n)
                 return await job.send(VocoderDone(job.job_id))
 
 

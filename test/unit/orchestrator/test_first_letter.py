@@ -16,12 +16,16 @@ class Recorder:
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
+        self.known: set[str] = set()
 
     def tensors(self) -> None:
         return None
 
-    async def begin(self, message: Any, _tensors: Any) -> None:
-        self.sent.append(message)
+    async def begin(self, message: Any, _tensors: Any = None) -> None:
+        if callable(message):
+            await message(self)
+        else:
+            self.sent.append(message)
 
     async def send(self, message: Any) -> None:
         self.sent.append(message)
@@ -30,7 +34,7 @@ class Recorder:
 async def sent(*written: tuple[list[int], str]) -> list[Any]:
     """What a talker is sent of tokens with their text."""
     job, turn = Recorder(), TurnRequest(instructions="", history=(), voice="ada")
-    talker = TalkerJob(job, turn, "session", set(), {})  # type: ignore[arg-type]
+    talker = TalkerJob(job, turn, "session", {})  # type: ignore[arg-type]
     for ids, text in written:
         await talker.write(ids, text)
     await talker.end_text()

@@ -75,8 +75,8 @@ async def test_a_replica_that_is_back_before_the_next_turn_keeps_its_sessions(wo
     assert [len(thinker.openers) for thinker in world.thinkers] == [2, 0]
 
 
-async def test_a_turn_fails_with_its_replica_and_the_next_one_is_answered(world_of):
-    world = await world_of(n_replicas=2)
+async def test_a_turn_fails_with_the_only_replica_and_the_next_one_is_answered(world_of):
+    world = await world_of()
     session = await world.orchestrator.open_session("one")
     world.talkers[0].holds_at = 1
     running = asyncio.create_task(done(session, ask("t1", user("u1", "hi"))))
@@ -84,8 +84,9 @@ async def test_a_turn_fails_with_its_replica_and_the_next_one_is_answered(world_
     await world.process(world.talkers[0]).stop()
     with pytest.raises(StageUnavailableError):
         await running
+    world.talkers[0].holds_at = None
+    await world.process(world.talkers[0]).start()
     assert (await done(session, ask("t2", user("u1", "hi")))).status == "completed"
-    assert len(world.talkers[1].openers) == 1
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -279,7 +279,10 @@ class SnacDecoder:
         codebook_size: codes lie in [0, codebook_size).
         samples_per_frame, sample_rate_hz: of the sound.
         n_tail_frames: frames of END_CODE with which the last samples of a stream come.
+        n_context_frames: see StreamDecoder; the noise depends on the place in the stream.
     """
+
+    n_context_frames = None
 
     def __init__(
         self,

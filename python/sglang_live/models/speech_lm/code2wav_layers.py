@@ -341,31 +341,31 @@ class CausalUpsample:
         self._bias = None if conv.bias is None else place(conv.bias)
         self._act = act
         self._groups = conv.groups
-        self._stride = conv.stride[0]
-        self._overlap = conv.kernel_size[0] - self._stride
-        assert self._overlap in (0, self._stride), "unknown kernel to stride ratio"
-        self._n_columns = 1 if self._overlap else 0
+        self.stride = conv.stride[0]
+        self._overlap = conv.kernel_size[0] - self.stride
+        assert self._overlap in (0, self.stride), "unknown kernel to stride ratio"
+        self.n_columns = 1 if self._overlap else 0
         self._trims_start = trims_start
-        self.n_values = conv.in_channels * self._n_columns
+        self.n_values = conv.in_channels * self.n_columns
 
     def n_out(self, n_columns: int) -> int:
         """Return how many output columns a whole stream of n_columns input columns has."""
         n_trimmed = self._overlap if self._trims_start else 0
-        return max(0, n_columns * self._stride - n_trimmed)
+        return max(0, n_columns * self.stride - n_trimmed)
 
     def __call__(self, x: Tensor, tape: ColumnTape) -> Tensor:
         """x: [n_streams, in_channels, n]. Returns [n_streams, out_channels, n * stride].
 
         With trims_start a first chunk has stride fewer columns where kernel = 2 * stride.
         """
-        joined = tape.extend(x, self._n_columns, self._act)
+        joined = tape.extend(x, self.n_columns, self._act)
         if tape.is_first and self._trims_start:
-            joined = joined[..., self._n_columns :]
+            joined = joined[..., self.n_columns :]
         return F.conv_transpose1d(
             joined,
             self._weight,
             self._bias,
-            stride=self._stride,
+            stride=self.stride,
             padding=self._overlap,
             groups=self._groups,
         )
@@ -376,6 +376,7 @@ class ConvNeXt:
 
     def __init__(self, module: nn.Module, place: Place):
         self._depthwise = CausalConv(module.dwconv, place)
+        self.n_columns = self._depthwise.n_columns
         self.n_values = self._depthwise.n_values
         norm, first, second = module.norm, module.pwconv1, module.pwconv2
         # The norm's affine part and the layer's gamma are linear, and fold into the Linear layers.
@@ -408,6 +409,7 @@ class ResidualUnit:
         self._act = acts[1]
         self._weight = place(pointwise.conv.weight)
         self._bias = place(pointwise.conv.bias)
+        self.n_columns = self._dilated.n_columns
         self.n_values = self._dilated.n_values
 
     def __call__(self, x: Tensor, tape: ColumnTape) -> Tensor:

@@ -11,6 +11,7 @@ later chunks to their full length. Source: VoxServe (arXiv:2602.00269), section 
 """
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -254,7 +255,7 @@ class FrameDecoder(ABC):
         codebook_size: codes lie in [0, codebook_size).
         samples_per_frame: samples per frame once a stream is under way.
         sample_rate_hz: samples per second of the output.
-        n_tail_frames: see StreamDecoder; it does not look ahead.
+        n_tail_frames, n_context_frames: see StreamDecoder; it does not look ahead.
         graphs: None until use_graphs.
     """
 
@@ -291,6 +292,7 @@ class FrameDecoder(ABC):
             self._build_layers(module)
             self._build_input(module)
         self._n_values = sum(layer.n_values for layer in (*self._input_layers, *self._layers))
+        self.n_context_frames = self._context_frames()
         self.samples_per_frame = self.samples_for(2) - self.samples_for(1)
         if self.samples_for(1) < 1:
             raise ValueError("the first frame emits nothing with these strides")
@@ -340,6 +342,18 @@ class FrameDecoder(ABC):
 
     def _upsample(self, module: nn.Module, act: Act | None = None) -> CausalUpsample:
         return CausalUpsample(module, self._place, act, trims_start=self.trims_start)
+
+    def _context_frames(self) -> int:
+        """Frames before a sample's own on which the sample depends, at most."""
+        transformer = self._transformer
+        n_frames = float(transformer.n_layers * (transformer.n_window_frames - 1))
+        n_frames += sum(layer.n_columns for layer in self._input_layers)
+        columns_per_frame = 1
+        for layer in self._layers:
+            n_frames += layer.n_columns / columns_per_frame
+            if isinstance(layer, CausalUpsample):
+                columns_per_frame *= layer.stride
+        return math.ceil(n_frames)
 
     def samples_for(self, n_frames_total: int) -> int:
         """Return how many samples a stream of n_frames_total frames has emitted, exactly."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.core import OUTPUT_RATE_HZ
 from sglang_live.errors import BadInputError, CapacityError, LiveError
+from sglang_live.messages import SoundPlace
 from sglang_live.models.codecs import END_CODE
 from sglang_live.policy.chunks import SHORT_BELOW_S, Ahead, chunk_frames
 from sglang_live.policy.flex import FlexConfig, FlexDebt
@@ -36,10 +37,12 @@ class StreamDecoder(Protocol):
     Attributes:
         n_tail_frames: frames of END_CODE behind the last one of a stream, which bring its last
             samples; 0 for a decoder that does not look ahead (see SnacDecoder).
+        n_context_frames: on which the sound of the next one depends. None: on the whole stream.
     """
 
     n_quantizers: int
     n_tail_frames: int
+    n_context_frames: int | None
 
     def new_stream(self) -> Any: ...
 
@@ -59,12 +62,14 @@ class VocoderChunk:
             ahead has too few frames.
         n_frames: codec frames it was decoded from; 0 only in an empty last chunk.
         is_last: nothing of this job follows; the job has ended.
+        place: at its end.
     """
 
     job_id: str
     pcm: bytes
     n_frames: int
     is_last: bool
+    place: SoundPlace
 
 
 @dataclass(slots=True)
@@ -78,6 +83,9 @@ class _Job:
         later: frames of the next utterances, each of which gets a stream of its own. The last of
             them, or `pending` if there are none, may grow.
         is_begun: whether frames of the stream were decoded.
+        utterance, n_done: number of the stream's, and frames of it that are done with.
+        n_left_out: next frames of the utterance that the sound no longer depends on.
+        n_silent: next frames of the stream whose sound was sent by another vocoder.
         ahead: of its listener.
         flex: whether it is not heard while it is made.
         ready_s: when the next chunk became ready. None: it is not ready.
@@ -88,6 +96,10 @@ class _Job:
     pending: Tensor
     later: list[Tensor] = field(default_factory=list)
     is_begun: bool = False
+    utterance: int = 0
+    n_done: int = 0
+    n_left_out: int = 0
+    n_silent: int = 0
     ahead: Ahead = field(default_factory=Ahead)
     is_finished: bool = False
     flex: bool = False
@@ -195,11 +207,13 @@ class VocoderEngine:
             for _ in range(2):  # a first chunk is shorter in samples than those that follow
                 self._decoder.decode(streams, codes)
 
-    def open(self, job_id: str, *, flex: bool = False) -> None:
+    def open(self, job_id: str, *, flex: bool = False, sent: SoundPlace | None = None) -> None:
         """
         Args:
             flex: whether it is not heard while it is made: it comes in large chunks, and beside
                 heard ones has a small share (policy/flex.py).
+            sent: where its sound begins, if another vocoder has sent the rest; in an utterance of
+                which all frames are fed.
         Raises:
             CapacityError: it is full. BadInputError: the job is open already.
         """
@@ -210,7 +224,12 @@ class VocoderEngine:
                 f"vocoder full: {len(self._jobs)} of {self._config.max_streams} streams"
             )
         stream = self._decoder.new_stream()
-        self._jobs[job_id] = _Job(job_id, stream, self._no_frames(), flex=flex)
+        job = self._jobs[job_id] = _Job(job_id, stream, self._no_frames(), flex=flex)
+        if sent is not None:
+            context = self._decoder.n_context_frames
+            job.utterance = sent.utterance
+            job.n_silent = sent.n_done if context is None else min(sent.n_done, context)
+            job.n_left_out = job.n_done = sent.n_done - job.n_silent
 
     def feed(self, job_id: str, codes: Tensor) -> None:
         """Append frames to a job. An error changes nothing.
@@ -226,11 +245,14 @@ class VocoderEngine:
         if codes.ndim != 2:
             raise BadInputError(f"codes must be [n, n_quantizers], got {list(codes.shape)}")
         self._decoder.check_codes(codes)
+        n_left_out = min(job.n_left_out, len(codes))
+        codes = codes[n_left_out:]
         n_pending, cap = job.n_pending, self._config.max_buffered_frames
         if n_pending + len(codes) > cap:
             raise CapacityError(
                 f"vocoder job {job_id!r}: {n_pending} + {len(codes)} frames exceed {cap}"
             )
+        job.n_left_out -= n_left_out
         job.append(codes.cpu())
         self._note_readiness(job)
 
@@ -329,6 +351,8 @@ class VocoderEngine:
         """Begin the next utterance, if no frame of the current one is left to be decoded."""
         while job.later and not len(job.pending):
             job.pending = job.later.pop(0)
+            job.utterance += 1
+            job.n_done = 0
             if job.is_begun:
                 job.stream = self._decoder.new_stream()
                 job.is_begun = False
@@ -336,6 +360,8 @@ class VocoderEngine:
     def _wanted_frames(self, job: _Job) -> int:
         """Frames that make the next chunk ready."""
         config = self._config
+        if job.n_silent:
+            return min(job.n_silent, config.flex_chunk_frames, config.max_buffered_frames)
         if job.flex:
             return min(config.flex_chunk_frames, config.max_buffered_frames)
         is_short = job.ahead.is_short(self._clock.now_s())
@@ -348,6 +374,8 @@ class VocoderEngine:
         contended: a heard chunk is ready, so that one of flex is no longer than it may be.
         """
         config, n_pending = self._config, len(job.pending)
+        if job.n_silent:
+            return job.is_begun, min(self._wanted_frames(job), n_pending)
         if job.flex:
             wanted = config.chunk_frames if contended else self._wanted_frames(job)
             return job.is_begun, min(wanted, n_pending)
@@ -402,6 +430,11 @@ class VocoderEngine:
     def _emit(self, job: _Job, pcm: bytes, n_frames: int) -> VocoderChunk:
         job.pending = job.pending[n_frames:]
         job.is_begun = job.is_begun or n_frames > 0
+        job.n_done += n_frames
+        place = SoundPlace(job.utterance, job.n_done)
+        if job.n_silent:
+            job.n_silent -= n_frames
+            pcm = b""
         if pcm:
             job.ahead.made(self._clock.now_s(), len(pcm) / 2 / OUTPUT_RATE_HZ)
         job.ready_s = None
@@ -411,4 +444,4 @@ class VocoderEngine:
             del self._jobs[job.job_id]
         else:
             self._note_readiness(job)  # behind all jobs that are ready
-        return VocoderChunk(job.job_id, pcm, n_frames, is_last)
+        return VocoderChunk(job.job_id, pcm, n_frames, is_last, place)

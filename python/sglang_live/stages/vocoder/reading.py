@@ -16,11 +16,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from sglang_live.aio import result_with, vital
 from sglang_live.bridge.platform import cpu
 from sglang_live.core import OUTPUT_RATE_HZ
 from sglang_live.errors import CapacityError, StageFailedError
-from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderRequest, VocoderText
+from sglang_live.messages import (
+    Pcm,
+    SoundPlace,
+    VocoderDone,
+    VocoderEnd,
+    VocoderRequest,
+    VocoderText,
+)
 from sglang_live.models.family import family_at, part
 from sglang_live.models.speech import Speech, Voice
 from sglang_live.policy.flex import FlexConfig, flex_due_s
@@ -126,15 +135,17 @@ class ReadingStage:
                 return
             if isinstance(piece, _Beginning):
                 await self._begin(response, piece)
-            elif piece.spoken:
+            elif response.sounds(piece):
                 sound = await self._sound(response, piece)
                 if response.begun is not None:
                     sound, response.begun = sound.behind(response.begun), None
                 await response.send(piece, sound)
+                response.end_piece()
 
     async def _begin(self, response: "_Response", beginning: "_Beginning") -> None:
-        """Send the first words of a piece, unless it is there, or would be there too late."""
-        if not response.pieces.empty():
+        """Send the first words of a piece, unless it is there, or would be there too late; in any
+        case where another vocoder has sent them."""
+        if not (response.pieces.empty() or response.place.early):
             return
         ordered_s = time.monotonic()
         sound = await self._sound(response, beginning.piece)
@@ -145,9 +156,11 @@ class ReadingStage:
         rest_takes_s = Limits().first_most / _BEGINNING_WORDS * (now_s - ordered_s)
         alone = now_s - self._beside_others_s > _ALONE_S
         safety = _SAFETY if alone else _SAFETY_BESIDE_OTHERS
-        if safety * (max(complete_s - now_s, 0.0) + rest_takes_s) <= sound.duration_s:
+        wait_s = max(complete_s - now_s, 0.0) + rest_takes_s
+        if response.place.early or safety * wait_s <= sound.duration_s:
             self._counts["begun_early"] += 1
             response.begun = sound
+            response.place = replace(response.place, early=True)
             await response.send(beginning.piece, sound)
         else:
             self._counts["not_begun"] += 1
@@ -225,6 +238,7 @@ class _Response:
     Attributes:
         pieces: that are complete, in order; None: there are no more.
         begun: sound of the first words of the next piece, which was sent.
+        place: of what was sent, by this vocoder or by one before it.
     """
 
     def __init__(
@@ -235,12 +249,17 @@ class _Response:
         # Without a bound: the text of one response.
         self.pieces: asyncio.Queue[Piece | _Beginning | None] = asyncio.Queue()
         self.begun: PieceSound | None = None
+        self.place = request.sent or SoundPlace()
         self._cutter = cutter
         self._text = TokenPlaces()
         self._began_s = time.monotonic()
-        self._spoken_s = 0.0
+        self._spoken_s = self.place.begun_s
         self._text_since_s: float | None = None
-        self._may_begin = begins_early
+        self._may_begin = self.place.early if request.sent else begins_early
+        # Of what another vocoder has sent: pieces, and samples of the next one.
+        self._n_sounded = self.place.utterance
+        self._n_sent = self.place.n_done
+        self.place = replace(self.place, n_done=0)
 
     def add_text(self, message: VocoderText) -> None:
         now_s = time.monotonic()
@@ -270,19 +289,36 @@ class _Response:
             return flex_due_s(self._began_s, self._spoken_s, flex)
         return self._began_s + self._spoken_s if self._spoken_s else 0.0
 
+    def sounds(self, piece: Piece) -> bool:
+        """Whether the piece has sound that was not sent; asked once of each, in order."""
+        if piece.spoken and self._n_sounded:
+            self._n_sounded -= 1
+            return False
+        return bool(piece.spoken)
+
     async def send(self, piece: Piece, sound: PieceSound) -> None:
         marks = [
             (self._text.up_to(piece, word.end), self._spoken_s + word.end_s) for word in sound.words
         ]
         n = round(_MESSAGE_S * OUTPUT_RATE_HZ)
-        for begin in range(0, len(sound.pcm), n):
+        first, before = min(self._n_sent, len(sound.pcm)), self.place.n_done
+        self._n_sent -= first
+        first_s = self._spoken_s + first / OUTPUT_RATE_HZ
+        marks = [mark for mark in marks if not first or mark[1] > first_s]
+        for begin in range(first, len(sound.pcm), n):
+            end = min(begin + n, len(sound.pcm))
             end_s = self._spoken_s + (begin + n) / OUTPUT_RATE_HZ
-            is_last = begin + n >= len(sound.pcm)
+            is_last = end == len(sound.pcm)
             ready = [mark for mark in marks if is_last or mark[1] <= end_s]
             marks = marks[len(ready) :]
-            pcm = sound.pcm[begin : begin + n].tobytes()
-            await self.job.send(Pcm(self.job.job_id, pcm, ready))
+            self.place = replace(self.place, n_done=before + end)
+            pcm = sound.pcm[begin:end].tobytes()
+            await self.job.send(Pcm(self.job.job_id, pcm, ready, self.place))
+        self.place = replace(self.place, n_done=before + len(sound.pcm))
         self._spoken_s += sound.duration_s
+
+    def end_piece(self) -> None:
+        self.place = SoundPlace(self.place.utterance + 1, begun_s=self._spoken_s)
 
 
 def _is_flex(job: ServedJob) -> bool:

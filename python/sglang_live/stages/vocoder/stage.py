@@ -70,7 +70,7 @@ class VocoderStage:
     async def run(self, job: ServedJob) -> None:
         request = job.opener
         assert isinstance(request, VocoderRequest)
-        self._engine.open(job.job_id, flex=request.flex)  # raises if it is full
+        self._engine.open(job.job_id, flex=request.flex, sent=request.sent)  # raises if it is full
         outputs = self._outputs[job.job_id] = asyncio.Queue()  # _feed_when_room bounds it
         feeding = asyncio.create_task(self._feed(job))
         try:
@@ -79,7 +79,7 @@ class VocoderStage:
                 if outputs.qsize() == _MOST_UNSENT - 1:
                     await self._tell_room()
                 if chunk.pcm:
-                    await job.send(Pcm(job.job_id, chunk.pcm))
+                    await job.send(Pcm(job.job_id, chunk.pcm, place=chunk.place))
                 if chunk.is_last:
                     break
         finally:
@@ -98,9 +98,14 @@ class VocoderStage:
         return {"streams": float(len(self._outputs)), **counts, **turns}
 
     async def _feed(self, job: ServedJob) -> None:
+        assert isinstance(job.opener, VocoderRequest)
+        sent = job.opener.sent
+        n_before = 0 if sent is None else sent.utterance  # utterances that have sounded
         async for message in job.inputs():
             if isinstance(message, VocoderFrames):
                 codes = np.frombuffer(message.codes, dtype="<i2").reshape(-1, self._n_quantizers)
+                n_ends = int((codes[:, 0] == END_CODE).sum())
+                codes, n_before = _behind(codes, n_before), max(0, n_before - n_ends)
                 await self._feed_codes(job.job_id, torch.from_numpy(codes.astype(np.int64)))
             elif isinstance(message, VocoderEnd):
                 self._engine.finish(job.job_id)
@@ -193,3 +198,11 @@ class VocoderStage:
     async def _tell_room(self) -> None:
         async with self._stepped:
             self._stepped.notify_all()
+
+
+def _behind(codes: np.ndarray, n_utterances: int) -> np.ndarray:
+    """The rows behind the first n_utterances ends; none if there are fewer ends."""
+    ends = np.flatnonzero(codes[:, 0] == END_CODE)
+    if n_utterances > len(ends):
+        return codes[:0]
+    return codes[ends[n_utterances - 1] + 1 :] if n_utterances else codes

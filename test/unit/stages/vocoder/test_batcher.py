@@ -12,6 +12,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3Omni
 
 from sglang_live.clock import SimClock
 from sglang_live.errors import BadInputError, CapacityError
+from sglang_live.messages import SoundPlace
 from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
 from sglang_live.stages.vocoder.batcher import UnknownJobError, VocoderChunk, VocoderEngine
 from sglang_live.stages.vocoder.config import VocoderConfig
@@ -25,7 +26,7 @@ class SummingDecoder:
     1/32767, so that a lost, doubled or swapped frame shows in all samples after it.
     """
 
-    n_quantizers, n_tail_frames = 2, 0
+    n_quantizers, n_tail_frames, n_context_frames = 2, 0, None
 
     def __init__(self):
         self.batches: list[tuple[int, ...]] = []  # shape of the codes of every call
@@ -132,7 +133,7 @@ def test_a_job_without_frames_ends_in_one_empty_chunk(engine, decoder):
     engine.open("a")
     engine.feed("a", frames(0))
     engine.finish("a")
-    assert drain(engine) == [VocoderChunk("a", b"", 0, True)]
+    assert drain(engine) == [VocoderChunk("a", b"", 0, True, SoundPlace())]
     assert decoder.batches == []
 
 
@@ -142,7 +143,7 @@ def test_a_finish_after_the_last_frame_was_decoded_ends_in_an_empty_chunk(engine
     assert [chunk.is_last for chunk in drain(engine)] == [False]
     engine.finish("a")
     engine.finish("a")
-    assert drain(engine) == [VocoderChunk("a", b"", 0, True)]
+    assert drain(engine) == [VocoderChunk("a", b"", 0, True, SoundPlace(n_done=2))]
 
 
 @pytest.mark.parametrize("decodes_at_once", [False, True])
@@ -423,7 +424,7 @@ def test_every_job_gets_exactly_its_audio_in_any_interleaving(feeds):
         assert [chunk.is_last for chunk in own] == [False] * (len(own) - 1) + [True]
 
 
-def test_the_real_vocoder_through_the_engine_equals_one_decode():
+def real_vocoder() -> Qwen3OmniMoeCode2Wav:
     torch.manual_seed(0)
     config = Qwen3OmniMoeCode2WavConfig(
         codebook_size=64,
@@ -441,6 +442,11 @@ def test_the_real_vocoder_through_the_engine_equals_one_decode():
         for name, weight in module.named_parameters():
             if name.startswith("decoder") and weight.ndim > 1:  # would give near silence
                 weight.normal_(0, weight[0].numel() ** -0.5)
+    return module
+
+
+def test_the_real_vocoder_through_the_engine_equals_one_decode():
+    module = real_vocoder()
     engine = VocoderEngine(StreamingCode2Wav(module), VocoderConfig())
     codes = {job_id: torch.randint(0, 64, (n, 16)) for job_id, n in (("a", 21), ("b", 13))}
     chunks = []
@@ -461,6 +467,38 @@ def test_the_real_vocoder_through_the_engine_equals_one_decode():
         assert 0.05 < wave.std() < 0.5
         assert streamed.shape == wave.shape
         assert np.abs(streamed - wave).max() <= 0.6 / 32767.0  # rounding, and a little float32
+
+
+def test_a_job_goes_on_where_another_vocoder_has_ended():
+    decoder, n_frames = StreamingCode2Wav(real_vocoder()), 70
+    assert 14 < decoder.n_context_frames < n_frames // 2
+    utterances = [torch.randint(0, 64, (n, 16)) for n in (n_frames, 5, 9)]
+
+    def decoded(sent: SoundPlace | None = None) -> list[VocoderChunk]:
+        engine = VocoderEngine(decoder, VocoderConfig())
+        engine.open("a", sent=sent)
+        first = 0 if sent is None else sent.utterance
+        for codes in utterances[first:-1]:
+            for part in codes.split(7):
+                engine.feed("a", part)
+            engine.end_utterance("a")
+        engine.feed("a", utterances[-1])
+        engine.finish("a")
+        return drain(engine)
+
+    chunks = decoded()
+    whole = b"".join(chunk.pcm for chunk in chunks)
+    for n, chunk in enumerate(chunks):
+        resumed = decoded(chunk.place)
+        rest = b"".join(chunk.pcm for chunk in resumed)
+        assert [chunk.is_last for chunk in resumed] == [False] * (len(resumed) - 1) + [True]
+        found = b"".join(chunk.pcm for chunk in chunks[: n + 1]) + rest
+        assert len(found) == len(whole)
+        apart = np.frombuffer(found, "<i2").astype(int) - np.frombuffer(whole, "<i2")
+        assert np.abs(apart).max() <= 1  # other chunks round otherwise
+    # Most of a long utterance is not decoded again.
+    late = next(c for c in chunks if c.place.n_done == 66)
+    assert sum(chunk.n_frames for chunk in decoded(late.place)) < n_frames // 2 + 18
 
 
 def test_every_common_shape_is_decoded_before_the_first_job(decoder):

@@ -8,7 +8,14 @@ import pytest
 
 from sglang_live.core import OUTPUT_RATE_HZ
 from sglang_live.errors import CapacityError, StageFailedError
-from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderRequest, VocoderText
+from sglang_live.messages import (
+    Pcm,
+    SoundPlace,
+    VocoderDone,
+    VocoderEnd,
+    VocoderRequest,
+    VocoderText,
+)
 from sglang_live.models.speech import Speech, SpokenWord
 from sglang_live.speakable.style import SpeechStyle
 from sglang_live.stages.spec import StageSpec
@@ -378,3 +385,39 @@ async def test_a_text_that_ends_with_its_first_words_is_said_once(stage, clock):
     await running
     assert abs(len(job.samples) - SAMPLES_PER_CHARACTER * len("The main reason for that.")) <= NEAR
     assert [n for n, _ in job.marks] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("early", [False, True])
+async def test_what_another_voice_has_sent_is_not_sent_again(stage, clock, monkeypatch, early):
+    def synthesise(text: str, voice: str) -> Speech:
+        noise = np.random.default_rng(len(text)).integers(-9000, 9000, len(text) * 480)
+        ends = [i for i in range(1, len(text) + 1) if i == len(text) or text[i] == " "]
+        words = tuple(SpokenWord(end, end / 50) for end in ends)
+        return Speech(pcm=noise.astype(np.int16), words=words)
+
+    monkeypatch.setattr(VOICE, "synthesise", synthesise)
+
+    async def read(sent: SoundPlace | None = None) -> FakeJob:
+        job = FakeJob("a")
+        job.opener = VocoderRequest("a", 60.0, voice="anna", sent=sent)
+        running = asyncio.create_task(stage.run(job))
+        n_decided = decided(stage)
+        await write(job, "The main reason for that is", clock, word_s=0.01 if early else 0.2)
+        if sent is None:
+            await until_decided(stage, 1 + n_decided)
+        for n, part in enumerate(("clear now. ", "It is said ", "again. And ", "once more."), 7):
+            job.text(part, n)
+        job.end()
+        await running
+        return job
+
+    whole = await read()
+    assert stage.load()["begun_early"] == early
+    sent: list[Pcm] = []
+    for message in whole.sent[:-1]:
+        sent.append(message)
+        rest = await read(message.place)
+        assert b"".join(m.pcm for m in [*sent, *rest.sent[:-1]]) == b"".join(
+            m.pcm for m in whole.sent[:-1]
+        )
+        assert [mark for m in sent for mark in m.spoken] + rest.marks == whole.marks

@@ -11,7 +11,14 @@ import pytest
 import torch
 
 from sglang_live.errors import BadInputError, CapacityError
-from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderFrames, VocoderRequest
+from sglang_live.messages import (
+    Pcm,
+    SoundPlace,
+    VocoderDone,
+    VocoderEnd,
+    VocoderFrames,
+    VocoderRequest,
+)
 from sglang_live.models.codecs import END_CODE
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.vocoder import stage as vocoder_stage
@@ -21,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("must_not_hang")
 
 
 class FirstCodeDecoder:
-    n_quantizers, n_tail_frames = 2, 0
+    n_quantizers, n_tail_frames, n_context_frames = 2, 0, None
 
     def new_stream(self) -> None:
         return None
@@ -118,6 +125,28 @@ async def test_rows_of_the_end_divide_a_job_into_utterances(stage, monkeypatch):
     job.put((END_CODE, END_CODE), is_last=True)
     await stage.run(job)
     assert job.samples() == [1, 2, 3] and ended == ["j", "j"]
+
+
+@pytest.mark.parametrize("n_rows", [1, 3, 7])
+async def test_what_another_vocoder_has_sent_is_not_sent_again(stage, n_rows):
+    end = (END_CODE, END_CODE)
+    rows = [(1, 0), (2, 0), end, (3, 0), end, (4, 0), (5, 0), (6, 0)]
+    for place, rest in [
+        (SoundPlace(0, 1), [2, 3, 4, 5, 6]),
+        (SoundPlace(0, 2), [3, 4, 5, 6]),
+        (SoundPlace(1, 0), [3, 4, 5, 6]),
+        (SoundPlace(2, 2), [6]),
+        (SoundPlace(2, 3), []),
+    ]:
+        job = Job()
+        job.opener = VocoderRequest("j", 60.0, sent=place)
+        for at in range(0, len(rows), n_rows):
+            job.put(*rows[at : at + n_rows])
+        job.put(is_last=True)
+        await stage.run(job)
+        assert job.samples() == rest
+        places = [message.place for message in job.sent if isinstance(message, Pcm)]
+        assert places[-1:] == ([SoundPlace(2, 3)] if rest else [])
 
 
 async def test_a_reply_without_frames_is_silent_and_done(stage):

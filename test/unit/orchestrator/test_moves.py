@@ -1,0 +1,153 @@
+"""A turn whose stage dies goes on in another replica, and is what it is without that."""
+
+import asyncio
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from sglang_live.core import AudioDelta, TurnDone
+from sglang_live.errors import StageUnavailableError
+from sglang_live.orchestrator.suspects import SuspectError
+
+from .fakes import ask, user
+from .test_turns import answer, sound, transcript
+
+pytestmark = pytest.mark.usefixtures("must_not_hang")
+
+STAGES = ["vocoder"]
+REPLY = [5, 6, 7, 8, 9]
+TURN = ask("t1", user("u1", "hi", 300))
+# Each stage dies before its n-th token, frame or sound; with 5 it has made all of them.
+DEATHS = list(itertools.product(STAGES, range(6)))
+
+
+def replicas_of(world, stage: str) -> list:
+    return getattr(world, f"{stage}s")
+
+
+def lost_jobs(world) -> dict[tuple[str, str], int]:
+    return dict(world.orchestrator.lost_jobs.n)
+
+
+async def until(holds) -> None:
+    while not holds():
+        await asyncio.sleep(0.001)
+
+
+class Dying:
+    """Replicas of a stage, each of which stops where the test says, until it is killed."""
+
+    def __init__(self, world, stage: str, *at: int):
+        self._world = world
+        self._at = dict(zip(replicas_of(world, stage), at, strict=False))
+        for replica, n in self._at.items():
+            replica.holds_at = n
+
+    async def kill(self) -> None:
+        for replica in self._at:
+            await until(lambda replica=replica: replica.held)
+            await self._world.process(replica).stop()
+
+
+def told(events: list) -> tuple:
+    """All that a turn has told: text, sound and its marks, and its end."""
+    done = events[-1]
+    assert isinstance(done, TurnDone)
+    marks = [mark for event in events if isinstance(event, AudioDelta) for mark in event.spoken]
+    said = done.item.token_ids, [part.text for part in done.item.parts]
+    end = done.status, done.usage, done.n_frames, done.spoken, done.function_calls
+    return transcript(events), sound(events), marks, said, end
+
+
+async def undisturbed(world_of, **world) -> tuple:
+    world = await world_of(reply=REPLY, **world)
+    session = await world.orchestrator.open_session("undisturbed")
+    return told(await answer(session, TURN))
+
+
+@pytest.mark.parametrize(("stage", "at"), DEATHS)
+async def test_a_turn_is_as_if_its_replica_had_not_died(world_of, stage, at):
+    world = await world_of(reply=REPLY, n_replicas=2)
+    session = await world.orchestrator.open_session("one")
+    dying = Dying(world, stage, at)
+    running = asyncio.create_task(answer(session, TURN))
+    await dying.kill()
+    assert told(await running) == await undisturbed(world_of)
+    assert lost_jobs(world) == {(stage, "moved"): 1}
+    assert [len(replica.openers) for replica in replicas_of(world, stage)] == [1, 1]
+    await session.close()
+    await world.settled()
+    assert world.n_jobs() == 0
+
+
+@pytest.mark.parametrize("at", range(6))
+async def test_a_voice_that_reads_text_reads_on_in_another_replica(world_of, at):
+    world = await world_of(reply=REPLY, n_replicas=2, has_talker=False)
+    session = await world.orchestrator.open_session("one")
+    dying = Dying(world, "vocoder", at)
+    running = asyncio.create_task(answer(session, TURN))
+    await dying.kill()
+    assert told(await running) == await undisturbed(world_of, has_talker=False)
+    assert [len(vocoder.texts) for vocoder in world.vocoders] == [at, 5 - at]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_turn_moves_once(world_of, stage):
+    world = await world_of(reply=REPLY, n_replicas=3)
+    session = await world.orchestrator.open_session("one")
+    dying = Dying(world, stage, 2, 3)
+    running = asyncio.create_task(answer(session, TURN))
+    await dying.kill()
+    with pytest.raises(StageUnavailableError):
+        await running
+    assert lost_jobs(world) == {(stage, "moved"): 1, (stage, "moved_before"): 1}
+    turn = replace(TURN, turn_id="t2")
+    assert told(await answer(session, turn))[:2] == (await undisturbed(world_of))[:2]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_without_another_replica_the_turn_fails(world_of, stage):
+    world = await world_of(reply=REPLY)
+    session = await world.orchestrator.open_session("one")
+    dying = Dying(world, stage, 2)
+    running = asyncio.create_task(answer(session, TURN))
+    await dying.kill()
+    with pytest.raises(StageUnavailableError, match=f"{stage}/0"):
+        await running
+    assert lost_jobs(world) == {(stage, "no_replica"): 1}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_content_that_killed_twice_does_not_move(world_of, stage):
+    world = await world_of(reply=REPLY, n_replicas=2)
+    session = await world.orchestrator.open_session("one")
+    dying, suspects = Dying(world, stage, 2), world.orchestrator.suspects
+    running = asyncio.create_task(answer(session, TURN))
+    replica = replicas_of(world, stage)[0]
+    await until(lambda: replica.held)
+    for _ in range(2):
+        suspects.died(f"{stage}/0", world.process(replica).entry.client.unfinished())
+    await dying.kill()
+    with pytest.raises(SuspectError):
+        await running
+    assert lost_jobs(world) == {(stage, "suspect"): 1}
+    assert replicas_of(world, stage)[1].openers == []
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_turn_that_kills_two_replicas_is_refused_then(world_of, stage):
+    world = await world_of(reply=REPLY, n_replicas=3)
+    session = await world.orchestrator.open_session("one")
+    dying, suspects = Dying(world, stage, 2, 3), world.orchestrator.suspects
+    running = asyncio.create_task(answer(session, TURN))
+    for replica in replicas_of(world, stage)[:2]:
+        await until(lambda replica=replica: replica.held)
+        entry = world.process(replica).entry
+        suspects.died(entry.name, entry.client.unfinished())
+        await world.process(replica).stop()
+    with pytest.raises(StageUnavailableError):
+        await running
+    with pytest.raises(SuspectError):
+        await answer(session, replace(TURN, turn_id="t2"))
+    assert suspects.n_suspected == 2 and dying
