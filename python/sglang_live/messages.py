@@ -359,6 +359,8 @@ class TalkerRequest(Message, frozen=True):
     temperature: None: the stage's default; 0: greedy.
     window_frames: of a long response's KV, kept behind its prompt. None: all of it.
     slack_frames: one compaction drops at least this many. flex: see TurnRequest.
+    codes: that another replica has made of this response, as CodecFrames has them: to be gone on
+        behind. All text comes again. n_frames: of them, without ends of utterances.
     """
 
     session_id: str
@@ -372,6 +374,8 @@ class TalkerRequest(Message, frozen=True):
     window_frames: int | None = None
     slack_frames: int = 1
     flex: bool = False
+    codes: bytes = b""
+    n_frames: int = 0
 
 
 class SegmentsNeeded(Message, frozen=True):
@@ -580,6 +584,8 @@ class TalkerPrompt(EngineMessage, frozen=True):
         window_frames: newest frames that a long request keeps beside its prompt; 0: all frames
             (TalkerWindow in bridge/scheduler/talker.py).
         slack_frames: frames by which a request may exceed the window before it is compacted.
+        codes: of the n_frames frames that another engine has made of it, [n_frames, n_codes] int16
+            little-endian: the request goes on behind them.
     """
 
     rid: str
@@ -592,6 +598,8 @@ class TalkerPrompt(EngineMessage, frozen=True):
     states: list[int] = []
     window_frames: int = 0
     slack_frames: int = 1
+    codes: bytes = b""
+    n_frames: int = 0
 
 
 class TalkerStates(EngineMessage, frozen=True):

@@ -27,6 +27,7 @@ from sglang_live.telemetry.trace import TurnTrace
 from test.engine import tiny_cascade
 from test.engine.conftest import Stages, running_stages
 from test.engine.gauges import total, until
+from test.engine.losses import lost_turns_are_as_others
 from test.engine.test_qwen3_tts import text_of
 from test.engine.turns import greedy_turn, user
 from test.orpheus import checkpoint as tiny
@@ -201,3 +202,8 @@ async def test_a_turn_sounds_as_each_of_its_pieces_does_in_the_reference(stages,
     assert done.n_frames == round(len(wave) / 24_000 / 0.08)
     assert max(n_tokens for n_tokens, _ in marks) == 24
     assert max(at_s for _, at_s in marks) == pytest.approx(len(wave) / 24_000)
+
+
+async def test_a_job_that_is_lost_goes_on_with_the_same_speech(stages):
+    deaths = [("talker", AudioDelta, n) for n in (1, 12)] + [("vocoder", AudioDelta, 5)]
+    await lost_turns_are_as_others(stages, turn_of(n_tokens=24, turn_id="lost"), deaths)

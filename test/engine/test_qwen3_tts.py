@@ -30,6 +30,7 @@ from sglang_live.telemetry.trace import TurnTrace
 from test.engine import tiny_cascade
 from test.engine.conftest import Stages, running_stages
 from test.engine.gauges import total, until
+from test.engine.losses import lost_turns_are_as_others
 from test.engine.turns import greedy_turn, user
 from test.qwen3_tts import checkpoint as tiny
 from test.qwen3_tts.reference import Reference
@@ -273,3 +274,8 @@ async def test_a_turn_of_any_language_model_is_spoken_in_the_references_sound(st
     heard = torch.from_numpy(np.frombuffer(pcm, "<i2").astype(np.float32)) / 32767
     assert heard.shape == wave.shape
     assert (heard - wave).abs().max() < 1e-4
+
+
+async def test_a_job_that_is_lost_goes_on_with_the_same_speech(stages):
+    deaths = [("talker", AudioDelta, n) for n in (1, 4)] + [("vocoder", AudioDelta, 3)]
+    await lost_turns_are_as_others(stages, turn_of(n_tokens=24, turn_id="lost"), deaths)

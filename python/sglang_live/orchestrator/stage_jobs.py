@@ -250,6 +250,8 @@ class TalkerJob(_EngineJob):
     _n_tokens: int = 0
     _unspoken: list[int] = field(default_factory=list)  # before the first letter
     _marks: Marks = field(default_factory=list)
+    _codes: bytearray = field(default_factory=bytearray)  # that have come
+    _n_codes: int = 0  # of them, without ends of utterances
 
     def __post_init__(self) -> None:
         history = self._turn.history
@@ -319,7 +321,7 @@ class TalkerJob(_EngineJob):
             if isinstance(message, StreamEvent):
                 self.on_stream_event("talker", message.what, message.buffered_s)
             elif isinstance(message, CodecFrames):
-                self.speech_s += message.n_frames * message.frame_s
+                self._keep_codes(message)
                 self._marks += message.spoken
                 yield message.codes
             elif isinstance(message, TalkerDone):
@@ -327,8 +329,19 @@ class TalkerJob(_EngineJob):
                 self.cut = message.finish == "length"
                 self.n_read = message.n_read
 
+    def _keep_codes(self, frames: CodecFrames) -> None:
+        self.speech_s += frames.n_frames * frames.frame_s
+        self._codes += frames.codes
+        self._n_codes += frames.n_frames
+        if (window := self._window_frames) is not None and self._n_codes > window:
+            self._job.stays = "window"  # frames that were dropped are still in those behind them
+
+    @property
+    def _window_frames(self) -> int | None:
+        kept = self._turn.retention
+        return (kept.window_frames or kept.window_tokens) if kept else None
+
     async def _begin_with(self, first_id: int | None) -> None:
-        self._job.stays = "begun"
         await self._job.begin(partial(self._begin, first_id))
         self._begun.set_result(True)
 
@@ -355,9 +368,11 @@ class TalkerJob(_EngineJob):
                 temperature=turn.temperature,
                 seed=seed_of(turn),
                 timeout_s=timeout_s(turn),
-                window_frames=(kept.window_frames or kept.window_tokens) if kept else None,
+                window_frames=self._window_frames,
                 slack_frames=kept.slack_tokens if kept else 1,
                 flex=turn.flex,
+                codes=bytes(self._codes),
+                n_frames=self._n_codes,
             ),
             tensors,
         )

@@ -118,6 +118,15 @@ def test_a_request_resumes_in_another_row_with_codes_hidden_state_and_text(rows)
     assert one.saved is None
 
 
+def test_codes_that_another_engine_has_made_are_put_into_the_row(rows):
+    begun = torch.arange(2 * (N_RESIDUAL + 1), dtype=torch.int16).view(2, N_RESIDUAL + 1)
+    one = stream(text_ids=(1,))
+    one.begun = begun
+    rows.bind(one, 1)
+    assert rows.codes[1, :2].tolist() == begun[:, 1:].tolist()
+    assert one.begun is None
+
+
 def test_unbinding_twice_keeps_what_the_first_one_saved(rows):
     one = stream()
     rows.bind(one, 1)

@@ -15,7 +15,7 @@ from .test_turns import answer, sound, transcript
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
-STAGES = ["vocoder"]
+STAGES = ["talker", "vocoder"]
 REPLY = [5, 6, 7, 8, 9]
 TURN = ask("t1", user("u1", "hi", 300))
 # Each stage dies before its n-th token, frame or sound; with 5 it has made all of them.
@@ -47,6 +47,7 @@ class Dying:
     async def kill(self) -> None:
         for replica in self._at:
             await until(lambda replica=replica: replica.held)
+            await self._world.settled()  # what it has sent has come
             await self._world.process(replica).stop()
 
 

@@ -39,6 +39,8 @@ class Talker(Part):
         super().__init__(scheduler)
         self.unfinished_text: set[str] = set()
         self._states = PromptStates()
+        # Codes 0 of requests that other engines have begun, until their prefill.
+        self._begun: dict[str, list[int]] = {}
 
     def start(self) -> None:
         scheduler = self._scheduler
@@ -65,7 +67,9 @@ class Talker(Part):
         }
 
     def _on_prompt(self, prompt: TalkerPrompt) -> None:
-        self.model.streams[prompt.rid] = self._states.stream_of(prompt)
+        stream = self.model.streams[prompt.rid] = self._states.stream_of(prompt)
+        if stream.begun is not None:
+            self._begun[prompt.rid] = stream.begun[:, 0].tolist()
         self.unfinished_text.add(prompt.rid)
 
     def _on_text(self, text: TalkerText) -> None:
@@ -78,6 +82,7 @@ class Talker(Part):
 
     def _on_forget(self, forget: TalkerForget) -> None:
         self.model.streams.pop(forget.rid, None)
+        self._begun.pop(forget.rid, None)
         self.unfinished_text.discard(forget.rid)
 
     # --- blocked requests ---
@@ -140,8 +145,20 @@ class Talker(Part):
         if is_retracted and stream is not None:
             with self._behind_the_step_in_flight():
                 self.model.rows.unbind(stream)
-            # Code 0 alone does not determine a frame's KV, so it must not match other requests.
-            req.extra_key = f"{req.extra_key or ''}{req.rid}"
+            _keep_apart(req)
+
+    def before_prefill(self, running_batch: ScheduleBatch) -> None:
+        """Requests that another engine has begun become as if this one had retracted them."""
+        for req in self._scheduler.waiting_queue if self._begun else ():
+            if (codes := self._begun.pop(req.rid, None)) is not None:
+                req.output_ids.extend(codes)
+                req.retracted_stain = True
+                _keep_apart(req)
+
+
+def _keep_apart(req: Req) -> None:
+    # Code 0 alone does not determine a frame's KV, so it must not match other requests.
+    req.extra_key = f"{req.extra_key or ''}{req.rid}"
 
 
 class TalkerWindow(Part):

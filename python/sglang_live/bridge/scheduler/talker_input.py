@@ -1,6 +1,7 @@
 """What feed messages bring for the talker's model: records of requests, and audio states."""
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from sglang_live.engine_channel.states import to_tensor
@@ -40,4 +41,14 @@ class PromptStates:
             greedy=prompt.greedy,
             temperature=prompt.temperature,
             penalty=prompt.penalty,
+            n_frames=prompt.n_frames,
+            begun=begun_codes(prompt),
         )
+
+
+def begun_codes(prompt: TalkerPrompt) -> Tensor | None:
+    """[n_frames, n_codes] int16, that another engine has made. None: there are none."""
+    if not prompt.n_frames:
+        return None
+    codes = np.frombuffer(prompt.codes, "<i2").reshape(prompt.n_frames, -1)
+    return torch.from_numpy(codes.astype(np.int16))

@@ -31,6 +31,8 @@ class TalkerStream:
         sink: tokens before the frames that compaction dropped.
         n_dropped: dropped frames; the token at index i >= sink has position i + n_dropped.
         saved: contents of its row, while a retracted request has none.
+        begun: codes [n_frames, n_codes] int16 of the frames that another engine has made, until
+            they are in the row.
         row: its row; None before the first prefill, and after a retraction.
     """
 
@@ -49,6 +51,7 @@ class TalkerStream:
     sink: int = 0
     n_dropped: int = 0
     saved: "SavedRow | None" = None
+    begun: Tensor | None = None
     row: int | None = None
     n_text_written: int = 0
     n_dropped_written: int = 0
@@ -156,6 +159,10 @@ class TalkerRows:
             self.codes[row, : len(saved.codes)] = saved.codes
             self.past_hidden[row], self.seen[row] = saved.past_hidden, saved.seen
             stream.saved = None
+        if (begun := stream.begun) is not None:
+            # What else a row holds follows from the prefill of these frames.
+            self.codes[row, : len(begun)] = copy_to(begun[:, 1:].contiguous(), self.codes.device)
+            stream.begun = None
         self.write_text_ids(stream)
 
     def refresh(self, stream: TalkerStream) -> None:

@@ -9,8 +9,9 @@ import asyncio
 import logging
 import os
 import re
+from collections import deque
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -69,6 +70,8 @@ class SpokenPiece:
     most_frames: after which it has missed its end.
     n_frames: that have come.
     n_marked: words with a mark.
+    known: frames that another replica has made of it, until they are made again: all of its steps
+        are sampled anew, because the engine's penalty counts those that it has sampled itself.
     """
 
     spoken: str
@@ -76,6 +79,7 @@ class SpokenPiece:
     most_frames: int
     n_frames: int = 0
     n_marked: int = 0
+    known: list[list[int]] = field(default_factory=list)
 
 
 class PieceSpeech:
@@ -204,7 +208,8 @@ class PieceStage:
         self._totals = PolicyTotals()
         self._stream_events = StreamEventRoutes()
         self._n_jobs = 0
-        self._counts = dict.fromkeys(("pieces", "frames", "speech_truncated", "unspeakable"), 0.0)
+        names = ("pieces", "frames", "speech_truncated", "unspeakable", "diverged")
+        self._counts = dict.fromkeys(names, 0.0)
 
     async def start(self) -> None:
         self._reader = vital(self._read_reports(), "read reports")
@@ -259,6 +264,7 @@ class PieceStage:
     async def _speak(self, job: ServedJob, request: TalkerRequest, speech: PieceSpeech) -> bool:
         """Speak piece after piece. Returns whether any of them did not end by itself."""
         is_cut, number = False, 0
+        known = self._known(request)
         while (piece := await speech.next()) is not None:
             spoken = PieceRequest(
                 rid=ids.new_rid(FLEX_PREFIX if request.flex else SPEAK_PREFIX, job.job_id),
@@ -269,9 +275,27 @@ class PieceStage:
                 most_frames=piece.most_frames,
             )
             speech.n_read += len(spoken.prompt)
-            is_cut |= await self._speak_piece(job, speech, piece, spoken)
             number += 1
+            piece.known = known.popleft() if known else []
+            speech.spoken(piece, len(piece.known))
+            if known:  # another replica has ended it
+                speech.end(piece)
+                is_cut |= piece.n_frames >= piece.most_frames
+                continue
+            is_cut |= await self._speak_piece(job, speech, piece, spoken)
         return is_cut
+
+    def _known(self, request: TalkerRequest) -> deque[list[list[int]]]:
+        """The frames that another replica has made, by piece; last those of the piece that it has
+        not ended."""
+        rows = np.frombuffer(request.codes, "<i2").reshape(-1, self.model.codes_per_frame)
+        pieces: deque[list[list[int]]] = deque([[]] if len(rows) else [])
+        for row in rows.tolist():
+            if row[0] == END_CODE:
+                pieces.append([])
+            else:
+                pieces[-1].append(row)
+        return pieces
 
     async def _speak_piece(
         self, job: ServedJob, speech: PieceSpeech, piece: SpokenPiece, request: PieceRequest
@@ -304,6 +328,12 @@ class PieceStage:
     async def _send(
         self, job: ServedJob, speech: PieceSpeech, piece: SpokenPiece, frames: list[list[int]]
     ) -> None:
+        known, piece.known = piece.known[: len(frames)], piece.known[len(frames) :]
+        if known != frames[: len(known)]:
+            # What follows goes with the frames of this replica, which nearly begin alike.
+            self._counts["diverged"] += 1
+            log.error("speech_diverged job=%s", job.job_id)
+        frames = frames[len(known) :]
         if not frames:
             return
         self._counts["frames"] += len(frames)

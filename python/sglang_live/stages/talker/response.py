@@ -82,17 +82,24 @@ MOST_AT_ONCE = 256
 
 
 class FrameQueue:
-    """Frames of one response in order. A slow reader gets more of them at once."""
+    """Frames of one response in order. A slow reader gets more of them at once.
 
-    def __init__(self) -> None:
+    Args:
+        n_known: frames that the reader has already.
+    """
+
+    def __init__(self, n_known: int = 0) -> None:
         self._ready: list[list[int]] = []
-        self._next = 0
+        self._n_known = n_known
+        self._next = n_known
         self._expected: int | None = None
         self._changed = asyncio.Event()
         self._all_in = asyncio.Event()
-        self.n_sent = 0
+        self.n_sent = n_known
 
     def put(self, index: int, codes: list[int]) -> None:
+        if index < self._n_known:
+            return  # the engine reports the newest one that it prefills
         if index != self._next:
             # A frame is reported once and in order; any error would be audible.
             raise AssertionError(f"frame {index} came, {self._next} was next")

@@ -136,7 +136,7 @@ class TalkerStage:
         finally:
             if not request.session_id:
                 self._segments.close(session)
-        frames = self._frames[rid] = FrameQueue()
+        frames = self._frames[rid] = FrameQueue(request.n_frames)
         self._stream_events.add(rid, job)
         bound = SpeechBound(MAX_FRAMES)
         feeding = asyncio.create_task(self._receive(job, early, rid, bound, text))
@@ -269,6 +269,8 @@ class TalkerStage:
                 states=prompt.states,
                 window_frames=(request.window_frames or 0) if self._bounds else 0,
                 slack_frames=request.slack_frames,
+                codes=request.codes,
+                n_frames=request.n_frames,
             )
         )
         self._segments.make_room()

@@ -45,6 +45,18 @@ async def test_the_end_is_known_when_all_frames_have_come():
     assert await frames.next() == []
 
 
+async def test_frames_that_another_engine_has_made_are_not_sent_again():
+    frames = FrameQueue(n_known=2)
+    frames.put(1, [1])  # the newest one that was prefilled
+    frames.put(2, [2])
+    await frames.expect(3)
+    assert await frames.next() == [[2]] and frames.n_sent == 3
+    assert await frames.next() == []
+    ended = FrameQueue(n_known=2)
+    await ended.expect(2)
+    assert await ended.next() == []
+
+
 async def test_a_reply_without_frames_ends_at_once():
     frames = FrameQueue()
     await frames.expect(0)

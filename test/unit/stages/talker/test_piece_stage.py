@@ -3,6 +3,7 @@
 import asyncio
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -118,7 +119,7 @@ def piece_stage(host: FakeHost, pieces: PieceEngine | None = None) -> PieceStage
     )
     stage._stream_events = SimpleNamespace(add=lambda *a: None, remove=lambda *a: None)
     stage._n_jobs = 0
-    names = ("pieces", "frames", "speech_truncated", "unspeakable")
+    names = ("pieces", "frames", "speech_truncated", "unspeakable", "diverged")
     stage._counts = dict.fromkeys(names, 0.0)
     return stage
 
@@ -141,6 +142,38 @@ async def test_each_piece_is_a_request_and_an_utterance():
     marks = [mark for m in job.sent if isinstance(m, CodecFrames) for mark in m.spoken]
     assert marks[-1] == (8, pytest.approx(0.3)) and (5, pytest.approx(0.2)) in marks
     assert stage._counts["frames"] == 3 and stage._counts["pieces"] == 2
+
+
+@pytest.mark.parametrize("n_known", range(6))
+async def test_a_response_goes_on_behind_what_another_replica_has_made(n_known):
+    written = [1, 11, 2, 12, STOP], [3, 13, STOP]
+    whole = FakeJob(TEXT)
+    await piece_stage(FakeHost(*written)).run(whole)
+    rows = whole.frames()
+    n_ended = rows[:n_known].count(END)
+    host, job = FakeHost(*written[n_ended:]), FakeJob(TEXT)
+    stage = piece_stage(host)
+    job.opener = msgspec.structs.replace(
+        job.opener,
+        codes=np.array(rows[:n_known], "<i2").tobytes(),
+        n_frames=n_known - n_ended,
+    )
+    await stage.run(job)
+    assert rows[:n_known] + job.frames() == rows
+    assert job.sent[-1] == whole.sent[-1]
+    seeds = [request["sampling_params"]["sampling_seed"] for request in host.requests]
+    assert seeds == [5, 6][n_ended:]
+    assert stage._counts["diverged"] == 0
+
+
+async def test_a_piece_that_is_made_otherwise_than_before_is_counted():
+    host, job = FakeHost([1, 11, 2, 12, STOP], [STOP]), FakeJob(TEXT)
+    stage = piece_stage(host)
+    known = np.array([[4, 14]], "<i2").tobytes()
+    job.opener = msgspec.structs.replace(job.opener, codes=known, n_frames=1)
+    await stage.run(job)
+    assert job.frames() == [[2, 12], END, END]
+    assert stage._counts["diverged"] == 1
 
 
 async def test_a_temperature_of_the_request_goes_before_the_models():

@@ -1,0 +1,50 @@
+"""A job that is lost goes on, as in another replica, and its turn has the same text and sound."""
+
+from contextlib import aclosing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sglang_live.core import AudioDelta, TranscriptDelta
+from test.engine.losses import ToItself, lose_jobs, lost_turns_are_as_others
+from test.engine.turns import greedy_turn, user
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+
+DEATHS = [
+    *(("vocoder", AudioDelta, n) for n in (1, 9, 20)),
+    *(("talker", AudioDelta, n) for n in (1, 9, 20)),
+    ("talker", TranscriptDelta, 2),
+]
+
+
+async def test_a_turn_is_as_if_its_job_had_not_been_lost(stages, speech):
+    turn = greedy_turn(user("tell me", speech[:32_000]), system="Be brief.", n_tokens=6)
+    await lost_turns_are_as_others(stages, replace(turn, turn_id="lost", seed=5), DEATHS)
+
+
+async def test_sampled_speech_goes_on_with_the_same_codes(stages):
+    """The noise follows from seed and frame, and the penalty from all codes so far."""
+    turn = greedy_turn(user("tell me more"), system="", n_tokens=4)
+    turn = replace(turn, temperature=None, seed=7, history=())
+
+    async def codes(name: str, lost_after: int = 0) -> np.ndarray:
+        links, frames, move = stages.links(name), [], ToItself()
+        async with links.talker.open(replace(turn, turn_id=f"{name}-000001"), move) as speech:
+            await speech.write([5, 6, 7, 8], "a")
+            await speech.end_text()
+            async with aclosing(speech.frames()) as chunks:
+                async for some in chunks:
+                    frames.extend(np.frombuffer(some, "<i2").reshape(-1, 16))
+                    if 0 < lost_after <= len(frames) and not move.n:
+                        lost_after = 0
+                        await lose_jobs(links.talker.client())
+            assert speech.n_frames == len(frames)
+        links.close()
+        return np.stack(frames)
+
+    wanted = await codes("sampled")
+    assert len(wanted) > 60 and len(np.unique(wanted[:, 0])) > 20, "the case must not be trivial"
+    for n in (1, 2, 30):
+        np.testing.assert_array_equal(await codes(f"sampled-{n}", n), wanted)
