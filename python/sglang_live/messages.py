@@ -218,6 +218,8 @@ class ThinkerRequest(Message, frozen=True):
     timely: the response is heard, and goes before those that are only read.
     drops_oldest: a history that does not fit loses its oldest items; False: it is an error.
     cache_salt: turns with another salt share none of its KV.
+    continues: tokens of the response that another replica has generated: to be gone on behind.
+    said: their text, as TextTokens had it.
     """
 
     session_id: str
@@ -243,6 +245,8 @@ class ThinkerRequest(Message, frozen=True):
     frame: bool = False
     drops_oldest: bool = False
     cache_salt: str = ""
+    continues: list[int] = []
+    said: str = ""
 
 
 class ScriptRequest(Message, frozen=True):
@@ -285,7 +289,7 @@ class ThinkerDone(Message, frozen=True):
     finish: "stop", "length" or "interrupted".
     ids: tokens of the whole response, function calls included.
     text: what is to be spoken of it.
-    n_prompt: tokens of the prompt.
+    n_prompt: tokens of the prompt, without those of the response that it continues.
     n_audio: those of them that stand for new audio.
     n_cached: those of them whose KV was not computed anew.
     rebuilt: whether the session's KV was computed anew.

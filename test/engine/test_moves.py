@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sglang_live.core import AudioDelta, TranscriptDelta
-from test.engine.losses import ToItself, lose_jobs, lost_turns_are_as_others
+from test.engine.losses import ToItself, lose_jobs, lost_turns_are_as_others, told
 from test.engine.turns import greedy_turn, user
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -16,12 +16,29 @@ DEATHS = [
     *(("vocoder", AudioDelta, n) for n in (1, 9, 20)),
     *(("talker", AudioDelta, n) for n in (1, 9, 20)),
     ("talker", TranscriptDelta, 2),
+    *(("thinker", TranscriptDelta, n) for n in (1, 4, 8)),
 ]
 
 
 async def test_a_turn_is_as_if_its_job_had_not_been_lost(stages, speech):
-    turn = greedy_turn(user("tell me", speech[:32_000]), system="Be brief.", n_tokens=6)
+    turn = greedy_turn(user("tell me", speech[:32_000]), system="Be brief.", n_tokens=9)
     await lost_turns_are_as_others(stages, replace(turn, turn_id="lost", seed=5), DEATHS)
+
+
+async def test_a_session_goes_on_behind_a_response_that_was_continued(stages, speech):
+    asked = user("tell me", speech[:32_000])
+    first = greedy_turn(asked, system="Be brief.", n_tokens=12)
+    texts = []
+    for name, death in (("whole", ()), ("continued", ("thinker", (TranscriptDelta, 5)))):
+        links = stages.links(name)
+        said = await told(links, replace(first, turn_id=f"{name}-000001"), *death)
+        history = (asked, said.done.item, user("and then"))
+        again = replace(first, turn_id=f"{name}-000002", history=history)
+        then = await told(links, again)
+        usage = then.done.usage
+        texts.append((said.text, then.text, usage.input_text_tokens, usage.cached_tokens))
+        links.close()
+    assert texts[0] == texts[1]
 
 
 async def test_sampled_speech_goes_on_with_the_same_codes(stages):

@@ -6,7 +6,7 @@ PiecewisePrompt.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,13 +48,19 @@ Piece = Markup | Words | Clip
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The first tokens of a response, which the model does not choose."""
+    """The first tokens of a response, which the model does not choose, or has chosen elsewhere.
+
+    tail: the last of them that have no text yet: they hold parts of a character.
+    """
 
     token_ids: tuple[int, ...] = ()
     text: str = ""
+    tail: tuple[int, ...] = ()
 
 
 NO_OPENING = Opening()
+# Tokens at the end of a response that have no text until the next one comes, at most.
+_MOST_TAIL = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,6 +121,24 @@ class PiecewisePrompt(ABC):
             return NO_OPENING
         text = opening_of(must_call)
         return Opening(tuple(self.markup_ids(text)), text)
+
+    def continued(self, token_ids: Sequence[int], text: str) -> Opening:
+        """A response that goes on behind these tokens.
+
+        text: of them, as far as it was known.
+        """
+        n = len(token_ids)
+        for n_tail in range(min(n, _MOST_TAIL) + 1):
+            if self._tokenizer.decode(list(token_ids[: n - n_tail])).strip() == text.strip():
+                return Opening(tuple(token_ids), text, tuple(token_ids[n - n_tail :]))
+        return Opening(tuple(token_ids), "", tuple(token_ids))
+
+    def text_behind(self, opening: Opening, token_ids: Sequence[int], text: str) -> str:
+        """The text of a response: of its opening, and of the tokens behind it with their text."""
+        if not opening.tail:
+            return opening.text + text
+        ids = [token for token in token_ids if token not in self.end_ids]
+        return opening.text + self._tokenizer.decode([*opening.tail, *ids])
 
     def call_begin_id(self) -> int | None:
         """The token that begins a function call; None if it is several tokens."""

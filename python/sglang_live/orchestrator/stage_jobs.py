@@ -108,6 +108,9 @@ class ThinkerJob(_EngineJob):
     on_call: Callable[[], None] = lambda: None
     done: ThinkerDone | None = None
     _order: Interrupt | Promote | None = None
+    # What has come of the response.
+    _ids: list[int] = field(default_factory=list)
+    _said: str = ""
 
     async def tokens(self) -> AsyncGenerator[TextTokens, None]:
         try:
@@ -143,8 +146,13 @@ class ThinkerJob(_EngineJob):
                     states = wire.take(came.states, frames) if came.states else None
                     self._segments[came.key] = Segment(came.token_ids, states)
                 case TextTokens():
+                    if self._is_given and self._said:
+                        continue  # all of it comes at once, and has come before a loss
+                    self._ids += message.ids
+                    self._said += message.text
                     yield message
                 case FunctionCallProgress():
+                    self._job.stays = "function_call"  # its grammar counts from the call's begin
                     self.on_call()
                 case StreamEvent():
                     self.on_stream_event("thinker", message.what, message.buffered_s)
@@ -153,13 +161,19 @@ class ThinkerJob(_EngineJob):
                     if not self._turn.prefill_only:
                         self._job.known.add(self._turn.item_key)
 
+    @property
+    def _is_given(self) -> bool:
+        """Whether no engine generates the text."""
+        return self._turn.script is not None or self._turn.transcribes
+
     async def _begin(self, job: Job) -> None:
         turn, known = self._turn, self._job.known
         if turn.script is not None:
             [item] = turn.history
             await job.begin(ScriptRequest(job.job_id, turn.script, item.key, timeout_s(turn)))
             return
-        self._job.stays = "begun"
+        if turn.tools.must_call is not None:
+            self._job.stays = "function_call"
         tensors, kept = job.tensors(), turn.retention
         new = [item for item in turn.history if item.key not in known]
         if any(item.is_packed for item in new):
@@ -190,6 +204,8 @@ class ThinkerJob(_EngineJob):
                 frame=turn.frame_s is not None,
                 drops_oldest=turn.drops_oldest,
                 cache_salt=turn.cache_salt,
+                continues=self._ids if not self._is_given else [],
+                said=self._said if not self._is_given else "",
             ),
             tensors,
         )

@@ -208,3 +208,17 @@ def test_an_empty_message_is_its_markup(parts):
 def test_the_newline_after_a_role_is_one_token():
     assert encode("\n") == [PROMPT.newline_id]
     assert encode("<|im_start|>assistant\n")[-1] == PROMPT.newline_id
+
+
+@given(texts)
+def test_a_response_goes_on_behind_any_of_its_tokens(text):
+    """Also inside of a character, which is several tokens."""
+    ids = TOKENIZER.encode(text, add_special_tokens=False)
+    for n in range(len(ids) + 1):
+        said = TOKENIZER.decode(ids[:n]).rstrip("\ufffd")
+        opening = PROMPT.continued(ids[:n], said)
+        assert opening.token_ids == tuple(ids[:n])
+        new = ids[n:]
+        whole = PROMPT.text_behind(opening, new, TOKENIZER.decode(new))
+        assert whole == TOKENIZER.decode(ids)
+        assert whole.startswith(said)

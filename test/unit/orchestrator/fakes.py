@@ -178,12 +178,16 @@ class FakeThinker(FakeStage):
 
     async def _reply(self, job: ServedJob) -> tuple[list[int], str]:
         """Its tokens, all of them unless it is ended, and why it finished."""
-        ended, said = asyncio.Event(), []
+        ended, said = asyncio.Event(), list(job.opener.continues)
+        assert job.opener.said == "".join(f" {token}" for token in said)
 
         async def say() -> None:
             if self.calls:
                 await job.send(FunctionCallProgress(job.job_id))
             for n, token in enumerate(self.reply):
+                if n < len(job.opener.continues):
+                    assert token == said[n]
+                    continue
                 await self.step(n)
                 said.append(token)
                 await job.send(TextTokens(job.job_id, [token], f" {token}"))

@@ -15,7 +15,7 @@ from .test_turns import answer, sound, transcript
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
-STAGES = ["talker", "vocoder"]
+STAGES = ["thinker", "talker", "vocoder"]
 REPLY = [5, 6, 7, 8, 9]
 TURN = ask("t1", user("u1", "hi", 300))
 # Each stage dies before its n-th token, frame or sound; with 5 it has made all of them.
@@ -152,3 +152,85 @@ async def test_a_turn_that_kills_two_replicas_is_refused_then(world_of, stage):
     with pytest.raises(SuspectError):
         await answer(session, replace(TURN, turn_id="t2"))
     assert suspects.n_suspected == 2 and dying
+
+
+@pytest.mark.parametrize("at", range(6))
+async def test_an_interruption_reaches_the_replica_to_which_the_thinker_moves(world_of, at):
+    world = await world_of(reply=REPLY, n_replicas=2, policies=("truncate",))
+    session = await world.orchestrator.open_session("one")
+    dying, other = Dying(world, "thinker", at), world.thinkers[1]
+    other.holds_at = at
+    running = asyncio.create_task(answer(session, TURN))
+    await dying.kill()
+    await until(lambda: other.held)
+    assert session.interrupt()
+    events = await running
+    assert events[-1].status == "interrupted"
+    assert events[-1].item.token_ids == tuple(REPLY[:at])
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_an_interruption_before_the_move_ends_the_turn(world_of, stage):
+    world = await world_of(reply=REPLY, n_replicas=2, policies=("truncate",))
+    session = await world.orchestrator.open_session("one")
+    dying = Dying(world, stage, 2)
+    running = asyncio.create_task(answer(session, TURN))
+    replica = replicas_of(world, stage)[0]
+    await until(lambda: replica.held)
+    await world.settled()
+    entry = world.process(replica).entry
+    entry.ready = None
+    entry.client.fail_all("process ended")  # its jobs have not noticed it yet
+    assert session.interrupt()
+    events = await running
+    assert events[-1].status == "interrupted" and dying
+    n_said = len(events[-1].item.token_ids)
+    assert events[-1].item.token_ids == tuple(REPLY[:n_said])
+    assert (stage, "moved") in lost_jobs(world) if stage == "thinker" else not lost_jobs(world)
+    await world.process(replica).stop()
+    await world.settled()
+    assert world.n_jobs() == 0
+
+
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_turn_that_is_closed_in_its_move_leaves_nothing(world_of, stage):
+    world = await world_of(reply=REPLY, n_replicas=2)
+    session = await world.orchestrator.open_session("one")
+    dying = Dying(world, stage, 2)
+    other = replicas_of(world, stage)[1]
+    other.holds_at = 2
+    running = asyncio.create_task(answer(session, TURN))
+    await dying.kill()
+    await until(lambda: other.held)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await world.settled()
+    assert world.n_jobs() == 0
+    other.holds_at = None
+    assert transcript(await answer(session, replace(TURN, turn_id="t2"))) == " 5 6 7 8 9"
+
+
+async def test_playback_is_reported_to_the_replica_to_which_a_job_moved(world_of):
+    world = await world_of(reply=REPLY, n_replicas=2, policies=("urgency",))
+    session = await world.orchestrator.open_session("one")
+    dying, other = Dying(world, "thinker", 2), world.thinkers[1]
+    other.holds_at = 3
+    running = asyncio.create_task(answer(session, TURN))
+    await dying.kill()
+    await until(lambda: other.held)
+    session.report_playback(0.5, True, 0.0)
+    await until(lambda: other.progress and other.progress[-1].heard_s == 0.5)
+    other.release()
+    await running
+
+
+async def test_a_function_call_that_has_begun_fails_with_its_replica(world_of):
+    world = await world_of(reply=REPLY, n_replicas=2)
+    session = await world.orchestrator.open_session("one")
+    world.thinkers[0].calls = True
+    dying = Dying(world, "thinker", 2)
+    running = asyncio.create_task(answer(session, TURN))
+    await dying.kill()
+    with pytest.raises(StageUnavailableError):
+        await running
+    assert lost_jobs(world) == {("thinker", "function_call"): 1}

@@ -51,6 +51,12 @@ class ResponseOutput:
         self._told_of_call = False
         self._heard = Heard(job.job_id, 0.0, False, FIRST_INTERRUPTS)
 
+    def continues(self, ids: list[int], text: str) -> None:
+        """Another thinker has sent the response's beginning."""
+        self.ids = ids
+        self.parts.take(ids, text)
+        self._n_sent, self._sent = len(ids), text
+
     async def take(self, event: Generated) -> None:
         ids, parts, text = event.ids, self.parts, _whole_characters(event.text)
         if ids and ids[-1] in self._end_ids:

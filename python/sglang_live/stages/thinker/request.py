@@ -31,9 +31,11 @@ def sampling_of(
         sampling["ebnf"] = call_grammar(tuple(request.functions), request.must_call)
         # Where the grammar ends, no token but the end is allowed.
         sampling.pop("min_new_tokens", None)
-    elif "min_new_tokens" in sampling:
-        sampling["min_new_tokens"] = min(sampling["min_new_tokens"], n_max)
-    return {**sampling, "max_new_tokens": n_max, "stop_token_ids": list(end_ids)}
+    n_left = max(0, n_max - len(request.continues))
+    if "min_new_tokens" in sampling:
+        n_min = max(0, sampling["min_new_tokens"] - len(request.continues))
+        sampling["min_new_tokens"] = min(n_min, n_left)
+    return {**sampling, "max_new_tokens": n_left, "stop_token_ids": list(end_ids)}
 
 
 def retention_of(request: ThinkerRequest) -> RetentionConfig | None:

@@ -463,7 +463,8 @@ class ThinkerSession:
                 async for event in self._generate(appends[-1], sampling, state):
                     if isinstance(event, Generated):
                         token_ids = [*opening.token_ids, *event.ids]
-                        event = Generated(token_ids, opening.text + event.text, event.finish)
+                        text = self.prompt.text_behind(opening, event.ids, event.text)
+                        event = Generated(token_ids, text, event.finish)
                     yield event
             completed = True
         finally:

@@ -40,7 +40,7 @@ from sglang_live.messages import (
     WireSegment,
 )
 from sglang_live.models.family import ThinkerModel, family_at, part
-from sglang_live.models.prompt import TalkerReadPrompt
+from sglang_live.models.prompt import Opening, TalkerReadPrompt
 from sglang_live.stages.engine_host import EXTERNAL_MODELS_ENV, EngineHost
 from sglang_live.stages.engine_link import FeedSocket, PolicyTotals, Reports, StreamEventRoutes
 from sglang_live.stages.spec import StageSpec
@@ -242,9 +242,11 @@ class ThinkerStage:
         )
         state.on_generating = lambda rid: self._stream_events.add(rid, job)
         output = self._output(job, state, has_functions=bool(request.functions))
+        output.continues(request.continues, request.said)
+        n_before = len(output.ids)
         receiving = asyncio.create_task(self._receive(job, session, state, output))
         signs = asyncio.create_task(
-            show_prefill(job, self.host.prefill_tokens, lambda: bool(output.ids))
+            show_prefill(job, self.host.prefill_tokens, lambda: len(output.ids) > n_before)
         )
         try:
             writing = self._write(job, request, session, history, state, output)
@@ -274,7 +276,7 @@ class ThinkerStage:
                 finish="interrupted" if state.ending and output.finish != "stop" else output.finish,
                 ids=output.ids,
                 text=output.parts.spoken,
-                n_prompt=state.n_prompt,
+                n_prompt=max(0, state.n_prompt - n_before),
                 n_audio=output.n_audio,
                 n_cached=state.n_cached,
                 rebuilt=state.rebuilt,
@@ -325,7 +327,7 @@ class ThinkerStage:
             sampling=sampling_of(request, self.model.sampling, self.prompt.end_ids),
             state=state,
             retention=retention_of(request) if self._bounds else None,
-            opening=self.prompt.opening(request.must_call),
+            opening=self._opening(request),
             speculative=request.speculative,
             max_tokens=self._max_tokens,
             drops_oldest=request.drops_oldest,
@@ -351,6 +353,11 @@ class ThinkerStage:
             # Interrupted before a response began. The session holds the items now, so that no later
             # turn sends their segments.
             await self._send_segments(job, session, prefilled, clips)
+
+    def _opening(self, request: ThinkerRequest) -> Opening:
+        if request.continues:
+            return self.prompt.continued(request.continues, request.said)
+        return self.prompt.opening(request.must_call)
 
     async def _history(
         self, session_id: str, request: ThinkerRequest, frames: list[bytes]

@@ -76,3 +76,13 @@ async def test_a_reply_that_is_cut_ends_in_a_whole_character(written, finish):
     await written.write(2, "\ufffd", finish)
     assert "".join(message.text for message in written.job.sent) == "caf"
     assert written.reply.parts.spoken == "caf"
+
+
+async def test_what_another_thinker_has_sent_is_not_sent_again(written):
+    written.reply.continues([1, 2], "One two")
+    assert (written.reply.ids, written.reply.parts.spoken) == ([1, 2], "One two")
+    written._ids, written._text = [1, 2], "One two"
+    await written.write(3, " three")
+    await written.write(END, "", "stop")
+    assert written.job.sent == [TextTokens("j", [3], " three")]
+    assert written.reply.ids == [1, 2, 3]
