@@ -35,6 +35,8 @@ PING_EVERY_S = 2.0
 HUNG_AFTER_S = 60.0
 # A stage on another host that is silent this long counts as down; it may come back.
 REMOTE_LOST_AFTER_S = 6.0
+# When its connection breaks, the same process answers within this time over a new one, or is lost.
+RECONNECTS_WITHIN_S = 1.0
 # Seconds before a start, by the number of starts in a row that have failed.
 RESTART_DELAY_S = (0.0, 1.0, 5.0, 15.0, 30.0)
 # Variables of the environment that no module reads when it is imported.
@@ -312,9 +314,12 @@ class Supervisor:
         client, first = replica.client, replica.ready
         assert client is not None and first is not None
         while not ended.done():
-            await asyncio.wait({ended}, timeout=PING_EVERY_S)
-            ready = await _answer(client, ended, PING_EVERY_S)
+            is_broken = await _breaks(client, ended, PING_EVERY_S)
+            ready = await _answer(client, ended, RECONNECTS_WITHIN_S if is_broken else PING_EVERY_S)
             if client.is_down:  # it has logged why
+                return
+            if is_broken and ready is None:
+                log.error("stage_lost %s", replica.spec.name)
                 return
             if ready is not None:
                 if not _same_process(ready, first):
@@ -359,6 +364,19 @@ async def _answer(
         return ping.result() if ping.done() else None
     finally:
         ping.cancel()
+
+
+async def _breaks(client: StageClient, ended: asyncio.Future[Any], timeout_s: float) -> bool:
+    """Whether the connection breaks within that time. Returns early if the process ends."""
+    breaking = asyncio.create_task(client.broken.wait())
+    try:
+        waits = {breaking, ended}
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        breaking.cancel()
+    is_broken = client.broken.is_set()
+    client.broken.clear()
+    return is_broken
 
 
 def _same_process(one: Ready, other: Ready) -> bool:

@@ -461,6 +461,39 @@ async def test_jobs_of_a_remote_stage_that_falls_silent_fail_and_it_may_come_bac
     await stages.until_announced("talker up", "talker down (no answer)", "talker up")
 
 
+async def test_a_broken_connection_tells_of_a_lost_remote_stage_long_before_its_silence(
+    stages, remote, monkeypatch
+):
+    monkeypatch.setattr(supervisor_module, "RECONNECTS_WITHIN_S", 0.1)
+    await remote.start()
+    supervisor = visitor(stages, remote)
+    await supervisor.start()
+    monkeypatch.setattr(supervisor_module, "PING_EVERY_S", 600.0)
+    job = await open_job(supervisor.replicas[0])
+    await remote.stop()
+    with pytest.raises(StageUnavailableError, match="talker/0: no answer"):
+        async for _ in job.events():
+            pass
+    monkeypatch.setattr(supervisor_module, "PING_EVERY_S", 0.01)
+    await remote.start()
+    await stages.until_announced("talker up", "talker down (no answer)", "talker up")
+
+
+async def test_a_connection_that_breaks_and_returns_ends_no_job(stages, remote):
+    await remote.start()
+    supervisor = visitor(stages, remote)
+    await supervisor.start()
+    [replica] = supervisor.replicas
+    job = await open_job(replica)
+    replica.client.broken.set()
+    while replica.client.broken.is_set():
+        await asyncio.sleep(0.001)
+    for _ in range(3):
+        assert await replica.client.ping(5.0)
+    assert replica.is_up and replica.client.n_jobs == 1
+    job.cancel()
+
+
 async def test_jobs_of_a_remote_stage_that_was_quickly_replaced_fail_too(stages, remote):
     # The socket reconnects by itself; nothing but the answer to a ping tells of the loss.
     await remote.start()

@@ -174,6 +174,9 @@ class StageClient:
         shm_run: name of the server's run in its files in shared memory (run_dir.run_of).
         counts: of limits that were met; they outlive this client.
         patience_s: seconds that a message waits for a stage that does not read.
+
+    Attributes:
+        broken: set when the connection breaks, to a stage on another host; cleared by its reader.
     """
 
     def __init__(
@@ -202,6 +205,12 @@ class StageClient:
             wire.harden(self._socket)
         if key_file:
             stage_key.unlock(self._socket, key_file)
+        self.broken = asyncio.Event()
+        self._watcher: asyncio.Task[None] | None = None
+        if not same_host:  # others are watched as processes
+            # Of its heartbeats, too: a stage that has died says nothing, nor does its host.
+            monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            self._watcher = asyncio.create_task(self._watch(monitor), name=f"watch {name}")
         self._socket.connect(address)
         self._jobs: dict[str, Job] = {}
         self._ready: asyncio.Future[Ready] | None = None
@@ -289,9 +298,19 @@ class StageClient:
     async def close(self) -> None:
         if self._down is None:
             self.fail_all("closed")
-        self._reader.cancel()
-        await asyncio.gather(self._reader, return_exceptions=True)
+        tasks = [self._reader] if self._watcher is None else [self._reader, self._watcher]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._watcher is not None:
+            self._socket.disable_monitor()
         self._socket.close()
+
+    async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
+        while True:
+            await monitor.recv_multipart()
+            log.warning("connection_broken %s", self.name)
+            self.broken.set()
 
     async def _read(self) -> None:
         try:
