@@ -1,6 +1,7 @@
 """Turns whose jobs are lost and go on, as in another replica: the stage has forgotten them."""
 
 from collections.abc import Iterable
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from sglang_live.orchestrator.turn_control import TurnControl
 from sglang_live.policy.policies import OFF
 from sglang_live.stages.transport.client import StageClient
 from sglang_live.telemetry.trace import TurnTrace
-from test.engine.conftest import Stages
+from test.engine.conftest import SpeechLinks, Stages
 
 
 @dataclass
@@ -104,3 +105,28 @@ async def lost_turns_are_as_others(
     assert len(wanted.pcm) > 24_000, "the case must not be trivial"
     for number, (stage, kind, n_events) in enumerate(deaths, 1):
         (await run(number, stage, (kind, n_events))).check_equal(wanted)
+
+
+async def codes_with_loss(
+    links: StageLinks | SpeechLinks,
+    turn: TurnRequest,
+    ids: list[int],
+    lost_after: int,
+    most_frames: int | None = None,
+) -> np.ndarray:
+    """Codes [n_frames, 16] of a text whose talker's job is lost after so many frames; 0: never."""
+    frames: list[np.ndarray] = []
+    move = ToItself()
+    async with links.talker.open(turn, move) as speech:
+        await speech.write(ids, "a")
+        await speech.end_text()
+        async with aclosing(speech.frames()) as chunks:
+            async for some in chunks:
+                frames.extend(np.frombuffer(some, "<i2").reshape(-1, 16))
+                if most_frames is not None and len(frames) >= most_frames:
+                    break
+                if 0 < lost_after <= len(frames):
+                    lost_after = 0
+                    await lose_jobs(links.talker.client())
+                    assert not move.n, "it is made when the loss is read"
+    return np.stack(frames[:most_frames])

@@ -14,6 +14,7 @@ from lab.poison import POISON
 from sglang_live.kv.retention import RetentionConfig
 from test.engine.conftest import running_stages
 from test.engine.gauges import total, until, until_idle
+from test.engine.losses import codes_with_loss
 from test.engine.reference import AUDIO, chat
 from test.engine.turns import greedy_turn, speak, think, user
 
@@ -86,6 +87,24 @@ async def test_long_responses_have_the_codes_of_a_windowed_reference(bounded, re
         np.testing.assert_array_equal(got, codes[:N_FRAMES])
     n_dropped = await total(stages, "talker", "policy_frames_compacted")
     assert n_dropped >= 2 * (N_FRAMES - 2 * (WINDOW + SLACK + 2 * page))
+    await until_idle(stages, "talker")
+
+
+async def test_a_long_response_that_is_lost_early_has_the_same_codes(bounded):
+    """The frames that another engine has made are dropped in their order, as all others."""
+    stages, page = bounded
+    retention = RetentionConfig(window_tokens=WINDOW, slack_tokens=SLACK)
+    turn = greedy_turn(system="", n_tokens=12)
+    turn = replace(turn, retention=retention, temperature=None, seed=3)
+    found = []
+    for n_lost in (0, 1, 8):
+        links = stages.links(f"lost-{n_lost}")
+        own = replace(turn, turn_id=f"lost-{n_lost}-000001")
+        found.append(await codes_with_loss(links, own, [5] * 12, n_lost, N_FRAMES // 2))
+        links.close()
+    assert len(found[0]) > WINDOW + SLACK + 3 * page
+    for codes in found[1:]:
+        np.testing.assert_array_equal(codes, found[0])
     await until_idle(stages, "talker")
 
 

@@ -1,13 +1,12 @@
 """A job that is lost goes on, as in another replica, and its turn has the same text and sound."""
 
-from contextlib import aclosing
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from sglang_live.core import AudioDelta, TranscriptDelta
-from test.engine.losses import ToItself, lose_jobs, lost_turns_are_as_others, told
+from test.engine.losses import codes_with_loss, lost_turns_are_as_others, told
 from test.engine.turns import greedy_turn, user
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -47,19 +46,11 @@ async def test_sampled_speech_goes_on_with_the_same_codes(stages):
     turn = replace(turn, temperature=None, seed=7, history=())
 
     async def codes(name: str, lost_after: int = 0) -> np.ndarray:
-        links, frames, move = stages.links(name), [], ToItself()
-        async with links.talker.open(replace(turn, turn_id=f"{name}-000001"), move) as speech:
-            await speech.write([5, 6, 7, 8], "a")
-            await speech.end_text()
-            async with aclosing(speech.frames()) as chunks:
-                async for some in chunks:
-                    frames.extend(np.frombuffer(some, "<i2").reshape(-1, 16))
-                    if 0 < lost_after <= len(frames) and not move.n:
-                        lost_after = 0
-                        await lose_jobs(links.talker.client())
-            assert speech.n_frames == len(frames)
+        links = stages.links(name)
+        own = replace(turn, turn_id=f"{name}-000001")
+        found = await codes_with_loss(links, own, [5, 6, 7, 8], lost_after)
         links.close()
-        return np.stack(frames)
+        return found
 
     wanted = await codes("sampled")
     assert len(wanted) > 60 and len(np.unique(wanted[:, 0])) > 20, "the case must not be trivial"

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from sglang_live.errors import LiveError, StageUnavailableError
+from sglang_live.errors import StageUnavailableError
 from sglang_live.messages import AnyMessage
 from sglang_live.orchestrator.suspects import SuspectError
 from sglang_live.stages.supervisor import Replica
@@ -61,7 +61,7 @@ class Move(Protocol):
         Args:
             stays: why the job cannot go on in another replica. "": it can.
         Raises:
-            StageUnavailableError: the job is lost. SuspectError: so is each repetition of the turn.
+            StageUnavailableError: it is `lost`, and so is the job.
         """
         ...
 
@@ -91,26 +91,24 @@ class TurnMove:
     _is_made: bool = False
 
     def make(self, link: Link, stays: str, lost: StageUnavailableError) -> StageClient:
-        left = link.replica
-        if stays or self._is_made:
-            raise self._failed(left, stays or "moved_before", lost)
-        try:
-            self.check()
-            self.place()
-            client = link.client()
-        except SuspectError as error:
-            raise self._failed(left, "suspect", error) from lost
-        except StageUnavailableError:
-            raise self._failed(left, "no_replica", lost) from None
+        left, outcome = link.replica, stays or ("moved_before" if self._is_made else "moved")
+        client: StageClient | None = None
+        if outcome == "moved":
+            try:
+                self.check()
+                self.place()
+                client = link.client()
+            except SuspectError:
+                outcome = "suspect"
+            except StageUnavailableError:
+                outcome = "no_replica"
+        self.lost_jobs.n[left.spec.stage, outcome] += 1
+        if client is None:
+            log.error("job_lost turn=%s at=%s outcome=%s", self.turn_id, left.name, outcome)
+            raise lost
         self._is_made = True
-        self.lost_jobs.n[left.spec.stage, "moved"] += 1
         log.warning("job_moved turn=%s from=%s to=%s", self.turn_id, left.name, link.replica.name)
         return client
-
-    def _failed(self, left: Replica, outcome: str, error: LiveError) -> LiveError:
-        self.lost_jobs.n[left.spec.stage, outcome] += 1
-        log.error("job_lost turn=%s at=%s outcome=%s", self.turn_id, left.name, outcome)
-        return error
 
 
 @dataclass(eq=False)
@@ -196,7 +194,7 @@ class MovableJob:
 
         Raises:
             StageFailedError, DeadlineError: see Job.events.
-            StageUnavailableError, SuspectError: the job is lost.
+            StageUnavailableError: the job is lost.
         """
         while True:
             events = self._job.events(*until, silence_limit_s=silence_limit_s)

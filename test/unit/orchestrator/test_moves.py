@@ -9,6 +9,7 @@ import pytest
 from sglang_live.core import AudioDelta, TurnDone
 from sglang_live.errors import StageUnavailableError
 from sglang_live.orchestrator.suspects import SuspectError
+from sglang_live.stages.transport.queues import WINDOW
 
 from .fakes import ask, user
 from .test_turns import answer, sound, transcript
@@ -82,6 +83,18 @@ async def test_a_turn_is_as_if_its_replica_had_not_died(world_of, stage, at):
     assert world.n_jobs() == 0
 
 
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_long_turn_moves_through_windows_of_every_stage_whole(world_of, stage):
+    reply = [n % 30_000 for n in range(5 * WINDOW)]
+    world = await world_of(reply, n_replicas=2)
+    session = await world.orchestrator.open_session("one")
+    dying = Dying(world, stage, 3 * WINDOW + 1)
+    running = asyncio.create_task(answer(session, TURN))
+    await dying.kill()
+    events = await running
+    assert sound(events) == reply and events[-1].item.token_ids == tuple(reply)
+
+
 @pytest.mark.parametrize("at", range(6))
 async def test_a_voice_that_reads_text_reads_on_in_another_replica(world_of, at):
     world = await world_of(reply=REPLY, n_replicas=2, has_talker=False)
@@ -130,10 +143,12 @@ async def test_content_that_killed_twice_does_not_move(world_of, stage):
     for _ in range(2):
         suspects.died(f"{stage}/0", world.process(replica).entry.client.unfinished())
     await dying.kill()
-    with pytest.raises(SuspectError):
+    with pytest.raises(StageUnavailableError):
         await running
     assert lost_jobs(world) == {(stage, "suspect"): 1}
     assert replicas_of(world, stage)[1].openers == []
+    with pytest.raises(SuspectError):
+        await answer(session, replace(TURN, turn_id="t2"))
 
 
 @pytest.mark.parametrize("stage", STAGES)
