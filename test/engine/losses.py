@@ -114,7 +114,7 @@ async def codes_with_loss(
     lost_after: int,
     most_frames: int | None = None,
 ) -> np.ndarray:
-    """Codes [n_frames, 16] of a text whose talker's job is lost after so many frames; 0: never."""
+    """Codes [n_frames, 16] of a text whose job is lost after lost_after frames; 0: never."""
     frames: list[np.ndarray] = []
     move = ToItself()
     async with links.talker.open(turn, move) as speech:
