@@ -18,6 +18,7 @@ from sglang.srt.sampling.penaltylib.presence_penalty import BatchedPresencePenal
 from sglang.srt.sampling.penaltylib.repetition_penalty import BatchedRepetitionPenalizer
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
+from sglang_live.engine_channel.inbox import CONTINUED
 from sglang_live.models.host_copy import copy_to
 
 
@@ -137,7 +138,8 @@ def cumulate_one_behind(cumulate: Callable[[ScheduleBatch], None], batch: Schedu
 def count_written(
     info: SamplingBatchInfo, _kind: type, batch: ScheduleBatch, *_args: Any
 ) -> SamplingBatchInfo:
-    """After SamplingBatchInfo.from_schedule_batch: count what retracted requests have written.
+    """After SamplingBatchInfo.from_schedule_batch: count what retracted requests have written, and
+    what another engine has written of a response that goes on in this one.
 
     With overlap the token before the next one is counted later (cumulate_one_behind).
     """
@@ -150,10 +152,14 @@ def count_written(
     device = torch.device(batch.device)
     for row, req in enumerate(batch.reqs):
         written = list(req.output_ids[:-1] if batch.enable_overlap else req.output_ids)
-        if written:
-            ids = copy_to(torch.tensor(written, dtype=torch.int64), device)
+        n_before = (req.sampling_params.custom_params or {}).get(CONTINUED, 0)
+        ids = [*(req.origin_input_ids[-n_before:] if n_before else ()), *written]
+        if ids:
+            counted = copy_to(torch.tensor(ids, dtype=torch.int64), device)
             for kind, penalizer in prepared.items():
-                _count(kind, penalizer, row, ids)
+                # The fewest tokens are those of this request.
+                is_length = kind is BatchedMinNewTokensPenalizer
+                _count(kind, penalizer, row, counted[n_before:] if is_length else counted)
     return info
 
 

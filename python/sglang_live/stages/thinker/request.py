@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sglang_live.engine_channel.inbox import CONTINUED
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import ThinkerRequest
 from sglang_live.models.grammars.call_grammar import MAX_CALL_TOKENS, call_grammar
@@ -35,6 +36,8 @@ def sampling_of(
     if "min_new_tokens" in sampling:
         n_min = max(0, sampling["min_new_tokens"] - len(request.continues))
         sampling["min_new_tokens"] = min(n_min, n_left)
+    if request.continues:
+        sampling["custom_params"] = {CONTINUED: len(request.continues)}
     return {**sampling, "max_new_tokens": n_left, "stop_token_ids": list(end_ids)}
 
 

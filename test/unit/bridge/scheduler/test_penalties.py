@@ -10,6 +10,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E4
 from sglang.srt.sampling import penaltylib  # noqa: E402
 
 from sglang_live.bridge.scheduler.paused import count_written  # noqa: E402
+from sglang_live.engine_channel.inbox import CONTINUED  # noqa: E402
 
 KINDS = {
     penaltylib.BatchedFrequencyPenalizer,
@@ -32,18 +33,21 @@ class FakeBatch:
 
     device, forward_mode = "cpu", ForwardMode.EXTEND
 
-    def __init__(self, written: list[list[int]], *, overlap: bool):
+    def __init__(self, written: list[list[int]], *, overlap: bool, n_before: int = 0):
+        """n_before: of the written ones, by another engine."""
         self.enable_overlap = overlap
         self.reqs = [
             SimpleNamespace(
-                output_ids=ids,
+                origin_input_ids=[8, 9, *ids[:n_before]],
+                output_ids=ids[n_before:],
                 eos_token_ids={1},
                 tokenizer=SimpleNamespace(additional_stop_token_ids=None, eos_token_id=1),
                 sampling_params=SimpleNamespace(
                     frequency_penalty=0.3 + n,
                     presence_penalty=0.7 - n,
                     repetition_penalty=1.3 + n,
-                    min_new_tokens=3 + n,
+                    min_new_tokens=3 + n - n_before,
+                    custom_params={CONTINUED: n_before} if n_before else None,
                     stop_token_ids={2},
                 ),
             )
@@ -58,14 +62,15 @@ class FakeBatch:
         return found
 
 
+@pytest.mark.parametrize("n_before", [0, 1, 3])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_what_was_written_is_counted_as_it_was_step_by_step(overlap):
+def test_what_was_written_is_counted_as_it_was_step_by_step(overlap, n_before):
     written = [[3, 4, 3, 3], [5, 6, 5, 7]]
     stepwise = FakeBatch(written, overlap=overlap)
     # With overlap the newest token is counted in the next round.
     for step in zip(*(ids[:-1] if overlap else ids for ids in written), strict=True):
         stepwise.penalties.cumulate_output_tokens(torch.tensor(step))
-    retracted = FakeBatch(written, overlap=overlap)
+    retracted = FakeBatch(written, overlap=overlap, n_before=n_before)
     info = SimpleNamespace(penalizer_orchestrator=retracted.penalties)
     assert not torch.equal(retracted.logits(), stepwise.logits())
     assert count_written(info, type, retracted) is info

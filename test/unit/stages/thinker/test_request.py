@@ -2,6 +2,7 @@
 
 import pytest
 
+from sglang_live.engine_channel.inbox import CONTINUED
 from sglang_live.messages import ThinkerRequest
 from sglang_live.stages.thinker.request import MAX_RESPONSE_TOKENS, sampling_of
 
@@ -28,4 +29,5 @@ def test_tokens_that_another_replica_has_generated_count(most, n_most, n_before)
         "min_new_tokens": min(max(0, 2 - n_before), n_most - n_before),
         "max_new_tokens": n_most - n_before,
         "stop_token_ids": [7],
+        **({"custom_params": {CONTINUED: n_before}} if n_before else {}),
     }
