@@ -26,6 +26,7 @@ from sglang_live.messages import (
     PromptMeasured,
     Ready,
     RetainNative,
+    ScriptRequest,
     SegmentsNeeded,
     SessionHint,
     SoundPlace,
@@ -142,6 +143,8 @@ class FakeThinker(FakeStage):
             return await job.send(
                 PromptMeasured(job.job_id, n_header, n_items + n_audio, 750, 1000)
             )
+        if isinstance(job.opener, ScriptRequest):
+            return await self._recite(job, job.opener)
         request: ThinkerRequest = job.opener
         clips = {
             item.key: [wire.take(p.pcm, job.frames) for p in item.parts if isinstance(p, WireAudio)]
@@ -166,6 +169,15 @@ class FakeThinker(FakeStage):
                 rebuilt=False,
             )
         )
+
+    async def _recite(self, job: ServedJob, script: ScriptRequest) -> None:
+        text = script.text
+        ids = [int(word) for word in text.split()]
+        await self.step(0)
+        await self._report(job, script.key, 0)
+        await job.send(TextTokens(job.job_id, ids, text))
+        await self.step(1)
+        await job.send(ThinkerDone(job.job_id, "stop", ids, text, 0, 0, 0, False))
 
     async def _ahead(self, job: ServedJob) -> tuple[list[int], str]:
         await self.step(0)

@@ -106,6 +106,34 @@ async def test_a_voice_that_reads_text_reads_on_in_another_replica(world_of, at)
     assert [len(vocoder.texts) for vocoder in world.vocoders] == [at, 5 - at]
 
 
+@pytest.mark.parametrize(("stage", "at"), [("thinker", 0), ("thinker", 1), ("talker", 1)])
+async def test_text_that_is_given_is_told_and_spoken_once(world_of, stage, at):
+    turn = ask("t1", user("u1", "5 6 7"), script="5 6 7", stateless=True)
+    world = await world_of(n_replicas=2)
+    session = await world.orchestrator.open_session("one")
+    dying = Dying(world, stage, at)
+    running = asyncio.create_task(answer(session, turn))
+    await dying.kill()
+    events = await running
+    assert (transcript(events), sound(events)) == ("5 6 7", [5, 6, 7])
+    assert lost_jobs(world) == {(stage, "moved"): 1}
+
+
+@pytest.mark.parametrize("at", range(4))
+async def test_a_talker_that_reads_text_speaks_on_in_another_replica(world_of, at):
+    turn = ask("t1", user("u1", "5 6 7"), script="5 6 7")
+    alone = {"has_thinker": False, "talker_reads_text": True}
+    events = []
+    for n_replicas in (1, 2):
+        world = await world_of(n_replicas=n_replicas, **alone)
+        session = await world.orchestrator.open_session("one")
+        running = asyncio.create_task(answer(session, turn))
+        if n_replicas == 2:
+            await Dying(world, "talker", at).kill()
+        events.append(told(await running))
+    assert events[0] == events[1]
+
+
 @pytest.mark.parametrize("stage", STAGES)
 async def test_a_turn_moves_once(world_of, stage):
     world = await world_of(reply=REPLY, n_replicas=3)
