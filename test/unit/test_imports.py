@@ -82,7 +82,7 @@ SGLANG = (
 # raises its room's number and says why in the commit.
 BUDGETS = {
     "": 4_050,
-    "bridge": 9_850,
+    "bridge": 9_800,
     "capacity": 690,
     "client": 880,
     "engine_channel": 285,
@@ -95,11 +95,11 @@ BUDGETS = {
     "kernels": 20,
     "kv": 1_020,
     "models": 11_040,
-    "orchestrator": 2_560,
-    "policy": 2_160,
+    "orchestrator": 2_580,
+    "policy": 2_080,
     "sound": 800,
     "speakable": 2_000,
-    "stages": 8_280,
+    "stages": 8_330,
     "telemetry": 710,
 }
 

@@ -345,10 +345,10 @@ class FrameDecoder(ABC):
 
     def _context_frames(self) -> int:
         """Frames before a sample's own on which the sample depends, at most."""
-        transformer = self._transformer
-        n_frames = float(transformer.n_layers * (transformer.n_window_frames - 1))
+        transformer, columns_per_frame = self._transformer, self.positions_per_frame
+        n_positions = transformer.n_layers * (transformer.n_window_frames - 1)
+        n_frames = n_positions / columns_per_frame
         n_frames += sum(layer.n_columns for layer in self._input_layers)
-        columns_per_frame = 1
         for layer in self._layers:
             n_frames += layer.n_columns / columns_per_frame
             if isinstance(layer, CausalUpsample):
