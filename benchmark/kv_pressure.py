@@ -170,7 +170,7 @@ class FeedOfSession:
             hint = NextUseHint(self.session_id, to_play_s, response_gap_s, observed_gap_s)
             self._feed.send(hint)
 
-    def report_playback(self, heard_s: float, playing: bool, interrupts: float) -> None:
+    def report_playback(self, heard_s: float, playing: bool) -> None:
         """SGLang's own API has no requests that policies pace."""
 
     def report_underrun(self, silent_s: float) -> None:

@@ -99,7 +99,6 @@ def random_view(n: int, rng: np.random.Generator, options: Options) -> StageView
         started=state >= 2,
         kv_tokens=np.where(waiting, 0, tokens),
         prefill_tokens=prefill_tokens,
-        interrupts=rng.random(n),
         managed=(rng.random(n) >= options.unmanaged) | (state == 2),
     )
 
@@ -118,7 +117,6 @@ def with_best_effort(view: StageView, rng: np.random.Generator) -> StageView:
         "started": np.ones(n, bool),
         "kv_tokens": np.where(waiting, 0, tokens),
         "prefill_tokens": np.where(waiting, tokens, 0),
-        "interrupts": np.zeros(n),
         "managed": np.zeros(n, bool),
     }
     both = {name: np.concatenate((getattr(view, name), values)) for name, values in own.items()}
@@ -164,7 +162,7 @@ def measure_channel(n: int, options: Options) -> Row:
         inbox, feed = Inbox(address), FeedSocket(address)
         times_ms = []
         for i in range(-WARM_UP_ROUNDS, options.rounds):
-            feed.send(HeardOfMany.of(rids, [0.01 * i] * n, [True] * n, [0.2] * n))
+            feed.send(HeardOfMany.of(rids, [0.01 * i] * n, [True] * n))
             while not inbox.socket.poll(1):
                 pass
             start_s = time.perf_counter()

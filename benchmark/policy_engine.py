@@ -49,7 +49,7 @@ async def listen(feed: FeedSocket, rids: list[str]) -> None:
     while True:
         heard_s = time.monotonic() - began_s
         taken = [max(0.0, heard_s - offset_s) for offset_s in offsets_s]
-        feed.send(HeardOfMany.of(rids, taken, [True] * n, [0.2] * n))
+        feed.send(HeardOfMany.of(rids, taken, [True] * n))
         await asyncio.sleep(PROGRESS_EVERY_S)
 
 

@@ -86,7 +86,6 @@ def order(n: int, repeats: int) -> Row:
         started=nothing,
         kv_tokens=np.zeros(n, np.int64),
         prefill_tokens=np.full(n, 20),
-        interrupts=np.full(n, 0.2),
         managed=~nothing,
     )
     times_s = []

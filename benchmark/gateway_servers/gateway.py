@@ -68,7 +68,7 @@ class FakeSession:
         """Returns False: a recording has no KV to truncate."""
         return False
 
-    def report_playback(self, heard_s: float, playing: bool, interrupts: float) -> None:
+    def report_playback(self, heard_s: float, playing: bool) -> None:
         """Does nothing: there is no scheduler."""
 
     def report_underrun(self, silent_s: float) -> None:

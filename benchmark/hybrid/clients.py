@@ -121,7 +121,7 @@ class Clients:
             if self.record.took(job, n_tokens) and job.heard and self.feed is not None:
                 # What the thinker makes is heard after the stages behind it.
                 told_s = LEAD_S + THINKER.stage.pipeline_s
-                news = HeardOfMany.of([rid], [0.0], [True], [0.0])
+                news = HeardOfMany.of([rid], [0.0], [True])
                 asyncio.get_running_loop().call_later(told_s, self.feed.send, news)
         self.record.ended(job)
 

@@ -61,7 +61,7 @@ def run(config: RunConfig, workload: Workload) -> Run:
         rounds = engine.rounds
         if rounds is None or req.is_finished:
             return
-        news = HeardOfMany.of([req.rid], [0.0], [True], [0.0])
+        news = HeardOfMany.of([req.rid], [0.0], [True])
         engine.post(lambda: rounds.progress(news))
 
     record.more = give_more

@@ -84,12 +84,10 @@ class Heard(Message, frozen=True):
 
     heard_s: seconds of the response's speech; inf: all that will be made until the next report.
     advancing: whether that grows by itself, by one second per second.
-    interrupts: the share of responses that this user interrupts, 0 to 1.
     """
 
     heard_s: float
     advancing: bool
-    interrupts: float
 
 
 # --- any stage ---
@@ -507,26 +505,23 @@ class HeardOfMany(EngineMessage, frozen=True):
     """Heard of the engine's requests, as packed arrays in the order of rids: all of them may have
     news in one round, and reading these must cost less than a round. The last message wins.
 
-    heard_s, interrupts: float64. advancing: bool.
+    heard_s: float64. advancing: bool.
     """
 
     rids: list[str]
     heard_s: bytes
     advancing: bytes
-    interrupts: bytes
 
     @staticmethod
     def of(
         rids: list[str],
         heard_s: Sequence[float],
         advancing: Sequence[bool],
-        interrupts: Sequence[float],
     ) -> "HeardOfMany":
         return HeardOfMany(
             rids,
             np.asarray(heard_s, np.float64).tobytes(),
             np.asarray(advancing, bool).tobytes(),
-            np.asarray(interrupts, np.float64).tobytes(),
         )
 
     def columns(self) -> dict[str, np.ndarray]:
@@ -534,7 +529,6 @@ class HeardOfMany(EngineMessage, frozen=True):
         return {
             "heard_s": np.frombuffer(self.heard_s, np.float64),
             "advancing": np.frombuffer(self.advancing, bool),
-            "interrupts": np.frombuffer(self.interrupts, np.float64),
         }
 
 

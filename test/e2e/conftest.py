@@ -124,7 +124,10 @@ def running_server(
     command += ["--model-path", model_path, "--served-model-name", "demo"]
     command += ["--port", str(port), "--log-dir", str(log_dir), "--max-sessions", "16"]
     # Without admission control, no session is refused because the machine is slow.
-    command += ["--live-policies", ",".join(p for p in POLICIES if p != "admission")]
+    command += [
+        "--live-policies",
+        ",".join(p for p in POLICIES if p not in ("admission", "arbiter")),
+    ]
     command += flags
     with (log_dir / "server.log").open("wb") as log:
         process = subprocess.Popen(

@@ -23,13 +23,15 @@ from test.engine.conftest import SpeechLinks, Stages
 
 @dataclass
 class Told:
-    """What a turn has told. pcm: int16. marks: tokens and where they end in the sound."""
+    """What a turn has told. pcm: int16. marks: tokens and where they end in the sound. moved:
+    whether a job was lost before it had ended."""
 
     text: str
     ids: tuple[int, ...]
     pcm: np.ndarray
     marks: list[tuple[int, float]]
     done: TurnDone
+    moved: bool
 
     def check_equal(self, other: "Told") -> None:
         assert (self.text, self.ids) == (other.text, other.ids)
@@ -77,14 +79,14 @@ async def told(
         if behind is not None and sum(isinstance(e, behind[0]) for e in events) >= behind[1]:
             behind = None
             await lose_jobs(getattr(links, lost).client())
-    assert behind is None and move.n == bool(lost), "the job was lost in time"
+    assert behind is None and move.n <= bool(lost)
     done = events[-1]
     assert isinstance(done, TurnDone)
     pcm = b"".join(event.pcm for event in events if isinstance(event, AudioDelta))
     text = "".join(event.text for event in events if isinstance(event, TranscriptDelta))
     marks = [mark for event in events if isinstance(event, AudioDelta) for mark in event.spoken]
     ids = tuple(done.item.token_ids or ())
-    return Told(text, ids, np.frombuffer(pcm, "<i2"), marks, done)
+    return Told(text, ids, np.frombuffer(pcm, "<i2"), marks, done, move.n == 1)
 
 
 async def lost_turns_are_as_others(
@@ -103,8 +105,13 @@ async def lost_turns_are_as_others(
 
     wanted = await run(0)
     assert len(wanted.pcm) > 24_000, "the case must not be trivial"
+    moved: dict[str, bool] = {}
     for number, (stage, kind, n_events) in enumerate(deaths, 1):
-        (await run(number, stage, (kind, n_events))).check_equal(wanted)
+        found = await run(number, stage, (kind, n_events))
+        found.check_equal(wanted)
+        moved[stage] = moved.get(stage, False) or found.moved
+    # On a busy machine a late loss may find a job that has ended.
+    assert all(moved.values()), moved
 
 
 async def codes_with_loss(

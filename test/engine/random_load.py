@@ -204,7 +204,7 @@ async def _hear(jobs, rng: random.Random) -> None:
     pause_s = rng.uniform(4.0, 9.0) if rng.random() < 1 / 2 else 0.0
     while True:
         for job in jobs:
-            job.report(heard_s, False, 0.5)
+            job.report(heard_s, False)
         step_s = rng.uniform(0.05, 0.3)
         await asyncio.sleep(step_s)
         pause_s -= step_s

@@ -119,7 +119,7 @@ class Load:
         heard_s = 0.0
         while True:
             await asyncio.sleep(0.05)
-            self.pool.feed.send(HeardOfMany.of([rid], [heard_s], [True], [0.4]))
+            self.pool.feed.send(HeardOfMany.of([rid], [heard_s], [True]))
             heard_s += 0.05
 
     async def gone(self, series: str) -> None:

@@ -19,7 +19,6 @@ N_FRAMES = 80
 # Room for one whole response, or for three that are paused at their beginning.
 POOL_TOKENS = 115
 # Pacing pauses streams of users who interrupt; others only if the pool is full.
-INTERRUPTS = 0.37
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -39,13 +38,12 @@ async def codes(
     turn,
     listening: asyncio.Event | None = None,
     n_frames: int = N_FRAMES,
-    interrupts: float = INTERRUPTS,
 ) -> np.ndarray:
     """The response's codes. Its listener plays nothing until `listening`, then all."""
     frames: list[np.ndarray] = []
     async with links.talker.open(turn) as speech:
         await speech.write(list(range(20, 20 + N_FRAMES + 10)), "a")
-        hearing = asyncio.create_task(_listen(speech, listening, interrupts))
+        hearing = asyncio.create_task(_listen(speech, listening))
         try:
             async with aclosing(speech.frames()) as chunks:
                 async for some in chunks:
@@ -57,12 +55,12 @@ async def codes(
     return np.stack(frames[:n_frames])
 
 
-async def _listen(speech, listening: asyncio.Event | None, interrupts: float) -> None:
+async def _listen(speech, listening: asyncio.Event | None) -> None:
     while listening is not None and not listening.is_set():
-        speech.report(0.0, False, interrupts)
+        speech.report(0.0, False)
         await asyncio.sleep(0.02)
     while True:
-        speech.report(1000.0, False, interrupts)
+        speech.report(1000.0, False)
         await asyncio.sleep(0.02)
 
 
@@ -112,7 +110,7 @@ async def test_running_streams_with_time_are_retracted_and_never_one_about_to_ru
     n_retracted = await total(cramped, "talker", "policy_running_retracted")
     n_logged = len(cramped.supervisor.log_of("talker/0"))
     heard = asyncio.Event()
-    ahead = [asyncio.create_task(codes(*job, heard, interrupts=0.0)) for job in jobs[:3]]
+    ahead = [asyncio.create_task(codes(*job, heard)) for job in jobs[:3]]
     async with asyncio.timeout(60):
         await until(cramped, "talker", "policy_running_retracted", lambda n: n > n_retracted)
         # All of the pool is held by streams with time. This one is urgent from its first frame on.

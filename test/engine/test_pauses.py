@@ -59,7 +59,7 @@ class Consumers:
                     self._taken_s[rid] += self._random.choice((0.08, 0.3, 0.8, 2.0))
             taken = [self._taken_s[rid] for rid in rids]
             n = len(rids)
-            self._feed.send(HeardOfMany.of(rids, taken, [False] * n, [0.5] * n))
+            self._feed.send(HeardOfMany.of(rids, taken, [False] * n))
             await asyncio.sleep(pause_s(self._random))
 
 
@@ -176,7 +176,7 @@ async def speak_to(links, turn, listener: random.Random | None) -> np.ndarray:
 async def hear(speech, listener: random.Random) -> None:
     heard_s = 0.0
     while True:
-        speech.report(heard_s, False, 0.5)
+        speech.report(heard_s, False)
         await asyncio.sleep(pause_s(listener))
         heard_s += listener.choice((0.0, 0.0, 0.1, 0.3))
 
@@ -247,7 +247,7 @@ async def until_paused(stages: Stages, thinker: Thinker, rids: list[str]) -> Non
 
     async def stand_still() -> None:
         while True:
-            thinker.feed.send(HeardOfMany.of(rids, [0.0] * n, [False] * n, [0.5] * n))
+            thinker.feed.send(HeardOfMany.of(rids, [0.0] * n, [False] * n))
             await asyncio.sleep(0.01)
 
     standing = asyncio.create_task(stand_still())
@@ -291,5 +291,5 @@ async def test_a_cache_is_not_flushed_under_a_paused_request(live_stages, thinke
     async with native_client(thinker.spec, 30) as client:
         response = await client.post("/flush_cache")
     assert response.status_code != 200
-    thinker.feed.send(HeardOfMany.of([rid], [1000.0], [False], [0.0]))
+    thinker.feed.send(HeardOfMany.of([rid], [1000.0], [False]))
     assert (await running)["output_ids"] == expected["output_ids"]

@@ -40,7 +40,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 # Room for two whole responses, or for several at their beginning.
 POOL_TOKENS = 250
 # Pacing pauses streams of users who interrupt; others only if the pool is full.
-INTERRUPTS = 0.37
 DATA = Path(__file__).parents[1] / "data" / "audio"
 # By recording, the embedding that qwen_tts 0.1.1 computes with the tiny weights.
 CLONED = json.loads((Path(__file__).parents[1] / "qwen3_tts" / "speaker.json").read_text())
@@ -173,7 +172,7 @@ async def _write(
 async def _listen(speech, listening: asyncio.Event | None) -> None:
     while True:
         is_heard = listening is None or listening.is_set()
-        speech.report(1000.0 if is_heard else 0.0, False, INTERRUPTS)
+        speech.report(1000.0 if is_heard else 0.0, False)
         await asyncio.sleep(0.02)
 
 

@@ -46,7 +46,7 @@ async def interrupted(links, turn, n_tokens: int) -> ThinkerDone:
     async with links.thinker.open(turn) as thought:
         async for tokens in thought.tokens():
             seen += len(tokens.ids)
-            thought.report(seen * FRAME_S, False, 0.5)
+            thought.report(seen * FRAME_S, False)
             if seen >= n_tokens:
                 thought.interrupt()
                 n_tokens = 1 << 30

@@ -15,7 +15,7 @@ import numpy as np
 from sglang_live.bridge.best_effort_facts import BestEffortClass, BestEffortCounts
 from sglang_live.bridge.prompt_groups import PromptGroups, n_counted_again
 from sglang_live.messages import HeardOfMany
-from sglang_live.policy.view import FIRST_INTERRUPTS, BestEffort, StageRates, StageView
+from sglang_live.policy.view import BestEffort, StageRates, StageView
 
 # A request's progress counts as lost after as many seconds of produced speech without any report,
 # and when the latest one is as old: the gateway repeats it more often (interaction/monitor.py).
@@ -44,7 +44,6 @@ _COLUMNS = {
     "deadline_s": (np.float64, np.inf),
     "group": (np.int64, 0),
     "shared_tokens": (np.int64, 0),
-    "interrupts": (np.float64, FIRST_INTERRUPTS),
     "urgency": (np.int8, NO_CLASS),
 }
 
@@ -136,7 +135,6 @@ class StreamTable:
                 self._columns[name][slot] = False
             for name in ("heard_s", "produced"):
                 self._columns[name][slot] = 0.0
-            self._columns["interrupts"][slot] = FIRST_INTERRUPTS
             self._columns["urgency"][slot] = NO_CLASS
             self._columns["prompt_tokens"][slot] = prompt_tokens
             self._columns["arrived_s"][slot] = now_s
@@ -290,7 +288,6 @@ class StreamTable:
             kv_tokens=columns["prompt_tokens"][:n] + stepped.astype(np.int64),
             prefill_tokens=columns["prefill_tokens"][:n],
             audio_s=columns["audio_s"][:n],
-            interrupts=columns["interrupts"][:n],
             managed=columns["managed"][:n],
             background=columns["background"][:n],
             blocked=self._mask(blocked),

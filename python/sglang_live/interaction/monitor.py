@@ -247,8 +247,6 @@ class SessionMonitor:
     def stopped(self, playback: ResponsePlayback, *, barge_in: bool) -> float:
         """Playback ends here. Returns the seconds that were heard."""
         now_s = self._clock.now_s()
-        if self.audible(playback):
-            self.user_stats.add_response(interrupted=True)
         playback.was_over = True
         heard_s = playback.clock.stop(now_s)
         self._note(
@@ -341,7 +339,6 @@ class SessionMonitor:
             if not playback.was_over and clock.over(now_s):
                 playback.was_over = True
                 if clock.sent_s:
-                    self.user_stats.add_response(interrupted=False)
                     self._played_out_s = clock.dry_at_s
             if playback is self._running:
                 off_s = abs(self._reported.extrapolated_s(now_s) - heard_s)
@@ -351,7 +348,7 @@ class SessionMonitor:
 
     def _report_playback(self, heard_s: float, playing: bool, now_s: float) -> None:
         self._reported = _PlaybackReport(heard_s, playing, now_s)
-        self._session.report_playback(heard_s, playing, self.user_stats.interrupts)
+        self._session.report_playback(heard_s, playing)
 
     def _correct_next_use(self, now_s: float, tolerance_s: float) -> None:
         """Report when playback ends, unless the last report says so within tolerance_s."""

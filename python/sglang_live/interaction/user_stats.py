@@ -7,7 +7,6 @@ of them.
 from dataclasses import dataclass, field
 
 from sglang_live.interaction.playback import PRIOR_FRAMES_PER_TOKEN
-from sglang_live.policy.view import FIRST_INTERRUPTS
 
 # The last three or four responses decide: a user's behaviour changes within a session.
 _WEIGHT = 0.3
@@ -21,16 +20,11 @@ _PRIOR_WEIGHT = 0.02
 class UserPrior:
     """Statistics of all users of this server: the first values of a new user.
 
-    interrupts: share of audible responses that were interrupted, moving average, 0 to 1.
     frames_per_token: codec frames per token of complete responses, moving average.
     """
 
-    interrupts: float = FIRST_INTERRUPTS
     frames_per_token: float = PRIOR_FRAMES_PER_TOKEN
     _n_paces: int = 0
-
-    def add_response(self, *, interrupted: bool) -> None:
-        self.interrupts += _PRIOR_WEIGHT * (float(interrupted) - self.interrupts)
 
     def add_pace(self, frames_per_token: float) -> None:
         # The first ones weigh more: the constant is that of another voice and language.
@@ -44,18 +38,13 @@ class UserStats:
     """Moving averages of one user.
 
     prior: the server's averages; this user's responses count in them too.
-    interrupts: share of audible responses that were interrupted, 0 to 1.
     response_gap_s: from the end of playback to the onset of the user's speech; None before the
         first.
     """
 
     prior: UserPrior = field(default_factory=UserPrior)
-    interrupts: float = field(init=False)
     response_gap_s: float | None = None
     _frames_per_token: float | None = None
-
-    def __post_init__(self) -> None:
-        self.interrupts = self.prior.interrupts
 
     @property
     def frames_per_token(self) -> float:
@@ -64,11 +53,6 @@ class UserStats:
         if self._frames_per_token is None:
             return self.prior.frames_per_token
         return self._frames_per_token
-
-    def add_response(self, *, interrupted: bool) -> None:
-        """Count a response that was audible and is over."""
-        self.prior.add_response(interrupted=interrupted)
-        self.interrupts += _WEIGHT * (float(interrupted) - self.interrupts)
 
     def add_gap(self, gap_s: float) -> None:
         """Count a gap between the end of playback and the user's next speech."""

@@ -36,7 +36,6 @@ from sglang_live.orchestrator.turn_deadline import TurnDeadline
 from sglang_live.orchestrator.turn_prefill import TurnPrefill
 from sglang_live.policy.policies import OFF, Policies
 from sglang_live.policy.speculation import Refusal
-from sglang_live.policy.view import FIRST_INTERRUPTS
 from sglang_live.stages.spec import STAGES
 from sglang_live.stages.supervisor import Replica, Supervisor
 from sglang_live.telemetry.log_context import set_log_ids
@@ -62,7 +61,6 @@ class VoiceSession:
         self.links = owner.links(replicas, session_id)
         self.turn_prefill = TurnPrefill(self.links.thinker, owner.suspects)
         self.speculation = SessionSpeculation(owner.speculations)
-        self.interrupts = FIRST_INTERRUPTS
         self.on_stream_event: OnStreamEvent | None = None
         self.content = TurnContent()
         self._replicas = replicas
@@ -177,20 +175,18 @@ class VoiceSession:
             if work.complete:
                 self.turn_prefill.answered()
 
-    def report_playback(self, heard_s: float, playing: bool, interrupts: float) -> None:
+    def report_playback(self, heard_s: float, playing: bool) -> None:
         """Report how far the playback of the running turn is.
 
         Args:
             heard_s: seconds of its audio that were heard.
             playing: whether playback advances by itself. Between two reports the stages assume
                 that it then does so by one second per second.
-            interrupts: the share of responses that this user interrupts, 0 to 1.
         """
-        self.interrupts = interrupts
         if self._latest is not None:
             self._latest.work.heard(heard_s, playing, self.owner.clock.now_s())
         if self._running is not None:
-            self._running.control.heard(heard_s, playing, interrupts)
+            self._running.control.heard(heard_s, playing)
 
     def report_underrun(self, silent_s: float) -> None:
         """Report a gap of silent_s within a response, caused by stages that were late."""
@@ -282,7 +278,6 @@ class _StatelessTurn:
         self.control = TurnControl(
             owner.policies,
             owner.clock,
-            session.interrupts,
             on_stream_event,
             self.deadline.call_came,
         )

@@ -18,7 +18,6 @@ from sglang_live.orchestrator.stage_jobs import (
     VocoderJob,
 )
 from sglang_live.policy.policies import Policies
-from sglang_live.policy.view import FIRST_INTERRUPTS
 
 # Between two reports a stage assumes one second per second. Smaller errors are not corrected.
 TOLERANCE_S = 2 * FRAME_S
@@ -33,7 +32,6 @@ class TurnControl:
     """
     Args:
         policies: of the server. Without any, nothing is reported to the stages.
-        interrupts: the share of responses that this user interrupts, 0 to 1.
         on_stream_event: called with what the stages' policies do with the turn's requests.
         on_call: called when the response goes on with a function call, at least once.
     """
@@ -42,7 +40,6 @@ class TurnControl:
         self,
         policies: Policies,
         clock: Clock,
-        interrupts: float = FIRST_INTERRUPTS,
         on_stream_event: OnStreamEvent | None = None,
         on_call: Callable[[], None] | None = None,
     ):
@@ -50,7 +47,6 @@ class TurnControl:
         self._on_call = on_call
         self._policies = policies
         self._clock = clock
-        self._interrupts = interrupts
         self._jobs: tuple[ThinkerJob | ScriptJob, TalkerJob | TextJob, VocoderJob] | None = None
         # Seconds of speech that were reported to the thinker last, and when.
         self._reported: tuple[float, float] | None = None
@@ -84,21 +80,20 @@ class TurnControl:
         talker.cancel()
         vocoder.cancel()
 
-    def heard(self, heard_s: float, playing: bool, interrupts: float) -> None:
+    def heard(self, heard_s: float, playing: bool) -> None:
         """Report playback to thinker and talker (see VoiceSession.report_playback)."""
-        self._interrupts = interrupts
         if self._jobs is None or not self._policies:
             return
         thinker, talker, vocoder = self._jobs
-        talker.report(heard_s, playing, interrupts)
+        talker.report(heard_s, playing)
         if isinstance(talker, TextJob):
             # The voice reads whole pieces of text: when it has little sound left it waits for the
             # end of one, however much text it already has.
             waits = vocoder.audio_s - heard_s < _VOICE_WAITS_BELOW_S
-            thinker.report(math.inf if waits else heard_s, playing, interrupts)
+            thinker.report(math.inf if waits else heard_s, playing)
         elif self._reported is not None:  # the thinker's consumer has begun
             self._has_playback = True
-            thinker.report(heard_s, playing, interrupts)
+            thinker.report(heard_s, playing)
 
     def frames_came(self, n_frames: int) -> None:
         """Report the talker's progress to the thinker, until playback is reported.
@@ -119,4 +114,4 @@ class TurnControl:
                 return
         self._reported = spoken_s, now_s
         thinker, _, _ = self._jobs
-        thinker.report(spoken_s, True, self._interrupts)
+        thinker.report(spoken_s, True)

@@ -21,8 +21,6 @@ Classes = npt.NDArray[np.int8]
 # Seconds of speech per decode step: the talker makes one codec frame per step, and takes one text
 # token of the thinker for it.
 FRAME_S = 0.08
-# Interruption rate of a user without a history. Two responses heard to their end halve it.
-FIRST_INTERRUPTS = 0.2
 # Urgency classes, LiveServe (arXiv 2606.22983) section 4.1.
 U0, U1, U2 = 0, 1, 2
 
@@ -97,7 +95,6 @@ class StageView:
         started: bool, the consumer has begun: its buffer can run out.
         kv_tokens: int64, KV tokens it holds.
         prefill_tokens: int64, tokens to compute before its first step; 0 unless waiting.
-        interrupts: share of responses that this user interrupts, 0 to 1.
         managed: bool, belongs to a response that is heard, or leads to one. Others (SGLang's own
             API, text responses) have no listener: they are never paused, and wait behind U1.
         free_rows: request rows that are free. Paused streams keep their rows.
@@ -124,7 +121,6 @@ class StageView:
     started: Bools
     kv_tokens: Ints
     prefill_tokens: Ints
-    interrupts: Floats
     managed: Bools
     kv_wanted: bool = False
     free_rows: int = 1 << 30

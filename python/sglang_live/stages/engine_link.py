@@ -97,7 +97,6 @@ class HeardFeed:
                         list(newest),
                         heard_s=[one.heard_s for one in news],
                         advancing=[one.advancing for one in news],
-                        interrupts=[one.interrupts for one in news],
                     )
                 )
                 await self._clock.sleep(FLUSH_EVERY_S)

@@ -75,7 +75,10 @@ REASONS = {
     "bridge/prompt_groups.py": {"n_alike int": NUMPY},
     "bridge/scheduler/best_effort.py": {"class_of float": HOST},
     "bridge/scheduler/codes_observer.py": {"_HostFrames.consume tolist": RESULT},
-    "bridge/scheduler/talker.py": {"Talker.before_launch tolist": "seq_lens_cpu"},
+    "bridge/scheduler/talker.py": {
+        "Talker._on_prompt tolist": "codes of the announcement, on the host",
+        "Talker.before_launch tolist": "seq_lens_cpu",
+    },
     "bridge/session/compact.py": {
         "Rebase.due int": HOST,
         "_turns_by cpu x2": "while the engine starts",

@@ -132,7 +132,7 @@ class FakeEngine:
         played = [min(self.now_s - req.began_s, req.produced * STEP_S) for req in heard]
         if heard:
             n = len(heard)
-            news = HeardOfMany.of([r.rid for r in heard], played, [True] * n, [0.3] * n)
+            news = HeardOfMany.of([r.rid for r in heard], played, [True] * n)
             self.rounds.progress(news)
 
     def _prefill(self) -> bool:

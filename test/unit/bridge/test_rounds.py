@@ -38,7 +38,7 @@ class Engine:
             if heard_s is not None:
                 rids = [req.rid for req in self.batch]
                 n = len(rids)
-                self.rounds.progress(HeardOfMany.of(rids, [heard_s] * n, [False] * n, [0.5] * n))
+                self.rounds.progress(HeardOfMany.of(rids, [heard_s] * n, [False] * n))
             self.rounds.decide(POOL, prefill_running=False)
             for req in list(self.batch):
                 if self.rounds.pause(req.rid) and not self.rounds.table.is_paused(req.rid):
@@ -180,7 +180,7 @@ def test_the_least_slack_is_that_of_the_request_whose_buffer_ends_first():
     for rid in ("long", "short"):
         engine.add(rid)
     engine.run(100, heard_s=0.0)
-    engine.rounds.progress(HeardOfMany.of(["short"], [0.3], [False], [0.5]))
+    engine.rounds.progress(HeardOfMany.of(["short"], [0.3], [False]))
     slack_s = engine.rounds.slack_of
     assert 0.0 < slack_s(["short"]) < slack_s(["long"])
     assert slack_s(["long", "short"]) == slack_s(["short"])

@@ -14,7 +14,7 @@ ROUND_S = 0.02
 
 
 def report(engine: Engine, rid: str, heard_s: float, advancing: bool) -> None:
-    engine.rounds.progress(HeardOfMany.of([rid], [heard_s], [advancing], [0.5]))
+    engine.rounds.progress(HeardOfMany.of([rid], [heard_s], [advancing]))
 
 
 def run_s(engine: Engine, seconds: float) -> list[bool]:

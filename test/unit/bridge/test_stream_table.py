@@ -42,18 +42,17 @@ def view_of(table: StreamTable, now_s: float = 10.0) -> StageView:
 def test_a_requests_buffer_is_produced_minus_heard_speech():
     table = table_of("a", "b", "c")
     steps(table, 10, "a", "c")
-    table.progress(HeardOfMany.of(["a"], [0.5], [False], [0.25]), 10.0)
+    table.progress(HeardOfMany.of(["a"], [0.5], [False]), 10.0)
     view = view_of(table)
     assert view.buffered_s.tolist() == pytest.approx([0.3, 0.0, 0.8])
     assert view.started.tolist() == [True, False, False]
-    assert view.interrupts.tolist() == [0.25, 0.2, 0.2]
     assert view.kv_tokens.tolist() == [40, 30, 40]
 
 
 def test_an_advancing_consumer_takes_a_second_per_second_and_at_most_what_exists():
     table = table_of("a")
     steps(table, 25, "a")
-    table.progress(HeardOfMany.of(["a"], [0.5], [True], [0.0]), 10.0)
+    table.progress(HeardOfMany.of(["a"], [0.5], [True]), 10.0)
     assert view_of(table, 11.0).buffered_s[0] == pytest.approx(0.5)
     assert view_of(table, 13.0).buffered_s[0] == 0.0
 
@@ -61,21 +60,21 @@ def test_an_advancing_consumer_takes_a_second_per_second_and_at_most_what_exists
 def test_the_newest_progress_wins():
     table = table_of("a")
     steps(table, 25, "a")
-    table.progress(HeardOfMany.of(["a", "a"], [1.0, 0.4], [True, False], [0.0, 0.0]), 10.0)
+    table.progress(HeardOfMany.of(["a", "a"], [1.0, 0.4], [True, False]), 10.0)
     assert view_of(table, 12.0).buffered_s[0] == pytest.approx(1.6)
 
 
 def test_a_consumer_that_takes_all_that_will_be_made_has_no_buffer():
     table = table_of("a")
     steps(table, 25, "a")
-    table.progress(HeardOfMany.of(["a"], [math.inf], [True], [0.0]), 10.0)
+    table.progress(HeardOfMany.of(["a"], [math.inf], [True]), 10.0)
     assert view_of(table, 12.0).buffered_s.tolist() == [0.0]
 
 
 def test_progress_of_a_request_that_is_gone_changes_nothing():
     table = table_of("a")
     table.remove("a")
-    table.progress(HeardOfMany.of(["a"], [1.0], [True], [0.0]), 10.0)
+    table.progress(HeardOfMany.of(["a"], [1.0], [True]), 10.0)
     assert len(table) == 0
 
 
@@ -103,14 +102,14 @@ def test_a_free_slot_has_the_values_of_a_request_that_needs_nothing():
 def test_a_reused_slot_has_no_values_of_the_request_before():
     table = table_of("a")
     steps(table, 9, "a")
-    table.progress(HeardOfMany.of(["a"], [0.1], [True], [1.0]), 10.0)
+    table.progress(HeardOfMany.of(["a"], [0.1], [True]), 10.0)
     table.remove("a")
     table.wait("b", now_s=12.0, managed=True, prompt_tokens=5, prefill_tokens=5)
     view = view_of(table, 12.0)
     assert len(view) == 1
     assert view.waiting[0]
     assert not view.started[0]
-    assert (view.buffered_s[0], view.interrupts[0], view.arrived_s[0]) == (0.0, 0.2, 12.0)
+    assert (view.buffered_s[0], view.arrived_s[0]) == (0.0, 12.0)
 
 
 def test_a_response_waits_for_what_comes_to_the_foreground():

@@ -198,8 +198,8 @@ class FakeSession:
     def end_speculation(self, *, confirmed: bool) -> None:
         self.speculations.append(confirmed)
 
-    def report_playback(self, heard_s: float, playing: bool, interrupts: float) -> None:
-        self.playback.append((heard_s, playing, interrupts))
+    def report_playback(self, heard_s: float, playing: bool) -> None:
+        self.playback.append((heard_s, playing))
 
     def report_underrun(self, silent_s: float) -> None:
         self.underruns_s.append(silent_s)

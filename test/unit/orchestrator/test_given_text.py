@@ -43,7 +43,7 @@ async def test_the_talker_speaks_the_text_and_counts_its_tokens(world, session):
 async def test_a_session_ends_with_nothing_held(world, session):
     turn = session.respond(script("5 6", stateless=False))
     await anext(turn)
-    session.report_playback(0.0, True, 0.1)
+    session.report_playback(0.0, True)
     session.report_speech()
     session.report_next_use(1.0, None, None)
     assert session.interrupt()

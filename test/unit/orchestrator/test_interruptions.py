@@ -255,28 +255,28 @@ async def test_playback_reaches_the_talker_of_the_running_turn(world, session):
     world.thinker.holds_at = 2
     listener = Listener(session.respond(ask("t1", user("u1", "hi"))))
     await until(lambda: listener.n(AudioDelta) == 2)
-    session.report_playback(0.16, playing=True, interrupts=0.5)
+    session.report_playback(0.16, playing=True)
     await until(lambda: world.talker.progress)
     [told] = world.talker.progress
-    assert (told.heard_s, told.advancing, told.interrupts) == (0.16, True, 0.5)
+    assert (told.heard_s, told.advancing) == (0.16, True)
     world.thinker.release()
     await listener.task
-    session.report_playback(0.24, playing=False, interrupts=0.5)
+    session.report_playback(0.24, playing=False)
     await world.settled()
     assert len(world.talker.progress) == 1
 
 
 async def test_playback_before_or_after_the_talkers_job_is_not_sent(world, session):
-    session.report_playback(0.0, playing=False, interrupts=0.0)
+    session.report_playback(0.0, playing=False)
     world.thinker.holds_at = 0
     listener = Listener(session.respond(ask("t1", user("u1", "hi"))))
     await until(lambda: world.thinker.openers)
-    session.report_playback(0.0, playing=False, interrupts=0.0)
+    session.report_playback(0.0, playing=False)
     world.vocoder.holds_at = 1
     world.thinker.release()
     await until(lambda: world.talker.openers and not world.process(world.talker).server.n_jobs)
     await world.settled()
-    session.report_playback(0.08, playing=True, interrupts=0.0)
+    session.report_playback(0.08, playing=True)
     world.vocoder.release()
     await listener.task
     assert world.talker.progress == []
@@ -284,10 +284,10 @@ async def test_playback_before_or_after_the_talkers_job_is_not_sent(world, sessi
 
 class ToldThinker:
     def __init__(self) -> None:
-        self.told: list[tuple[int, bool, float]] = []
+        self.told: list[tuple[float, bool]] = []
 
-    def report(self, spoken_s: float, advancing: bool, interrupts: float) -> None:
-        self.told.append((round(spoken_s / FRAME_S, 3), advancing, interrupts))
+    def report(self, spoken_s: float, advancing: bool) -> None:
+        self.told.append((round(spoken_s / FRAME_S, 3), advancing))
 
 
 @pytest.fixture
@@ -302,7 +302,7 @@ def clock() -> SimClock:
 
 @pytest.fixture
 def control(thinker, clock) -> TurnControl:
-    control = TurnControl(Policies.parse(ALL), clock, interrupts=0.25)
+    control = TurnControl(Policies.parse(ALL), clock)
     control.attach(thinker, None, None)
     return control
 
@@ -312,13 +312,13 @@ def test_a_talker_in_real_time_is_reported_once_and_then_rarely(control, thinker
         control.frames_came(n)
         clock.advance(FRAME_S)
     every = math.ceil(REPORT_EVERY_S / FRAME_S)
-    assert thinker.told == [(n, True, 0.25) for n in range(1, 50, every)]
+    assert thinker.told == [(n, True) for n in range(1, 50, every)]
 
 
 def test_a_talker_that_runs_ahead_is_reported_at_every_third_frame(control, thinker):
     for n in range(1, 12):
         control.frames_came(n)
-    assert [n for n, _, _ in thinker.told] == [1, 4, 7, 10]
+    assert [n for n, _ in thinker.told] == [1, 4, 7, 10]
 
 
 def test_a_talker_that_fell_behind_is_reported(control, thinker, clock):
@@ -326,23 +326,23 @@ def test_a_talker_that_fell_behind_is_reported(control, thinker, clock):
     clock.advance(3.5 * FRAME_S)
     control.frames_came(2)
     control.frames_came(3)
-    assert [n for n, _, _ in thinker.told] == [1, 2]
+    assert [n for n, _ in thinker.told] == [1, 2]
 
 
 def test_a_thinker_does_not_wait_for_a_voice_that_waits_for_its_text(thinker, clock):
-    control = TurnControl(Policies.parse(ALL), clock, interrupts=0.25)
+    control = TurnControl(Policies.parse(ALL), clock)
     voice = FakeVoice()
     control.attach(thinker, TextJob(ask("t1", user("u1", "hi"))), voice)
     for n in range(20):  # without playback, such as of a response over HTTP
         control.frames_came(n)
         clock.advance(1.0)
     assert thinker.told == []
-    control.heard(0.0, False, 0.5)
+    control.heard(0.0, False)
     voice.audio_s = 4.0
-    control.heard(0.8, True, 0.5)
-    control.heard(3.0, True, 0.5)
-    control.heard(4.0, False, 0.5)
-    heard = [frames for frames, _, _ in thinker.told]
+    control.heard(0.8, True)
+    control.heard(3.0, True)
+    control.heard(4.0, False)
+    heard = [frames for frames, _ in thinker.told]
     assert heard == [math.inf, 10, math.inf, math.inf]
 
 
@@ -357,23 +357,23 @@ class ToldTalker:
 
 
 def test_playback_is_reported_to_the_thinker_once_the_talker_has_frames(thinker, clock):
-    control = TurnControl(Policies.parse(ALL), clock, interrupts=0.25)
+    control = TurnControl(Policies.parse(ALL), clock)
     control.attach(thinker, ToldTalker(), None)
-    control.heard(0.0, False, 0.25)
+    control.heard(0.0, False)
     assert thinker.told == []  # the talker has no frames yet
     control.frames_came(4)
-    control.heard(0.08, True, 0.5)
+    control.heard(0.08, True)
     control.frames_came(30)
-    assert thinker.told == [(4, True, 0.25), (1, True, 0.5)]
+    assert thinker.told == [(4, True), (1, True)]
 
 
 async def test_the_talkers_progress_is_reported_to_the_thinker(world, session):
-    session.report_playback(0.0, playing=False, interrupts=0.25)
+    session.report_playback(0.0, playing=False)
     world.thinker.holds_at = 2
     listener = Listener(session.respond(ask("t1", user("u1", "hi"))))
     await until(lambda: world.thinker.progress)
     [told] = world.thinker.progress
-    assert (told.heard_s, told.advancing, told.interrupts) == (FRAME_S, True, 0.25)
+    assert (told.heard_s, told.advancing) == (FRAME_S, True)
     world.thinker.release()
     await listener.task
 
@@ -419,7 +419,7 @@ async def test_without_policies_nothing_is_reported_to_the_stages(world_of):
     world.thinker.holds_at = 2
     listener = Listener(session.respond(ask("t1", user("u1", "hi"))))
     await until(lambda: listener.n(AudioDelta) == 2)
-    session.report_playback(0.16, playing=True, interrupts=0.5)
+    session.report_playback(0.16, playing=True)
     session.report_speech()
     world.thinker.release()
     await listener.task

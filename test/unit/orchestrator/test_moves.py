@@ -261,7 +261,7 @@ async def test_playback_is_reported_to_the_replica_to_which_a_job_moved(world_of
     running = asyncio.create_task(answer(session, TURN))
     await dying.kill()
     await until(lambda: other.held)
-    session.report_playback(0.5, True, 0.0)
+    session.report_playback(0.5, True)
     await until(lambda: other.progress and other.progress[-1].heard_s == 0.5)
     other.release()
     await running

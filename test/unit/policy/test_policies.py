@@ -18,7 +18,7 @@ def test_all_are_all_booleans_but_that_of_a_paper_and_the_order_of_urgency():
     everything = Policies.from_flag("all")
     assert everything.order == "urgency"
     off = [f.name for f in fields(Policies) if getattr(everything, f.name) is False]
-    assert off == ["bros", "arbiter"]
+    assert off == ["bros"]
     assert Policies.from_flag("off") == Policies()
 
 

@@ -183,6 +183,5 @@ class ToyStage:
             started=np.array([r.plays_until_s is not None for r in live], bool),
             kv_tokens=np.array([r.kv_tokens for r in live], np.int64),
             prefill_tokens=np.where(waiting, need, 0),
-            interrupts=np.full(len(live), 0.5),
             managed=np.ones(len(live), bool),
         )

@@ -48,7 +48,6 @@ class Stream:
     kv_tokens: int = 500
     prefill_tokens: int = 0
     audio_s: float = 0.0
-    interrupts: float = 0.4
     managed: bool = True
     background: bool = False
     blocked: bool = False
@@ -128,7 +127,6 @@ def streams() -> st.SearchStrategy[Stream]:
         "for_s": seconds(15),
         "age_s": seconds(20),
         "buffered_s": seconds(5) | st.just(np.nan),
-        "interrupts": st.floats(0, 1),
         "managed": st.sampled_from((True, True, True, False)),
         "blocked": st.sampled_from((False, False, False, True)),
         "started": st.booleans(),

@@ -26,8 +26,8 @@ from sglang_live.stages.thinker.engine_control import ThinkerFeed
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
 
-def heard(heard_s: float, advancing: bool = True, interrupts: float = 0.0) -> messages.Heard:
-    return messages.Heard("job", heard_s, advancing, interrupts)
+def heard(heard_s: float, advancing: bool = True) -> messages.Heard:
+    return messages.Heard("job", heard_s, advancing)
 
 
 async def settle() -> None:
@@ -55,16 +55,16 @@ def progress(sent, clock) -> HeardFeed:
 
 async def test_progress_of_many_replies_is_one_message(progress, sent):
     progress.put("a", heard(1.0))
-    progress.put("b", heard(2.0, False, 0.5))
+    progress.put("b", heard(2.0, False))
     await settle()
-    assert sent == [HeardOfMany.of(["a", "b"], [1.0, 2.0], [True, False], [0.0, 0.5])]
+    assert sent == [HeardOfMany.of(["a", "b"], [1.0, 2.0], [True, False])]
 
 
 async def test_of_one_request_the_last_progress_counts(progress, sent):
     progress.put("a", heard(1.0))
     progress.put("a", heard(1.5, False))
     await settle()
-    assert sent == [HeardOfMany.of(["a"], [1.5], [False], [0.0])]
+    assert sent == [HeardOfMany.of(["a"], [1.5], [False])]
 
 
 async def test_progress_waits_for_the_end_of_the_interval(progress, sent, clock):

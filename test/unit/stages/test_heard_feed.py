@@ -22,7 +22,7 @@ class World:
         self.sent.append(dict(zip(news.rids, news.columns()["heard_s"].tolist(), strict=True)))
 
     def put(self, rid: str, heard_s: float) -> None:
-        self.feed.put(rid, messages.Heard("job", heard_s, True, 0.0))
+        self.feed.put(rid, messages.Heard("job", heard_s, True))
 
     async def passes(self, seconds: float = FLUSH_EVERY_S) -> None:
         await settle()

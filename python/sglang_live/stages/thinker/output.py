@@ -9,7 +9,7 @@ import msgspec
 
 from sglang_live.messages import FunctionCallProgress, Heard, PrefillStarted, TextTokens
 from sglang_live.models.tool_prompt import ResponseParts
-from sglang_live.policy.view import FIRST_INTERRUPTS, FRAME_S
+from sglang_live.policy.view import FRAME_S
 from sglang_live.stages.thinker.session import Generated
 from sglang_live.stages.transport.server import ServedJob
 
@@ -49,7 +49,7 @@ class ResponseOutput:
         self._sent = ""
         self._n_unreported = 0
         self._told_of_call = False
-        self._heard = Heard(job.job_id, 0.0, False, FIRST_INTERRUPTS)
+        self._heard = Heard(job.job_id, 0.0, False)
 
     def continues(self, ids: list[int], text: str) -> None:
         """Another thinker has sent the response's beginning."""

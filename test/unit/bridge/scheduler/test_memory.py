@@ -105,7 +105,7 @@ class World:
                 self.rounds.table.step([req])
             if buffered_s is not None:
                 heard_s = 0.08 * n_frames - buffered_s
-                self.rounds.table.progress(HeardOfMany.of([rid], [heard_s], [False], [0.0]), NOW_S)
+                self.rounds.table.progress(HeardOfMany.of([rid], [heard_s], [False]), NOW_S)
             if is_paused:
                 self.paused[rid] = PausedRequest(req)
                 self.rounds.table.pause(rid, NOW_S)
@@ -216,7 +216,7 @@ def test_a_running_stream_gives_its_memory_to_a_listener_who_waits(managed):
 def test_a_stream_with_time_that_waits_takes_no_memory():
     world = World({"far": FAR})
     waiting = world.wait(FakeReq("waits", 0))
-    world.rounds.table.progress(HeardOfMany.of(["waits"], [0.0], [False], [0.0]), NOW_S)
+    world.rounds.table.progress(HeardOfMany.of(["waits"], [0.0], [False]), NOW_S)
     for _ in range(50):
         world.rounds.table.step([waiting])
     world.find_no_room(waiting)

@@ -93,16 +93,16 @@ async def test_progress_is_behind_the_begin_of_a_piece_while_those_before_it_are
 ):
     assert speech.heard_of_request() is None
     speech.add(part("Good morning to you. Good night.", 8, done=True))
-    speech.note_heard(Heard("job", 0.4, True, 0.2))
+    speech.note_heard(Heard("job", 0.4, True))
     clock.now = 0.5
-    assert speech.heard_of_request() == Heard("job", pytest.approx(0.9), True, 0.2)
+    assert speech.heard_of_request() == Heard("job", pytest.approx(0.9), True)
     first = await speech.next()
     speech.spoken(first, 30)
     speech.end(first)
     assert speech.heard_of_request().heard_s == pytest.approx(0.9 - 3.0)
-    speech.note_heard(Heard("job", 2.0, False, 0.2))
+    speech.note_heard(Heard("job", 2.0, False))
     clock.now = 9.0
-    assert speech.heard_of_request() == Heard("job", pytest.approx(-1.0), False, 0.2)
+    assert speech.heard_of_request() == Heard("job", pytest.approx(-1.0), False)
 
 
 async def test_a_piece_is_bounded_by_its_length(speech):

@@ -215,7 +215,7 @@ async def test_a_cancelled_job_closes_its_request():
 
 async def test_progress_reaches_a_request_when_the_engine_knows_it():
     host = FakeHost([1, 11, STOP], [2, 12, STOP])
-    stage, job = piece_stage(host), FakeJob(Heard("job", 0.05, False, 0.0), TEXT)
+    stage, job = piece_stage(host), FakeJob(Heard("job", 0.05, False), TEXT)
     await stage.run(job)
     first, second = (request["rid"] for request in host.requests)
     # The first piece has sounded for 0.1 s before the second begins.

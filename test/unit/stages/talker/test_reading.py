@@ -86,7 +86,7 @@ async def test_the_prompt_ends_with_the_first_spoken_id_and_the_rest_follows():
     job = await run(
         stage,
         TalkerInput("job", [], text="**We go"),
-        Heard("job", 0.5, True, 0.0),
+        Heard("job", 0.5, True),
         TalkerInput("job", [], text=" home** to"),
         TalkerInput("job", [], text="morrow.", done=True),
     )

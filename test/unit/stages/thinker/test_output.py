@@ -41,22 +41,22 @@ def written() -> Written:
 
 async def test_text_is_sent_as_it_comes_and_the_talkers_progress_passed_on(written):
     await written.write(1, "One")
-    written.reply.heard(Heard("j", 0.5, True, 0.1))
+    written.reply.heard(Heard("j", 0.5, True))
     await written.write(2, " two")
     await written.write(END, "", "stop")
     assert written.job.sent == [TextTokens("j", [1], "One"), TextTokens("j", [2], " two")]
-    assert written.told == [Heard("j", 0.5, True, 0.1)]
+    assert written.told == [Heard("j", 0.5, True)]
     assert written.reply.ids == [1, 2] and written.reply.finish == "stop"
 
 
 async def test_tokens_of_a_function_call_count_as_consumed_at_once(written):
     await written.write(1, "Yes")
     await written.write(CALL, CALL_BEGIN)
-    written.reply.heard(Heard("j", 1.0, True, 0.1))
+    written.reply.heard(Heard("j", 1.0, True))
     await written.write(3, "{}")
     heard_s = [progress.heard_s for progress in written.told]
     assert heard_s == pytest.approx([FRAME_S, 1.0 + FRAME_S, 1.0 + 2 * FRAME_S])
-    assert written.told[-1].advancing and written.told[-1].interrupts == 0.1
+    assert written.told[-1].advancing
 
 
 async def test_a_long_function_call_sends_progress_and_no_text(written):

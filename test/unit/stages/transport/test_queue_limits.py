@@ -161,7 +161,7 @@ async def test_pings_that_are_not_read_are_not_hoarded(serve, raw):
 
 @pytest.mark.parametrize(
     ("message", "n_allowed"),
-    [(TalkerInput("j", [1]), WINDOW), (Heard("j", 1.0, True, 0.5), LIMIT)],
+    [(TalkerInput("j", [1]), WINDOW), (Heard("j", 1.0, True), LIMIT)],
     ids=["streamed", "other"],
 )
 async def test_a_job_with_more_input_than_it_may_have_fails_and_others_go_on(
@@ -213,7 +213,7 @@ async def test_jobs_run_while_a_peer_floods(serve, address):
             socket.setsockopt(zmq.LINGER, 0)
             socket.connect(address)
             while not stop.is_set():
-                socket.send_multipart(wire.encode(Heard("none", 1.0, True, 0.5)))
+                socket.send_multipart(wire.encode(Heard("none", 1.0, True)))
 
     stage = serve(run)
     thread = threading.Thread(target=flood)

@@ -274,7 +274,7 @@ async def test_a_cancelled_job_ends_at_once_for_both_and_takes_nothing_more(serv
         await stage.until(lambda: stage.cancelled == ["j"])
         for n in range(2 * WINDOW):
             await job.send(TalkerInput("j", [n]))
-        job.post(Heard("j", 1.0, True, 0.5))
+        job.post(Heard("j", 1.0, True))
         await job.begin(voice())
         job.cancel()
         await client.ping(PATIENCE_S)
@@ -338,13 +338,13 @@ async def test_what_is_posted_needs_a_job_that_runs(serve):
 
     client = serve(run).peer()
     async with client.open("j") as job:
-        job.post(Heard("j", 0.0, False, 0.5))
+        job.post(Heard("j", 0.0, False))
         await job.begin(voice())
-        job.post(Heard("j", 1.0, True, 0.5))
+        job.post(Heard("j", 1.0, True))
         await heard(job, VocoderDone)
-        job.post(Heard("j", 2.0, True, 0.5))
+        job.post(Heard("j", 2.0, True))
         await client.ping(PATIENCE_S)
-    assert told == [Heard("j", 1.0, True, 0.5)]
+    assert told == [Heard("j", 1.0, True)]
 
 
 async def test_a_job_left_before_the_stage_began_it_leaves_nothing_there(serve):

@@ -13,7 +13,6 @@ from sglang_live.extensions.planner.simulation.engine.engine import Engine
 from sglang_live.extensions.planner.simulation.events import Events
 from sglang_live.interaction.monitor import REPORT_TOLERANCE_S
 from sglang_live.interaction.playback import PlaybackClock
-from sglang_live.interaction.user_stats import UserStats
 from sglang_live.messages import HeardOfMany
 from sglang_live.orchestrator.turn_control import REPORT_EVERY_S
 from sglang_live.stages.engine_link import FLUSH_EVERY_S
@@ -25,14 +24,12 @@ class GatewayPlayback:
     """What the gateway assumes of a response's playback.
 
     Args:
-        stats: of the user, for whom the response counts when it is over.
         report: called with the seconds heard, and whether playback advances, when the stages'
             estimate is wrong.
     """
 
-    def __init__(self, events: Events, stats: UserStats, report: Report):
+    def __init__(self, events: Events, report: Report):
         self._events = events
-        self._stats = stats
         self._report = report
         self._heard_s = 0.0
         self._plays = False
@@ -52,10 +49,7 @@ class GatewayPlayback:
 
     def stop(self) -> float:
         """The user interrupts it, if it is audible. Returns the seconds that were heard."""
-        if not self.is_over:
-            self.is_over = True
-            if self.clock.sent_s:
-                self._stats.add_response(interrupted=True)
+        self.is_over = True
         return self.clock.stop(self._events.now_s())
 
     def _update(self) -> None:
@@ -72,8 +66,6 @@ class GatewayPlayback:
             self._report(heard_s, plays)
         if self.clock.over(now_s):
             self.is_over = True
-            if self.clock.sent_s:
-                self._stats.add_response(interrupted=False)
             return
         due_s = self.clock.next_change_s(now_s)
         if self.clock.sent_s:
@@ -98,13 +90,13 @@ class HeardFeed:
     events: Events
     engine: Engine
     delay_s: float
-    _newest: dict[str, tuple[float, bool, float]] = field(default_factory=dict)
+    _newest: dict[str, tuple[float, bool]] = field(default_factory=dict)
     _is_flushing: bool = False
 
-    def put(self, rid: str, heard_s: float, advancing: bool, interrupts: float) -> None:
+    def put(self, rid: str, heard_s: float, advancing: bool) -> None:
         if self.engine.rounds is None:
             return
-        self._newest[rid] = heard_s, advancing, interrupts
+        self._newest[rid] = heard_s, advancing
         if not self._is_flushing:
             self._is_flushing = True
             self.events.after(self.delay_s, self._flush)
@@ -119,7 +111,7 @@ class HeardFeed:
             return
         newest = self._newest
         self._newest = {}
-        heard_s, advancing, interrupts = zip(*newest.values(), strict=True)
-        news = HeardOfMany.of(list(newest), heard_s, advancing, interrupts)
+        heard_s, advancing = zip(*newest.values(), strict=True)
+        news = HeardOfMany.of(list(newest), heard_s, advancing)
         self.engine.post(lambda: rounds.progress(news))
         self.events.after(FLUSH_EVERY_S, self._flush)

@@ -135,7 +135,7 @@ class _Job:
 
     def __init__(
         self,
-        report: Callable[[float, bool, float], None],
+        report: Callable[[float, bool], None],
         interrupt: Callable[[], None],
         cancel: Callable[[], None],
     ):
@@ -172,8 +172,8 @@ class Turn:
         self.thinker: Request | None = None
         self.talker: Request | None = None
         self.vocoder = VocoderJob(self._chunk, self._audio_complete)
-        self.control = TurnControl(server.policies, server.events, session.stats.interrupts)
-        self.playback = GatewayPlayback(server.events, session.stats, self._heard)
+        self.control = TurnControl(server.policies, server.events)
+        self.playback = GatewayPlayback(server.events, self._heard)
         self.control.attach(
             cast(ThinkerJob, _Job(self._to_thinker, self._interrupt_thinker, _nothing)),
             cast(TalkerJob, _Job(self._to_talker, _nothing, self._cancel_talker)),
@@ -215,15 +215,15 @@ class Turn:
 
     def _heard(self, heard_s: float, plays: bool) -> None:
         if not self.is_over:
-            self.control.heard(heard_s, plays, self.session.stats.interrupts)
+            self.control.heard(heard_s, plays)
 
-    def _to_thinker(self, heard_s: float, advancing: bool, interrupts: float) -> None:
+    def _to_thinker(self, heard_s: float, advancing: bool) -> None:
         if self.thinker is not None and not self.thinker.is_finished:
-            self.places.thinker.feed.put(self.thinker.rid, heard_s, advancing, interrupts)
+            self.places.thinker.feed.put(self.thinker.rid, heard_s, advancing)
 
-    def _to_talker(self, heard_s: float, advancing: bool, interrupts: float) -> None:
+    def _to_talker(self, heard_s: float, advancing: bool) -> None:
         if self.talker is not None and not self.talker.is_finished:
-            self.places.talker.feed.put(self.talker.rid, heard_s, advancing, interrupts)
+            self.places.talker.feed.put(self.talker.rid, heard_s, advancing)
 
     # --- interruption ---
 
@@ -241,5 +241,5 @@ def _nothing() -> None:
     """A stage that is not told."""
 
 
-def _no_report(_heard_s: float, _advancing: bool, _interrupts: float) -> None:
+def _no_report(_heard_s: float, _advancing: bool) -> None:
     """A vocoder gets no reports."""
