@@ -29,9 +29,9 @@ PARTS_ENV = "SGLANG_LIVE_PARTS"
 QUEUE_MESSAGES = 65_536
 # Bound of the queued forward passes with thinker states, which may take megabytes each.
 _PENDING_ROWS = 1_024
-# Name of our radix cache in SGLang's registry.
 # Of SGLang's custom_params: how many tokens at the prompt's end are the response's beginning.
 CONTINUED = "sglang_live_continued"
+# Name of our radix cache in SGLang's registry.
 RADIX_BACKEND = "sglang_live"
 
 
