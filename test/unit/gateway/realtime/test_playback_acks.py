@@ -97,7 +97,7 @@ async def test_a_paused_client_is_reported_to_the_stages():
             await world.play(client, 0.4)
             ack(client, item_id, 300)
         await client.settle()
-        heard_s, playing, _ = world.session.playback[-1]
+        heard_s, playing = world.session.playback[-1]
         assert (heard_s, playing) == (pytest.approx(0.3), False)
 
 
