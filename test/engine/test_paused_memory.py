@@ -1,7 +1,6 @@
 """When memory is short, requests that have time are retracted, and continue unchanged."""
 
 import asyncio
-import re
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -15,10 +14,9 @@ from test.engine.turns import greedy_turn, think, user
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
-N_FRAMES = 80
+N_FRAMES = 65
 # Room for one whole response, or for three that are paused at their beginning.
-POOL_TOKENS = 115
-# Pacing pauses streams of users who interrupt; others only if the pool is full.
+POOL_TOKENS = 92
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -100,26 +98,4 @@ async def test_paused_streams_are_retracted_and_continue_with_equal_codes(crampe
         heard.set()
         for got, wanted in zip(await asyncio.gather(*waiting), expected[:3], strict=True):
             np.testing.assert_array_equal(got, wanted)
-    await until(cramped, "talker", "requests_running", lambda n: n == 0)
-
-
-async def test_running_streams_with_time_are_retracted_and_never_one_about_to_run_dry(
-    cramped, jobs, expected
-):
-    """Listeners who never interrupt: their streams run on instead of being paused."""
-    n_retracted = await total(cramped, "talker", "policy_running_retracted")
-    n_logged = len(cramped.supervisor.log_of("talker/0"))
-    heard = asyncio.Event()
-    ahead = [asyncio.create_task(codes(*job, heard)) for job in jobs[:3]]
-    async with asyncio.timeout(60):
-        await until(cramped, "talker", "policy_running_retracted", lambda n: n > n_retracted)
-        # All of the pool is held by streams with time. This one is urgent from its first frame on.
-        urgent = await codes(*jobs[3])
-    np.testing.assert_array_equal(urgent, expected[3])
-    heard.set()
-    for got, wanted in zip(await asyncio.gather(*ahead), expected[:3], strict=True):
-        np.testing.assert_array_equal(got, wanted)
-    log = cramped.supervisor.log_of("talker/0")[n_logged:]
-    retracted = re.findall(r"request_retracted rid=speak-(turn-\d+)", log)
-    assert retracted and jobs[3][1].turn_id not in retracted
     await until(cramped, "talker", "requests_running", lambda n: n == 0)
