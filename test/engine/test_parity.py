@@ -66,3 +66,29 @@ async def test_a_conversation_is_built_anew_without_the_talkers_messages(stages,
             HistoryItem(key=key, role="assistant", parts=(TextPart("x"),), token_ids=ids)
         )
     links.close()
+
+
+async def test_after_a_turn_that_was_cancelled_the_talker_has_its_message(stages, speech):
+    """What a cancelled turn has sent may not have been read: its clip is computed again, with the
+    states that the radix tree does not have."""
+    links, alone = stages.links("cancelled"), stages.links("")
+    history = []
+    for begin in (0, 20_000, 40_000):
+        history.append(user(speech[begin:][:16_000]))
+        turn = greedy_turn(*history, system="Be brief.", n_tokens=400 if begin == 20_000 else 12)
+        if begin == 20_000:
+            async with links.thinker.open(turn) as thought:
+                await anext(thought.tokens())
+            links.thinker.segments.pop(history[-1].key)  # as if it had not been read
+            continue
+        done = await think(links, turn)
+        fresh = await think(alone, greedy_turn(*history, system="Be brief.", n_tokens=12))
+        assert (done.ids, done.n_prompt) == (fresh.ids, fresh.n_prompt)
+        ids = tuple(done.ids[:5])
+        key = f"heard-{begin}"
+        history.append(
+            HistoryItem(key=key, role="assistant", parts=(TextPart("x"),), token_ids=ids)
+        )
+    said = {item.key for item in history if item.role == "user"}
+    assert said <= links.thinker.segments.keys()
+    links.close()

@@ -114,7 +114,7 @@ async def live_stages(request, endless_checkpoint, tmp_path_factory):
         args,
         environment,
         policies=(*POLICIES, "arbiter") if by_turns else POLICIES,
-        shares_device=True,  # rounds have an interval
+        shares_device=True,
     )
     async with stages as running:
         yield running

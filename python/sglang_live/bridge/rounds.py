@@ -77,7 +77,7 @@ class Rounds:
         self.totals: dict[str, float] = dict.fromkeys(names, 0.0)
         self._residence_s = np.zeros(4)  # by class, unknown first
         self._n_launched = self._launched_prefill = 0
-        self.last_prefill_s = self._decided_s = self._decoded_s = 0.0
+        self.last_prefill_s = self._decided_s = 0.0
         self.best_effort = BestEffortTotals(policy.config.best_effort.cap_streams)
         self._last = _NOTHING
         self._managed = np.zeros(0, bool)  # of the latest decision
@@ -109,7 +109,6 @@ class Rounds:
         """
         n_best_effort = self.table.step(reqs)
         self._n_launched += 1
-        self._decoded_s = self.now_s
         if n_best_effort:
             self.best_effort.decoded(len(reqs), n_best_effort, n_context)
         return BatchWork(self._n_launched, n_streams=len(reqs), n_context=n_context)
@@ -185,7 +184,6 @@ class Rounds:
             free_tokens=pool.free - pool.idle,
             pool_tokens=max(1, pool.total),
             last_prefill_s=self.best_effort.last_prefill_s,
-            last_decode_s=self._decoded_s,
             cap=self.best_effort.cap,
             cost=self.best_effort.cost,
         )

@@ -56,7 +56,6 @@ class BestEffort:
         free_tokens: KV tokens that a prefill could take without evicting an idle session.
         pool_tokens: all KV tokens, at least 1.
         last_prefill_s: launch of the latest prefill with best effort in it.
-        last_decode_s: launch of the latest decode round.
         cap: Round.cap of the round before.
     """
 
@@ -68,7 +67,6 @@ class BestEffort:
     free_tokens: int = 1 << 30
     pool_tokens: int = 1 << 30
     last_prefill_s: float = float("-inf")
-    last_decode_s: float = float("-inf")
     cap: int = 128
     cost: RoundCost = UNMEASURED
 

@@ -79,6 +79,7 @@ class DeviceArbiter:
             mean_s = self._launches_s.get(connection, FIRST_LAUNCH_S)
             self._launches_s[connection] = next_launch_s(mean_s, now_s - self._granted_s)
             wait_s = at_s - lead_s(self._launches_s.values()) - now_s
+            self._end_timer()
             loop = asyncio.get_running_loop()
             self._released_at = loop.call_later(max(0.0, wait_s), self._release_holder)
         elif what == ASK and connection != self._turns.holder:  # or it has crossed the grant
@@ -91,10 +92,14 @@ class DeviceArbiter:
         self._grant()
 
     def _leave(self, connection: socket.socket) -> None:
-        if connection == self._turns.holder and self._released_at is not None:
+        if connection == self._turns.holder:
+            self._end_timer()
+        self._turns.leave(connection)
+
+    def _end_timer(self) -> None:
+        if self._released_at is not None:
             self._released_at.cancel()
             self._released_at = None
-        self._turns.leave(connection)
 
     def _grant(self) -> None:
         while (holder := self._turns.next()) is not None:

@@ -335,6 +335,7 @@ class ThinkerStage:
         )
         prefilled: list[HistoryItem] = []
         clips: list[np.ndarray] = []
+        told: dict[str, list[int]] = {}
         async with aclosing(turn) as events:
             async for event in events:
                 match event:
@@ -346,13 +347,15 @@ class ThinkerStage:
                             output.n_audio += len(clips[-1])
                     case Generated():
                         if prefilled:
-                            await self._send_segments(job, session, prefilled, clips)
+                            told = await self._send_segments(job, prefilled, clips)
                             prefilled = []
                         await output.take(event)
         if prefilled:
             # Interrupted before a response began. The session holds the items now, so that no later
             # turn sends their segments.
-            await self._send_segments(job, session, prefilled, clips)
+            told = await self._send_segments(job, prefilled, clips)
+        # Not of a turn that was cancelled: what it has sent may not have been read.
+        session.told |= told
 
     def _opening(self, request: ThinkerRequest) -> Opening:
         if request.continues:
@@ -384,20 +387,18 @@ class ThinkerStage:
         return await self._states.of(event.rid, n_places, event.begin)
 
     async def _send_segments(
-        self,
-        job: ServedJob,
-        session: ThinkerSession,
-        items: list[HistoryItem],
-        clips: list[np.ndarray],
-    ) -> None:
-        left = iter(clips)
+        self, job: ServedJob, items: list[HistoryItem], clips: list[np.ndarray]
+    ) -> dict[str, list[int]]:
+        """Returns what ThinkerSession.told has of the items."""
+        left, told = iter(clips), dict[str, list[int]]()
         prompt = self._talker_reads
         for item in items:
             states = [next(left) for part in item.parts if isinstance(part, AudioPart)]
-            session.told[item.key] = [len(s) for s in states]
+            told[item.key] = [len(s) for s in states]
             if prompt is None or item.role != "user" or item.token_ids is not None:
                 continue
             tensors = job.tensors()
             ref = tensors.put(np.concatenate(states)) if states else None
             ids = prompt.segment_ids(item, [len(s) for s in states])
             await job.send(UserSegment(job.job_id, WireSegment(item.key, ids, ref)), tensors)
+        return told

@@ -83,7 +83,8 @@ def test_a_stage_that_dies_fails_its_turns_only_and_its_sessions_go_on(stage):
     }
     assert failed == {0, 2, 4, 6}
     assert [user.rows[-1].record.status for user in users] == ["completed"] * 8
-    # All conversations of a thinker, and those whose turn's text was being written.
+    # A thinker loses all its conversations; another stage's death aborts the thinker's running
+    # requests, whose conversations are lost.
     n_rebuilt = server.replicas.thinkers[0].kv.n_rebuilt
     assert n_rebuilt > 0 if stage == "thinker" else n_rebuilt <= 4
     assert server.is_up
