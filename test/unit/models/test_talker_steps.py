@@ -35,7 +35,6 @@ class FakeTalker(SimpleNamespace):
     """A talker without layers; its steps are the model's own."""
 
     frame_lag = Qwen3OmniTalker.frame_lag
-    _all_greedy = staticmethod(lambda greedy: False)
     complete_frames = Qwen3OmniTalker._complete_frames
     embed_extend = Qwen3OmniTalker._embed_extend
     _place_audio = Qwen3OmniTalker._place_audio
@@ -47,7 +46,8 @@ class FakeTalker(SimpleNamespace):
 
 
 @pytest.fixture
-def talker() -> FakeTalker:
+def talker(monkeypatch) -> FakeTalker:
+    monkeypatch.setattr("sglang_live.models.speech_lm.engine.talker.all_greedy", lambda _: False)
     torch.manual_seed(0)
     predictor = FakePredictor()
     return FakeTalker(

@@ -181,7 +181,7 @@ class SpeechLM(nn.Module):
         """
         state = self.rows
         greedy = state.greedy[rows]
-        if self._all_greedy(greedy):
+        if all_greedy(greedy):
             return
         draw = draws_of(state.seed[rows] ^ CODE0_SALT, frame, 1)[:, 0]
         pick = self.sampler.choose(logits, state.temperature[rows], None, draw)
@@ -198,7 +198,7 @@ class SpeechLM(nn.Module):
         first = self.model.embed_tokens(code0)
         greedy = state.greedy[rows]
         draws = None
-        if not self._all_greedy(greedy):
+        if not all_greedy(greedy):
             draws = draws_of(state.seed[rows], frame, self.code_predictor.n_steps)
         # A captured graph records operators, which the traced predictor does not show.
         predict = self.code_predictor if get_is_capture_mode() else self._predict_codes
@@ -208,8 +208,6 @@ class SpeechLM(nn.Module):
         state.seen[rows, code0] = torch.ones_like(code0, dtype=torch.bool)
         self.frame_codes[: len(code0)] = torch.cat((code0.unsqueeze(1), codes), dim=1)
         return first + residual + self.text_table[state.text_ids[rows, frame].long()]
-
-    _all_greedy = staticmethod(all_greedy)
 
     def _embed_extend(self, input_ids: Tensor, forward_batch) -> Tensor:
         """Embeddings [n_tokens, hidden] of a prefill: prompts, and frames of retracted requests."""
