@@ -53,7 +53,6 @@ RULES = {
     "prefills together": LeftOut({"prefill.unnoticed_s": _NONE}),
     "least share of prefills": LeftOut({"prefill.min_share": _NONE}),
     "slices of prefills": LeftOut({"stage.may_pause_prefill": False}),
-    "jitter": LeftOut({"stage.jitter_rounds": 0.0, "stage.jitter_s": 0.0}),
     "cost of flips": LeftOut({"pacing.flip_s": 0.0}),
     "ease": LeftOut({"arbiter.ease_s": 0.0}),
 }

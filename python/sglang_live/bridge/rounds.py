@@ -15,6 +15,7 @@ import numpy as np
 
 from sglang_live.bridge.batch_work import BatchWork
 from sglang_live.bridge.best_effort_totals import BestEffortTotals
+from sglang_live.bridge.lateness import Lateness
 from sglang_live.bridge.round_facts import UNMEASURED, Pool, RoundStamp
 from sglang_live.bridge.stream_table import StreamTable
 from sglang_live.messages import HeardOfMany, StreamEvents
@@ -71,6 +72,7 @@ class Rounds:
         self._policy = policy
         self._cpu_s = cpu_s
         self.table = StreamTable(policy.config.stage.step_s)
+        self.lateness = Lateness()
         self.rates = UNMEASURED
         self.now_s = 0.0
         names = ("rounds", "decide_s", "pauses", "resumes", "unknown", "stale", "prefill_put_off")
@@ -107,7 +109,8 @@ class Rounds:
             reqs: the batch's own list.
             n_context: KV tokens of the batch's requests.
         """
-        n_best_effort = self.table.step(reqs)
+        n_best_effort = self.table.step(reqs, self.now_s)
+        self.lateness.take(self.table.waited_s - self.rates.round_s)
         self._n_launched += 1
         if n_best_effort:
             self.best_effort.decoded(len(reqs), n_best_effort, n_context)
@@ -195,6 +198,7 @@ class Rounds:
             free_rows=pool.free_rows,
             prefill_running=prefill_running or bool(half),
             rates=self.rates,
+            late_s=self.lateness.p99_s,
             blocked=blocked,
             last_prefill_s=self.last_prefill_s,
             decoded_since_prefill=self._launched_prefill < self._n_launched,
@@ -364,6 +368,7 @@ class Rounds:
         return {
             "busy": self.rates.busy,
             "round_ms": 1000 * self.rates.round_s,
+            "late_ms": 1000 * self.lateness.p99_s,
             "round_ms_per_stream": 0.0 if math.isnan(per_stream_s) else 1000 * per_stream_s,
             "prefill_ms_fixed": 1000 * self.rates.prefill_s_fixed,
             "prefill_ms_per_token": 1000 * self.rates.prefill_s_per_token,

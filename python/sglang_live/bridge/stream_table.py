@@ -37,6 +37,7 @@ _COLUMNS = {
     "arrived_s": (np.float64, 0.0),
     "heard_s": (np.float64, 0.0),
     "stamp_s": (np.float64, 0.0),
+    "could_step_s": (np.float64, 0.0),
     "produced": (np.float64, np.inf),
     "prompt_tokens": (np.int64, 0),
     "prefill_tokens": (np.int64, 0),
@@ -56,6 +57,8 @@ class StreamTable:
         changed: whether a fact other than a step or the time has changed; the reader resets it.
         n_stale: requests of the latest view whose latest report is too old.
         stale_at_s: when the next one becomes so; inf: none does.
+        waited_s: the longest time for which a request of the latest step could have stepped: since
+            its own step before, or since it was admitted or resumed.
     """
 
     def __init__(self, unit_s: float, capacity: int = 64):
@@ -70,6 +73,7 @@ class StreamTable:
         self.changed = True
         self.n_stale = 0
         self.stale_at_s = math.inf
+        self.waited_s = 0.0
 
     def __len__(self) -> int:
         return len(self._slot)
@@ -200,7 +204,7 @@ class StreamTable:
         for rid in self._slot.keys() - rids:
             self.remove(rid)
 
-    def step(self, reqs: list) -> int:
+    def step(self, reqs: list, now_s: float) -> int:
         """Record that a decode step of these requests was launched.
 
         Args:
@@ -215,7 +219,11 @@ class StreamTable:
             slots = np.asarray(found, np.int64)
             self._stepping = (reqs, slots)
             self._n_stepping_best_effort = int(self._columns["best_effort"][slots].sum())
-        self._columns["produced"][slots] += 1.0
+        columns = self._columns
+        columns["produced"][slots] += 1.0
+        could_step_s = np.maximum(columns["could_step_s"][slots], columns["since_s"][slots])
+        self.waited_s = now_s - float(could_step_s.min(initial=now_s))
+        columns["could_step_s"][slots] = now_s
         return self._n_stepping_best_effort
 
     def record_urgency(self, urgency: np.ndarray) -> np.ndarray:
@@ -254,6 +262,7 @@ class StreamTable:
         prefill_running: bool,
         rates: StageRates,
         blocked: Iterable[str] = (),
+        late_s: float = 0.0,
         last_prefill_s: float = 0.0,
         decoded_since_prefill: bool = True,
         best_effort: BestEffort | None = None,
@@ -262,6 +271,7 @@ class StreamTable:
 
         Args:
             blocked: requests that cannot step in this round.
+            late_s: of Lateness.
             best_effort: of best_effort().
         """
         n, columns = len(self._rids), self._columns
@@ -271,6 +281,9 @@ class StreamTable:
         if silent.any():
             buffered_s = np.where(silent, np.nan, buffered_s)
         stepped = np.where(np.isinf(produced), 0.0, produced)
+        cannot_step = self._mask(blocked)
+        if cannot_step is not None:
+            columns["could_step_s"][:n][cannot_step] = now_s
         return StageView(
             now_s=now_s,
             occupancy=occupancy,
@@ -279,6 +292,7 @@ class StreamTable:
             free_rows=free_rows,
             prefill_running=prefill_running,
             rates=rates,
+            late_s=late_s,
             waiting=columns["waiting"][:n],
             paused=columns["paused"][:n],
             since_s=columns["since_s"][:n],
@@ -290,7 +304,7 @@ class StreamTable:
             audio_s=columns["audio_s"][:n],
             managed=columns["managed"][:n],
             background=columns["background"][:n],
-            blocked=self._mask(blocked),
+            blocked=cannot_step,
             last_prefill_s=last_prefill_s,
             decoded_since_prefill=decoded_since_prefill,
             best_effort=best_effort,

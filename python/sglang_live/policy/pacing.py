@@ -79,7 +79,7 @@ def resume_mark_s(
     round_s = view.rates.round_s
     # A round as long as the speech it makes leaves no time to catch up: no mark is high enough.
     headroom = max(1.0 - round_s / stage.step_s, 1e-9)
-    return max(min(stage.in_time_s(round_s, headroom), config.max_low_s), safe_s)
+    return max(min(stage.in_time_s(round_s, view.late_s, headroom), config.max_low_s), safe_s)
 
 
 def pacing_marks(
@@ -120,7 +120,7 @@ def yield_marks(
 
     Slow rounds delay the urgent streams, so these marks leave no time to catch up in them.
     """
-    low_s = max(stage.in_time_s(view.rates.round_s), safe_s)
+    low_s = max(stage.in_time_s(view.rates.round_s, view.late_s), safe_s)
     # A stream that pauses within a chunk has made no new sound.
     high_s = low_s + stage.chunk_s
     return Marks(low_s=low_s, high_s=high_s, max_s=config.max_yield_s)

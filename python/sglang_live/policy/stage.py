@@ -13,8 +13,6 @@ class StageConstants(Settings):
     step_s: speech of one decode step; of a talker, as its model says (TalkerModel).
     chunk_steps: steps of which the next stage makes one chunk of audio; as step_s.
     pipeline_s: from a full chunk to its sound: vocoder, network, jitter buffer of the player.
-    jitter_rounds, jitter_s: how late a resumed stream may be, in rounds and in addition: by
-        prefills, and by rounds that are longer because other streams resume with it.
     chunk_tokens: the engine's own prefill chunk; a larger budget has no effect.
     min_chunk_tokens: below it the fixed cost of a prefill round outweighs its work.
     may_pause_prefill: the engine can run decodes between two chunks of a prompt, as SGLang does by
@@ -24,8 +22,6 @@ class StageConstants(Settings):
     step_s: Positive = FRAME_S
     chunk_steps: Count = 4
     pipeline_s: NonNegative = 0.25
-    jitter_rounds: NonNegative = 4.0
-    jitter_s: NonNegative = 0.05
     chunk_tokens: Count = 2048
     min_chunk_tokens: Count = 64
     may_pause_prefill: Switch = False
@@ -47,10 +43,11 @@ class StageConstants(Settings):
         missing_s = (self.chunk_steps - 1) * self.step_s + round_s
         return self.pipeline_s + max(self.chunk_steps * round_s, missing_s)
 
-    def in_time_s(self, round_s: float, headroom: float = 1.0) -> float:
-        """Returns latency_s and the lateness of a resumed stream.
+    def in_time_s(self, round_s: float, late_s: float, headroom: float = 1.0) -> float:
+        """Returns latency_s and the lateness of a resumed stream, which waits for the round in
+        flight as well.
 
+        late_s: StageView.late_s.
         headroom: share of a round's speech by which a stream catches up after a delay.
         """
-        late_s = self.jitter_s + self.jitter_rounds * round_s / headroom
-        return self.latency_s(round_s) + late_s
+        return self.latency_s(round_s) + (late_s + round_s) / headroom

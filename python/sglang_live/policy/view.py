@@ -21,6 +21,8 @@ Classes = npt.NDArray[np.int8]
 # Seconds of speech per decode step: the talker makes one codec frame per step, and takes one text
 # token of the thinker for it.
 FRAME_S = 0.08
+# Lateness of a stage before it is measured.
+UNMEASURED_LATE_S = 0.1
 # Urgency classes, LiveServe (arXiv 2606.22983) section 4.1.
 U0, U1, U2 = 0, 1, 2
 
@@ -104,6 +106,7 @@ class StageView:
         last_prefill_s: end of the latest prefill round; now_s while it is computed.
         decoded_since_prefill: a decode round was launched after the latest prefill.
         best_effort: None: no stream is best-effort work, or no policy tells it from other work.
+        late_s: how late a stream's next step may be: what one round in a hundred exceeds.
     """
 
     now_s: float
@@ -128,6 +131,7 @@ class StageView:
     last_prefill_s: float = float("-inf")
     decoded_since_prefill: bool = True
     best_effort: BestEffort | None = None
+    late_s: float = UNMEASURED_LATE_S
 
     def __len__(self) -> int:
         return len(self.waiting)

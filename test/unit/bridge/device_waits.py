@@ -47,6 +47,7 @@ REASONS = {
     "bridge/platform/native_moe.py": {
         "_by_expert tolist": "eager prefills without a grouped product: no supported GPU"
     },
+    "bridge/lateness.py": {"Lateness.take float": NUMPY},
     "bridge/least_squares.py": {"non_negative int": NUMPY},
     "bridge/rate_meter.py": {
         "PrefillFit.take float": NUMPY,
@@ -89,6 +90,7 @@ REASONS = {
         "StreamTable.record_urgency nonzero": NUMPY,
         "StreamTable.remove int": NUMPY,
         "StreamTable.step int": NUMPY,
+        "StreamTable.step float": NUMPY,
     },
     "extensions/elastic/engine/pool.py": {
         "ElasticPool.release int": "a part of the tail is in use after a second",

@@ -25,7 +25,7 @@ def table_of(*rids: str, now_s: float = 10.0) -> StreamTable:
 def steps(table: StreamTable, n: int, *rids: str) -> None:
     reqs = [SimpleNamespace(rid=rid) for rid in rids]
     for _ in range(n):
-        table.step(reqs)
+        table.step(reqs, 10.0)
 
 
 def view_of(table: StreamTable, now_s: float = 10.0) -> StageView:
@@ -138,10 +138,10 @@ def test_a_retracted_request_keeps_its_produced_speech():
 def test_steps_count_for_the_present_batch_when_requests_come_and_go():
     table = table_of("a", "b")
     batch = [SimpleNamespace(rid="a"), SimpleNamespace(rid="b")]
-    table.step(batch)
+    table.step(batch, 10.0)
     table.remove("a")
     table.wait("c", now_s=10.0, managed=True, prompt_tokens=1, prefill_tokens=1)
-    table.step(batch)  # a's last step was launched before it was known to have ended
+    table.step(batch, 10.0)  # a's last step was launched before it was known to have ended
     ahead = view_of(table).buffered_s
     assert ahead[table.slot("b")] == pytest.approx(0.16)
     assert ahead[table.slot("c")] == 0.0
@@ -188,9 +188,9 @@ def test_a_step_counts_its_best_effort_requests():
     table = best_effort_table()
     table.admit("batch-1", 10.0)
     reqs = [SimpleNamespace(rid=rid) for rid in ("speak-1", "batch-1")]
-    assert table.step(reqs) == 1
-    assert table.step(reqs) == 1
-    assert table.step(reqs[:1]) == 0
+    assert table.step(reqs, 10.0) == 1
+    assert table.step(reqs, 10.0) == 1
+    assert table.step(reqs[:1], 10.0) == 0
 
 
 def test_best_effort_requests_are_counted_with_the_kv_that_they_hold():

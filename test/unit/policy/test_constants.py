@@ -1,5 +1,7 @@
 """How the constants of both engines differ, and the marks that follow from them."""
 
+from dataclasses import replace
+
 import pytest
 
 from sglang_live.policy.config import TALKER, THINKER, PolicyConfig
@@ -25,15 +27,15 @@ def test_engines_differ_from_the_defaults_only_where_docs_say():
 @pytest.mark.parametrize(
     ("round_s", "marks"),
     [
-        (0.005, [0.495, 0.566, 0.866]),
-        (0.015, [0.505, 0.629, 0.929]),
-        (0.030, [0.520, 0.762, 1.062]),
-        (0.060, [0.550, 1.560, 1.860]),
+        (0.005, [0.495, 0.554, 0.854]),
+        (0.015, [0.505, 0.585, 0.885]),
+        (0.030, [0.520, 0.648, 0.948]),
+        (0.060, [0.550, 0.990, 1.290]),
     ],
 )
 def test_marks_of_the_talker_follow_the_time_of_a_round(round_s, marks):
     """Latency; low and high mark."""
-    view = view_of(playing(1.0), rates=StageRates(round_s=round_s))
+    view = replace(view_of(playing(1.0), rates=StageRates(round_s=round_s)), late_s=0.05)
     safe_s = TALKER.urgency.p_safe_s
     paced = pacing_marks(view, safe_s, TALKER.stage, TALKER.pacing, TALKER.urgency)
     found = TALKER.stage.latency_s(round_s), paced.low_s, paced.high_s

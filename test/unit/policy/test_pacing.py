@@ -1,5 +1,7 @@
 """Marks, and which streams are paused between them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -36,6 +38,19 @@ def test_fast_rounds_need_little_buffer():
 def test_rounds_that_only_just_keep_up_are_not_paced(round_s):
     view = view_of(playing(25.0), paused(25.0), rates=StageRates(round_s=round_s))
     assert not POLICIES.decide(view).pause.any()
+
+
+@given(late_s=st.floats(0, 2), more_s=st.floats(0, 2))
+def test_a_stage_that_is_later_keeps_more_buffer(late_s, more_s):
+    """By how much it is later, and no more: the distance between the marks stays."""
+    on_time, late = (
+        marks_of(replace(view_of(playing(1.0)), late_s=one_s), SAFE_S, CONFIG)
+        for one_s in (late_s, late_s + more_s)
+    )
+    assert on_time.low_s <= late.low_s
+    assert late.high_s - late.low_s == pytest.approx(on_time.high_s - on_time.low_s)
+    if on_time.low_s > SAFE_S:
+        assert late.low_s - on_time.low_s >= more_s - 1e-9
 
 
 @given(round_s=st.floats(0.001, 0.5), more_s=st.floats(0, 0.5))
@@ -109,7 +124,6 @@ EXACT = PolicyConfig().changed(
     {
         "stage.step_s": 0.0625,
         "stage.pipeline_s": 0.25,
-        "stage.jitter_s": 0.0625,
         "urgency.p_safe_s": 0.5,
         "pacing.gap_s": 0.5,
         "pacing.flip_s": 2**-12,
@@ -187,8 +201,7 @@ def test_no_mark_is_below_what_is_safe():
 @pytest.mark.parametrize(
     "edge",
     [
-        {"stage.pipeline_s": 0.0, "urgency.beta": 0.0, "stage.jitter_rounds": 0.0},
-        {"stage.jitter_s": 0.0},
+        {"stage.pipeline_s": 0.0, "urgency.beta": 0.0},
         {"pacing.flip_s": 0.0},
         {"pacing.gap_s": 10.0},
         {"urgency.p_safe_s": 30.0},

@@ -102,7 +102,7 @@ class World:
             self.wait(req, True)
             self.rounds.table.admit(req.rid, NOW_S)
             for _ in range(n_frames):
-                self.rounds.table.step([req])
+                self.rounds.table.step([req], NOW_S)
             if buffered_s is not None:
                 heard_s = 0.08 * n_frames - buffered_s
                 self.rounds.table.progress(HeardOfMany.of([rid], [heard_s], [False]), NOW_S)
@@ -218,7 +218,7 @@ def test_a_stream_with_time_that_waits_takes_no_memory():
     waiting = world.wait(FakeReq("waits", 0))
     world.rounds.table.progress(HeardOfMany.of(["waits"], [0.0], [False]), NOW_S)
     for _ in range(50):
-        world.rounds.table.step([waiting])
+        world.rounds.table.step([waiting], NOW_S)
     world.find_no_room(waiting)
     assert not world.retracted
 
