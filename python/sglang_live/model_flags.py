@@ -78,3 +78,8 @@ def memory_bytes() -> int:
     except OSError:  # not a control group of this kind
         return total
     return min(total, int(limit)) if limit.isdecimal() else total
+
+
+def available_bytes() -> int:
+    """Memory that is free, or can be freed without a loss."""
+    return min(int(psutil.virtual_memory().available), memory_bytes())

@@ -1,5 +1,6 @@
 """Specs of all stage replicas that a server starts or connects to."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,20 @@ from msgspec.structs import replace
 from sglang_live.config import ServerConfig
 from sglang_live.devices import devices_of_ranks, may_have_gpu
 from sglang_live.errors import BadInputError
+from sglang_live.model_flags import available_bytes
 from sglang_live.models.family import CPU_WEIGHTS_ENV, INT8, ModelFacts
 from sglang_live.policy.policies import ALL
 from sglang_live.stages.spec import ARBITER, StageConfig, StageSpec
 from sglang_live.stages.supervisor import loopback_address
 
+log = logging.getLogger(__name__)
+
 MIN_REQUEST_ROWS = 256
 # Request rows for out-of-band responses and SGLang's own API, in addition to those of sessions.
 SPARE_REQUEST_ROWS = 32
+# Host memory that KV is copied to by default: half of what is left beside this, at most as much,
+# and none if that is little. SGLang itself leaves 10 GiB free; more takes long to pin.
+_HOST_SPARE_GIB, _HOST_TIER_MOST_GB, _HOST_TIER_LEAST_GB = 16, 64, 4
 
 
 def stage_specs(
@@ -51,7 +58,10 @@ def stage_specs(
                     device=settings.devices[replica],
                     shares_device=not remote and not others.isdisjoint(ranks),
                     native_key=native_key if serves_native else "",
-                    engine_args=_engine_args(stage, settings.args, _at_once(config)),
+                    engine_args={
+                        **_engine_args(stage, settings.args, _at_once(config)),
+                        **(host_tier(config, model) if stage == "thinker" and not remote else {}),
+                    },
                     policies=config.policies,
                     session_storage=config.session_storage.to_env() if stage == "thinker" else "",
                     voices=talker_voices(stage, model),
@@ -67,6 +77,34 @@ def stage_specs(
     for addition in config.additions:
         specs = addition.stages(specs)
     return specs
+
+
+def host_tier(config: ServerConfig, model: ModelFacts) -> dict[str, Any]:
+    """Arguments of the thinkers by which the KV of idle sessions goes to the host.
+
+    Empty where flags decide, the host has little memory, or all sessions fit into the pool.
+    """
+    thinker = config.stages["thinker"]
+    args = thinker.args
+    on_gpu = thinker.devices[0] != "cpu" and may_have_gpu()
+    decided = any(name in args for name in ("enable_hierarchical_cache", "disable_radix_cache"))
+    if decided or not (on_gpu and config.policies.next_use):
+        return {}
+    if "hicache_size" in args:
+        return {"enable_hierarchical_cache": True}
+    kept, pool = config.kept_by(model), args.get("max_total_tokens")
+    if kept is not None and pool is not None:
+        each = kept.window_tokens + kept.slack_tokens
+        if config.capacity.max_sessions * each <= pool:
+            return {}
+    n_shards = sum(len(devices_of_ranks(device, args)) for device in thinker.devices)
+    spare_gb = (available_bytes() - _HOST_SPARE_GIB * 2**30) / 1e9
+    size_gb = int(min(spare_gb / 2 / n_shards, _HOST_TIER_MOST_GB))
+    if size_gb < _HOST_TIER_LEAST_GB:
+        log.info("host_tier_off free_gb=%.0f", available_bytes() / 1e9)
+        return {}
+    log.info("host_tier gb=%d shards=%d", size_gb, n_shards)
+    return {"enable_hierarchical_cache": True, "hicache_size": size_gb}
 
 
 def _works_alone(specs: list[StageSpec]) -> bool:

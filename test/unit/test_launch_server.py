@@ -253,6 +253,44 @@ def test_stages_that_share_a_gpu_have_it_by_turns(monkeypatch, model, has_gpu, a
 
 
 @pytest.mark.parametrize(
+    ("gib", "argv", "size_gb"),
+    [
+        (128, (), 60),
+        (512, (), 64),
+        (128, ("--thinker.replicas", "2"), 30),
+        (128, ("--thinker.tp-size", "2"), 30),
+        (22, (), None),  # it would be 3 GB
+        (128, ("--thinker.max-total-tokens", "450000", "--max-sessions", "180"), None),
+        (128, ("--thinker.max-total-tokens", "40000", "--max-sessions", "180"), 60),
+        (
+            128,
+            ("--thinker.max-total-tokens", "450000", "--retention-window", "0"),
+            60,
+        ),
+        (128, ("--thinker.hicache-size", "2"), 2),
+        (128, ("--thinker.enable-hierarchical-cache=false",), None),
+        (128, ("--live-policies", "urgency,pacing"), None),
+        (128, ("--thinker.device", "cpu"), None),
+    ],
+)
+def test_idle_sessions_of_a_gpu_have_a_copy_on_the_host(monkeypatch, model, gib, argv, size_gb):
+    monkeypatch.setattr("sglang_live.stage_specs.may_have_gpu", lambda: True)
+    monkeypatch.setattr("sglang_live.stage_specs.available_bytes", lambda: gib << 30)
+    by_name = specs(model, *argv)
+    for name, spec in by_name.items():
+        args = spec.engine_args
+        if name.startswith("thinker") and size_gb is not None:
+            assert args["enable_hierarchical_cache"] and args["hicache_size"] == size_gb
+        else:
+            assert not args.get("enable_hierarchical_cache")
+
+
+def test_an_engine_on_the_cpu_keeps_no_copy_of_its_memory_in_its_memory(monkeypatch, model):
+    monkeypatch.setattr("sglang_live.stage_specs.available_bytes", lambda: 128 << 30)
+    assert not any("hicache_size" in spec.engine_args for spec in specs(model).values())
+
+
+@pytest.mark.parametrize(
     ("text", "policies"),
     [("off", ()), ("pacing,truncate", ("pacing", "truncate"))],
 )
