@@ -15,6 +15,8 @@ from sglang_live.policy.policies import Policies
 
 # PCIe 5.0, as in the device models.
 _LINK_BYTES_PER_S = 55.6e9
+# Of a prompt: as the policies' own (StageConstants.min_chunk_tokens).
+_LEAST_SLICE_TOKENS = 64
 
 
 class Fcfs:
@@ -30,6 +32,9 @@ class Fcfs:
 
     def after_round(self, engine: HybridEngine) -> None:
         """No request was hidden from the engine."""
+
+    def prefill_tokens(self, engine: HybridEngine) -> int:
+        return engine.spec.chunk_tokens
 
     def must_pause(self, req: Request) -> bool:
         return False
@@ -74,11 +79,17 @@ class Bros(Priority):
     exceeds the smallest residual time. Best-effort KV is taken from its end for heard requests,
     after a copy to the host (steps 1 to 5 of the paper's summary; the paper predicts with a linear
     model of its own runs, and here that model is exact).
+
+    bounds_prefill: a prefill, too, is no longer than the smallest residual time, less a decode
+        round; where that is too short for a useful slice, running requests decode first. The paper
+        bounds decode batches only, and prompts here are longer than its own.
     """
 
     costs: EngineCosts
+    bounds_prefill: bool = False
     first: int = 128
     n_best_effort: int = 128
+    _prefill_s: float = math.inf
     _left_out: set[str] = field(default_factory=set)
     _hidden: list[Request] = field(default_factory=list)
 
@@ -99,6 +110,8 @@ class Bros(Priority):
         elif shortest_s == math.inf:
             self.n_best_effort = min(2 * self.n_best_effort, 1 << 14)
         batch = [*packed, *best_effort[: self.n_best_effort]]
+        # Of those that decode: a prompt's own residual time is a reason to prefill it.
+        self._prefill_s = min(left_s.values(), default=math.inf) - self._predicted_s(batch)
         kept = {req.rid for req in batch}
         self._left_out = {req.rid for req in engine.with_kv} - kept
         room = max(0, self.n_best_effort - len(best_effort))
@@ -110,6 +123,15 @@ class Bros(Priority):
     def after_round(self, engine: HybridEngine) -> None:
         engine.waiting += self._hidden
         self._hidden = []
+
+    def prefill_tokens(self, engine: HybridEngine) -> int:
+        most = engine.spec.chunk_tokens
+        if not self.bounds_prefill or self._prefill_s == math.inf:
+            return most
+        fixed_s = self.costs.prefill_s(0, 0.0)
+        per_token_s = self.costs.prefill_s(1, 0.0) - fixed_s
+        n_tokens = int((self._prefill_s - fixed_s) / per_token_s)
+        return min(n_tokens, most) if n_tokens >= _LEAST_SLICE_TOKENS else 0
 
     def must_pause(self, req: Request) -> bool:
         return req.rid in self._left_out
@@ -177,7 +199,7 @@ class Live(Fcfs):
         return [by_rid[rid] for rid in rids if rid in by_rid]
 
 
-ARMS = ("fcfs", "priority", "bros", "live", "hybrid")
+ARMS = ("fcfs", "priority", "bros", "bros-bounded", "live", "hybrid")
 
 
 def arm_of(name: str, costs: EngineCosts, size: EngineSize) -> Arm:
@@ -189,5 +211,5 @@ def arm_of(name: str, costs: EngineCosts, size: EngineSize) -> Arm:
         return Live(size, Policies(order="urgency", pacing=True))
     if name == "hybrid":
         return Live(size, Policies(order="urgency", pacing=True, hybrid=True))
-    assert name == "bros", name
-    return Bros(costs)
+    assert name in ("bros", "bros-bounded"), name
+    return Bros(costs, bounds_prefill=name == "bros-bounded")

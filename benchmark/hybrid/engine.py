@@ -55,6 +55,10 @@ class Arm(Protocol):
 
     def after_round(self, engine: "HybridEngine") -> None: ...
 
+    def prefill_tokens(self, engine: "HybridEngine") -> int:
+        """The most tokens that the round's prefill may compute; 0: none."""
+        ...
+
     def must_pause(self, req: Request) -> bool: ...
 
     def retraction_order(self, engine: "HybridEngine") -> list[Request]:
@@ -191,6 +195,7 @@ class HybridEngine(Engine):
             self.running = [req for req in self.running if not req.is_finished]
             self._prefill.is_full = False
         self.arm.before_round(self, now_s)
+        self._prefill.chunk_tokens = self.arm.prefill_tokens(self)
         self._make_memory()
         batch = super()._next_batch(now_s)
         self.arm.after_round(self)

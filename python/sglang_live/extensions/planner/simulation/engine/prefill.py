@@ -24,13 +24,14 @@ Items = list[tuple[Request, int]]
 class Prefill:
     """
     Attributes:
+        chunk_tokens: most tokens of a round; 0: it has no prefill.
         partial: the half-prefilled prompt.
         ratio: share of what running requests may still decode that is reserved for them.
         is_full: a request found no room, and none has left since.
     """
 
     def __init__(self, chunk_tokens: int, pool: KvPool, rounds: Rounds | None):
-        self._chunk_tokens = chunk_tokens
+        self.chunk_tokens = chunk_tokens
         self._pool = pool
         self._rounds = rounds
         self.ratio = _FIRST_RATIO
@@ -54,9 +55,9 @@ class Prefill:
         if self._rounds is not None:
             queue, later = self._rounds.admission_order(waiting)
             budget = self._rounds.prefill_budget()
-        if budget == 0 or self._decodes_go_first(running):
+        if 0 in (budget, self.chunk_tokens) or self._decodes_go_first(running):
             return [], waiting
-        chunk = self._chunk_tokens
+        chunk = self.chunk_tokens
         if budget is not None:
             chunk = min(chunk, budget)
             queue, beyond = _audio_within(budget, queue)
