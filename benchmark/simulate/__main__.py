@@ -14,13 +14,15 @@ import re
 import sys
 import time
 from dataclasses import asdict
+from functools import partial
+from statistics import fmean
 from typing import Any
 
 from benchmark.load.provenance import ROOT, facts
-from benchmark.load.tables import interruption_table, storm_table, table
+from benchmark.load.tables import interruption_table, percent, storm_table, table
 from benchmark.simulate import against, picture
 from benchmark.simulate.config import SimulateConfig, parse_args
-from benchmark.simulate.gains import Gain, Measured, gain, gains_table
+from benchmark.simulate.gains import Gain, Measured, bounds, gain, gains_table
 from sglang_live.extensions.planner.simulation.frontier import capacity
 from sglang_live.extensions.planner.simulation.load.stats import PointStats
 from sglang_live.extensions.planner.simulation.run import Arm, World, point_of
@@ -70,7 +72,8 @@ class Loads:
         spent_s = time.perf_counter() - began_s
         _say(f"barge-in {self.barge_in:g}, {arm}, {n_users} users: {spent_s:.1f} s")
         by_seed = tuple(point_of(arm, n_users, [run]) for run in runs)
-        return Measured(point_of(arm, n_users, runs), by_seed)
+        busy = fmean(run.busy for run in runs)
+        return Measured(point_of(arm, n_users, runs), by_seed, busy)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -116,9 +119,18 @@ def _report(config: SimulateConfig, loads: Loads) -> dict[str, Any]:
 def _search(config: SimulateConfig, loads: Loads) -> dict[str, Any]:
     found = {arm: capacity(loads.point, arm) for arm in config.policies}
     print()
+    documents = {}
     for arm, one in found.items():
         print(f"{arm:>24}: {one.users} users within the SLO; at {one.fails_at}: {one.why}")
-    return {"capacity": {arm: asdict(one) for arm, one in found.items()}}
+        bound = bounds(partial(loads.measured, arm), one.users) if one.users else None
+        documents[arm] = asdict(one) | {"bounds": bound and _rounded(asdict(bound))}
+        if bound is not None:
+            print(
+                f"{'':>24}  P90 with {bound.at} is {bound.times_alone:.2f} times that of a user "
+                f"alone, {bound.alone_ms:.0f} ms; the device is busy for {percent(bound.busy)} of "
+                f"the time with {one.users}"
+            )
+    return {"capacity": documents}
 
 
 # What a load on a machine has beside: its processes and clients.

@@ -4,6 +4,7 @@ Baselines are the arms whose rounds SGLang alone decides. The best one is found 
 measure and number of users, so that no single baseline's weakness makes a gain.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -13,10 +14,40 @@ from sglang_live.extensions.planner.simulation.load.stats import PointStats
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A point with all seeds together, and with each of them alone."""
+    """A point with all seeds together, and with each of them alone.
+
+    busy: share of the time in which the device computes, mean of the seeds.
+    """
 
     whole: PointStats
     by_seed: tuple[PointStats, ...]
+    busy: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How far an arm is from what the device allows.
+
+    Attributes:
+        alone_ms: P90 of the first audio of a user alone on the device.
+        times_alone: P90 with `at` users, over that; `at` is 0.8 of the most within the SLO.
+        busy: share of the time in which the device computes with the most users within the SLO, so
+            their share of the users that would keep it busy at the same work for each.
+    """
+
+    alone_ms: float
+    at: int
+    times_alone: float
+    busy: float
+
+
+def bounds(measured: Callable[[int], Measured], users: int) -> Bounds | None:
+    """measured: by number of users. users: the most within the SLO. None without a P90."""
+    at = round(0.8 * users)
+    alone, there = _p90_ms(measured(1).whole), _p90_ms(measured(at).whole)
+    if alone is None or there is None:
+        return None
+    return Bounds(alone, at, there / alone, measured(users).busy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

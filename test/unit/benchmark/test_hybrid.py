@@ -83,6 +83,13 @@ def test_the_paper_takes_memory_for_listeners_and_loads_it_again():
     assert bros.engine.counts.recomputed_tokens < bros.engine.counts.retracted * 1000
 
 
+def test_the_paper_with_bounded_prefills_delays_listeners_less():
+    large = EngineSize(pool_tokens=400_000)
+    letter, bounded = (made(arm, n_best_effort=256, size=large) for arm in ("bros", "bros-bounded"))
+    assert bounded.outcome.attained > letter.outcome.attained
+    assert bounded.outcome.be_tokens_per_s > 1000
+
+
 def test_the_policy_keeps_what_is_heard_as_it_is_without_best_effort():
     alone, hybrid = made("live", n_best_effort=0), made("hybrid")
     assert hybrid.outcome.attained == alone.outcome.attained == 1.0

@@ -9,11 +9,12 @@ from benchmark.load.point import Workload as SpokenWorkload
 from benchmark.load.report import document
 from benchmark.simulate.against import compare
 from benchmark.simulate.config import H100, parse_args
+from benchmark.simulate.gains import Measured, bounds
 from benchmark.simulate.server_args import server_of
 from sglang_live.client.clip import FRAME_S
 from sglang_live.extensions.planner.device_model.model import load_device_model
 from sglang_live.extensions.planner.simulation.placement import APART
-from sglang_live.extensions.planner.simulation.run import ADMITTED, World
+from sglang_live.extensions.planner.simulation.run import ADMITTED, World, point_of
 from sglang_live.extensions.planner.simulation.server.session import History
 from sglang_live.extensions.planner.simulation.spec import HostTimes, ServerSpec
 from sglang_live.extensions.planner.simulation.users import UserSettings
@@ -178,3 +179,20 @@ def test_flags_of_the_server_are_simulated(args, field, value):
 def test_flags_that_are_not_simulated_are_refused(args, named):
     with pytest.raises(ValueError, match=named):
         server_of(MODEL, HostTimes(), args)
+
+
+def test_the_distance_to_what_the_device_allows():
+    workload = Workload.load(turns=20, barge_in=0.0, seed=1)
+    world = World(workload, ServerSpec(model=load_device_model(H100)), UserSettings())
+
+    def measured(users: int) -> Measured:
+        run = world.simulate("off", users)
+        point = point_of("off", users, [run])
+        return Measured(point, (point,), run.busy)
+
+    found = bounds(measured, 10)
+    assert found is not None and found.at == 8
+    alone, there = (measured(n).whole.ttfp_after_detection_ms.p90 for n in (1, 8))
+    assert found.alone_ms == alone
+    assert found.times_alone == there / alone > 1.0
+    assert measured(2).busy < found.busy < 1.0

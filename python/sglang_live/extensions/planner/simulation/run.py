@@ -32,6 +32,7 @@ class Simulated:
         talker_frames: codec frames that the talker made.
         n_rebuilt: sessions whose conversation was prefilled again.
         most_used: largest use of a KV pool of each stage, in tokens.
+        busy: share of wall_s in which the busiest device computes.
         most_sessions, sessions_left: open at once, and when nothing happens any more.
     """
 
@@ -41,6 +42,7 @@ class Simulated:
     talker_frames: int
     n_rebuilt: int
     most_used: dict[str, int]
+    busy: float
     most_sessions: int
     sessions_left: int
     storm_rows: tuple[StormRow, ...] = ()
@@ -171,6 +173,7 @@ def _simulated(server: Server, users: list[User]) -> Simulated:
             stage: max(one.pool.most_used for one in engines if one.pool.name == stage)
             for stage in ("thinker", "talker")
         },
+        busy=max(sum(one.busy_s.values()) for one in replicas.devices.values()) / wall_s,
         most_sessions=most_at_once([user.present_s for user in users]),
         sessions_left=len(server.sessions),
     )
