@@ -8,6 +8,7 @@ retention has no window. The thinker's pool has a share of the most KV that all 
 time, which a first run with enough memory measures. Every run has a fresh server, with all policies
 but `admission` and `preheat`, which would compute lost KV while the user speaks:
 
+    stock      no policy: SGLang's sessions, whose KV stays until they close
     recompute  evicted KV is computed again, and evicted by least recent use
     lru        it is copied to the host, and loaded by the request that needs it
     next-use   evicted by next use
@@ -38,23 +39,29 @@ _PAGE_TOKENS = 16
 # More than a turn of the clips and its response have; a word has fewer than two tokens.
 _MOST_TURN_TOKENS = 1024
 _WITHOUT_HINTS = "benchmark.load.without_hints"
+OFF_ARM = "off"
 _BASE = tuple(name for name in POLICIES if name not in ("admission", "preheat", "preload"))
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """host: whether the thinker has a tier in host memory."""
+    """
+    host: whether the thinker has a tier in host memory.
+    policies: joined by +.
+    """
 
     host: bool = True
     hints: bool = True
-    preload: bool = False
+    policies: str = "+".join(_BASE)
 
 
 ARMS = {
+    "stock": Arm(host=False, policies=OFF_ARM),
+    "stock+host": Arm(policies=OFF_ARM),
     "recompute": Arm(host=False, hints=False),
     "lru": Arm(hints=False),
     "next-use": Arm(),
-    "preload": Arm(preload=True),
+    "preload": Arm(policies="+".join((*_BASE, "preload"))),
 }
 
 
@@ -138,8 +145,7 @@ def one_run(
         server_args=tuple(args),
         server_module=LAUNCH_SERVER if arm.hints else _WITHOUT_HINTS,
     )
-    policies = "+".join((*_BASE, "preload") if arm.preload else _BASE)
-    return measure(config, Run(repeat, options.sessions, policies), workload)
+    return measure(config, Run(repeat, options.sessions, arm.policies), workload)
 
 
 def load_config(options: Options, model: Path | None) -> LoadConfig:

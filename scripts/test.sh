@@ -122,8 +122,9 @@ unit_tests() {
     ' _ {} "${arguments[@]}"
 }
 check "unit tests" unit_tests "$@"
-# Those of one file run in one process, because they share engines.
-files=(--dist loadfile "$@")
+# Those of one file run in one process, because they share engines. In the order of the files: the
+# engines of one folder end before the next one's start.
+files=(--dist loadfile --no-loadscope-reorder "$@")
 check "mypy" types_checked
 if [[ $extent != fast ]]; then
     # Two processes at most: one computes while the other waits, for sound that is played or for an

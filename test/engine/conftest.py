@@ -1,8 +1,10 @@
 """Real stages for the tests of this folder, started once per variant."""
 
 import contextlib
+import ctypes
+import gc
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,6 +124,14 @@ async def zygote() -> AsyncIterator[None]:
         await ZYGOTE.close()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def freed_memory() -> Iterator[None]:
+    """What a file's references have freed belongs to the machine again: others start engines."""
+    yield
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
 @contextlib.asynccontextmanager
 async def running_stages(
     checkpoint: Path,
@@ -208,12 +218,14 @@ def endless_checkpoint(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def reference(endless_checkpoint) -> Reference:
     return Reference.load(endless_checkpoint)
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+# They end before the end-to-end tests begin: SGLang makes no host tier where less than 10 GiB of the
+# machine would stay free.
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def stages(endless_checkpoint, tmp_path_factory) -> AsyncIterator[Stages]:
     """SGLang's defaults: overlap scheduling, page size 1."""
     cache = tmp_path_factory.mktemp("stages")
