@@ -223,8 +223,8 @@ def reference(endless_checkpoint) -> Reference:
     return Reference.load(endless_checkpoint)
 
 
-# They end before the end-to-end tests begin: SGLang makes no host tier where less than 10 GiB of the
-# machine would stay free.
+# They end before the end-to-end tests begin: SGLang makes no host tier where less than 10 GiB of
+# the machine would stay free.
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def stages(endless_checkpoint, tmp_path_factory) -> AsyncIterator[Stages]:
     """SGLang's defaults: overlap scheduling, page size 1."""
