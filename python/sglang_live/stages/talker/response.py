@@ -75,6 +75,8 @@ class SpeechBound:
         return min(self.most, SPARE_FRAMES + FRAMES_PER_TOKEN * self.n_ids)
 
 
+UNBOUNDED = SpeechBound(1 << 30)
+
 # Frames leave the scheduler before the response's end does, but through another socket.
 FRAMES_TIMEOUT_S = 5.0
 # Frames per message: a vocoder takes this many at once; its buffer for a response is larger.
@@ -86,9 +88,11 @@ class FrameQueue:
 
     Args:
         n_known: frames that the reader has already.
+        bound: those beyond it, which the engine makes until it is told to end, are left out.
     """
 
-    def __init__(self, n_known: int = 0) -> None:
+    def __init__(self, n_known: int = 0, bound: SpeechBound = UNBOUNDED) -> None:
+        self._bound = bound
         self._ready: list[list[int]] = []
         self._n_known = n_known
         self._next = n_known
@@ -100,6 +104,8 @@ class FrameQueue:
     def put(self, index: int, codes: list[int]) -> None:
         if index < self._n_known:
             return  # the engine reports the newest one that it prefills
+        if index >= self._bound.max_frames:
+            return
         if index != self._next:
             # A frame is reported once and in order; any error would be audible.
             raise AssertionError(f"frame {index} came, {self._next} was next")
@@ -108,12 +114,12 @@ class FrameQueue:
         self._notify()
 
     async def expect(self, n_frames: int) -> None:
-        """Set how many frames there are, or will be at least, and wait until they have come.
+        """Set how many frames the engine made, and wait until those within the bound have come.
 
         Raises:
             StageFailedError: some did not come.
         """
-        self._expected = n_frames
+        self._expected = n_frames = min(n_frames, max(self._bound.max_frames, self._next))
         if self._next < n_frames:
             self._all_in.clear()
         self._notify()

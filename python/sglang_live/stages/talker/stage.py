@@ -136,9 +136,9 @@ class TalkerStage:
         finally:
             if not request.session_id:
                 self._segments.close(session)
-        frames = self._frames[rid] = FrameQueue(request.n_frames)
-        self._stream_events.add(rid, job)
         bound = SpeechBound(MAX_FRAMES)
+        frames = self._frames[rid] = FrameQueue(request.n_frames, bound)
+        self._stream_events.add(rid, job)
         feeding = asyncio.create_task(self._receive(job, early, rid, bound, text))
         sending = asyncio.create_task(self._send_frames(job, frames))
         try:

@@ -6,7 +6,7 @@ import pytest
 
 from sglang_live.errors import StageFailedError
 from sglang_live.stages.talker import response
-from sglang_live.stages.talker.response import FrameQueue
+from sglang_live.stages.talker.response import FrameQueue, SpeechBound
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
@@ -55,6 +55,31 @@ async def test_frames_that_another_engine_has_made_are_not_sent_again():
     ended = FrameQueue(n_known=2)
     await ended.expect(2)
     assert await ended.next() == []
+
+
+async def test_frames_beyond_the_bound_are_left_out():
+    """The engine makes some until it is told to end: how many depends on the machine."""
+    bound = SpeechBound(1000, n_ids=2)
+    most = SpeechBound(1000, n_ids=2, is_complete=True).max_frames
+    frames = FrameQueue(bound=bound)
+    for n in range(most):
+        frames.put(n, [n])
+    bound.is_complete = True
+    frames.put(most, [most])
+    await frames.expect(most + 1)
+    assert await frames.next() == [[n] for n in range(most)]
+    assert await frames.next() == []
+
+
+async def test_frames_that_were_sent_before_the_bound_was_known_count():
+    bound = SpeechBound(1000, n_ids=2)
+    frames = FrameQueue(bound=bound)
+    for n in range(200):
+        frames.put(n, [n])
+    assert len(await frames.next()) == 200
+    bound.is_complete = True
+    await frames.expect(201)
+    assert await frames.next() == [] and frames.n_sent == 200
 
 
 async def test_a_reply_without_frames_ends_at_once():
