@@ -188,7 +188,7 @@ def hidden_share(kv: dict[str, float]) -> float | None:
 
 
 def line(row: dict[str, Any]) -> str:
-    point, kv = row["point"], row["kv"]
+    point, kv = row["point"], row.get("kv", {})  # a server without policies says nothing of its KV
     times, hidden = point["ttfp_after_detection_ms"], hidden_share(kv)
     late = "  late frames" if row["late_frames"] > LATE_FRAMES_LIMIT else ""
     return (
