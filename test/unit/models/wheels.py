@@ -1,10 +1,12 @@
 """Tiny wheels, and stand-ins for pip."""
 
 import hashlib
+import io
 import sys
+import tarfile
 import textwrap
 import zipfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sglang_live.models.packages import Package
@@ -48,9 +50,26 @@ def tiny_wheel(folder: Path, contents: dict[str, bytes] | None = None, **pin) ->
     return TinyWheel(path, Package(**{**facts, **pin}))
 
 
+def tiny_tarball(folder: Path, **pin) -> TinyWheel:
+    """What npm publishes: a tarball whose files are below `package/`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "tiny-weights-1.0.tgz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in {**FILES, "tiny/not_listed.txt": b"of no use"}.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    facts = {
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "wheel_bytes": path.stat().st_size,
+        "npm": True,
+    }
+    return TinyWheel(path, replace(tiny_wheel(folder / "wheel").package, **{**facts, **pin}))
+
+
 @dataclass
 class FakePip:
-    """A command that stands for pip; its calls are counted in a file.
+    """A command that stands for pip, or for npm; its calls are counted in a file.
 
     body: Python that may use `dest`, the directory that pip downloads to.
     """
@@ -67,7 +86,8 @@ class FakePip:
             calls = pathlib.Path({str(self.folder)!r}) / "calls"
             with calls.open("a") as out:
                 out.write(" ".join(sys.argv[1:]) + "\\n")
-            [dest] = [a.partition("=")[2] for a in sys.argv if a.startswith("--dest=")]
+            dests = ("--dest", "--pack-destination")
+            [dest] = [a.partition("=")[2] for a in sys.argv if a.partition("=")[0] in dests]
         """
         script.write_text(textwrap.dedent(head) + textwrap.dedent(self.body))
         self.command = (sys.executable, "-S", str(script))
