@@ -13,6 +13,7 @@ NAMES = {
     "fcfs": "stock SGLang",
     "priority": "stock SGLang, priority scheduling with preemption",
     "bros": "BROS by the letter",
+    "bros-bounded": "BROS with bounded prefills",
     "live": "policies without `hybrid`",
     "hybrid": "policies with `hybrid`",
 }
