@@ -7,6 +7,7 @@ libsndfile the others.
 """
 
 import io
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ import soxr
 
 from sglang_live.errors import BadInputError
 from sglang_live.sound.lengths import with_true_length
+from sglang_live.sound.ogg import links
 from sglang_live.sound.wav import read_wav
 
 Samples = npt.NDArray[np.float32]
@@ -118,7 +120,14 @@ def decode(data: bytes, limits: Limits) -> Sound:
         return Sound(wav.rate_hz, wav.n_channels, _bounded(blocks, wav.rate_hz, limits))
     if wav is None and not _is_known(data):
         raise BadInputError(_UNREADABLE)
-    source = io.BytesIO(wav.repaired() if wav else with_true_length(data))
+    first, *others = links(data) if data.startswith(b"OggS") else [data]
+    sound = _open(wav.repaired() if wav else with_true_length(first), limits)
+    blocks = itertools.chain(sound.blocks, _read_links(others, sound, limits))
+    return Sound(sound.rate_hz, sound.n_channels, _bounded(blocks, sound.rate_hz, limits))
+
+
+def _open(data: bytes, limits: Limits) -> Sound:
+    source = io.BytesIO(data)
     try:
         file = _Sequential(source)
     except (sf.LibsndfileError, ValueError):
@@ -127,8 +136,20 @@ def decode(data: bytes, limits: Limits) -> Sound:
         file.close()
         raise BadInputError(f"{_UNREADABLE} Not {file.subtype} in {file.format}.")
     limits.check(file.channels, file.samplerate)
-    rate_hz = file.samplerate
-    return Sound(rate_hz, file.channels, _bounded(_read(file, source), rate_hz, limits))
+    return Sound(file.samplerate, file.channels, _read(file, source))
+
+
+def _read_links(others: list[bytes], first: Sound, limits: Limits) -> Iterator[Samples]:
+    """The blocks of a chained file behind its first link."""
+    for link in others:
+        sound = _open(link, limits)
+        form = sound.rate_hz, sound.n_channels
+        if form != (first.rate_hz, first.n_channels):
+            raise BadInputError(
+                f"A chained ogg file changes from {first.n_channels} channels at {first.rate_hz} "
+                f"Hz to {form[1]} channels at {form[0]} Hz: its parts must be alike."
+            )
+        yield from sound.blocks
 
 
 def _is_known(data: bytes) -> bool:

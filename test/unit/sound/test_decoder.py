@@ -1,10 +1,12 @@
 """Sound files are decoded exactly and within bounds, also with wrong headers."""
 
+import io
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile as sf
 
 from sglang_live.errors import BadInputError
 from sglang_live.sound.decoder import Limits, decode, decode_samples
@@ -276,3 +278,45 @@ def test_a_codec_that_was_not_compared_is_refused_by_name():
 def test_a_file_without_audio_is_refused(data):
     with pytest.raises(BadInputError, match=r"no audio file|no 'data' chunk"):
         samples(data)
+
+
+# --- chained ogg ---
+
+
+@pytest.mark.parametrize("coding", ["VORBIS", "OPUS"])
+def test_all_links_of_a_chained_file_are_heard(coding):
+    rate_hz = 16_000
+    parts = [
+        encoded(PCM[a:b], rate_hz, coding) for a, b in ((0, 3_000), (3_000, 3_100), (3_100, 4_000))
+    ]
+    whole = samples(b"".join(parts))
+    alone = [samples(part) for part in parts]
+    np.testing.assert_array_equal(whole, np.concatenate(alone))
+    assert len(heard(b"".join(parts))) == pytest.approx(len(PCM), abs=400)
+
+
+def test_a_chained_file_that_is_cut_is_heard_up_to_there():
+    link = encoded(np.tile(PCM, 100), 16_000, "VORBIS")
+    cut = decode(link + link[: len(link) * 3 // 4], Limits(max_s=60))
+    whole = np.concatenate([*cut.blocks])
+    assert 400_000 < len(whole) < 800_000
+
+
+def test_links_of_other_forms_are_refused_by_name():
+    parts = encoded(PCM, 16_000, "VORBIS"), encoded(PCM, 24_000, "VORBIS")
+    with pytest.raises(
+        BadInputError, match="from 1 channels at 16000 Hz to 1 channels at 24000 Hz"
+    ):
+        samples(b"".join(parts))
+
+
+def test_the_length_of_a_chained_file_is_bounded():
+    part = encoded(np.zeros(16_000 * 16, np.float32), 16_000, "VORBIS")
+    with pytest.raises(BadInputError, match="longer than 30 s"):
+        samples(part + part)
+
+
+def encoded(pcm: np.ndarray, rate_hz: int, coding: str) -> bytes:
+    file = io.BytesIO()
+    sf.write(file, pcm, rate_hz, format="OGG", subtype=coding)
+    return file.getvalue()
