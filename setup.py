@@ -95,6 +95,7 @@ setup(
         # SGLang itself is missing here: see requirements/cpu_no_deps.txt.
         "cpu": pinned("cpu.txt"),
         "cuda": [*pinned_sglang(), *pinned("cuda.txt")],
+        "media": pinned("media.txt"),
         "whisper": pinned("whisper.txt"),
         "test": pinned("test.txt"),
         "bench": pinned("bench.txt"),

@@ -97,7 +97,7 @@ BUDGETS = {
     "models": 11_160,
     "orchestrator": 2_580,
     "policy": 2_080,
-    "sound": 850,
+    "sound": 1_210,
     "speakable": 2_000,
     "stages": 8_330,
     "telemetry": 710,

@@ -6,6 +6,7 @@ what extensions add.
 Without a language model it refuses what needs one, with an error that says so.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -49,6 +50,7 @@ from sglang_live.interaction.filters.voiceprint import SpeakerModel
 from sglang_live.interaction.silero import SileroModel, SpeechModel
 from sglang_live.orchestrator.sessions import Orchestrator
 from sglang_live.orchestrator.suspects import Suspects
+from sglang_live.sound import media
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 
@@ -120,7 +122,8 @@ def build_app(
             addition.start()
         yield
         closing = (*added, parts, parts.proxy)
-        await close_all(*(part.close for part in closing if part is not None))
+        ends = [part.close for part in closing if part is not None]
+        await close_all(*ends, partial(asyncio.to_thread, media.close))
 
     middleware = [Middleware(Framing), Middleware(DrainGate, drain=parts.drain)]
     if not config.keys.allow_anonymous and not config.keys.api_keys:

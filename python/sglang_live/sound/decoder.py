@@ -18,6 +18,7 @@ import soxr
 
 from sglang_live.errors import BadInputError
 from sglang_live.sound.lengths import with_true_length
+from sglang_live.sound.mpeg import begin_of
 from sglang_live.sound.ogg import links
 from sglang_live.sound.wav import read_wav
 
@@ -28,7 +29,8 @@ MAX_CLIP_S = 600.0
 # Frames of one block: 2 MiB with 8 channels.
 _BLOCK_FRAMES = 1 << 16
 _UNREADABLE = (
-    "This is no audio file that can be read: wav, aiff, au, caf, w64, flac, mp3 and ogg can."
+    "This is no audio file that can be read: wav, aiff, au, caf, w64, flac, mp3 and ogg can, and "
+    "in uploads what holds AAC, AMR or WMA."
 )
 # Containers whose readers are in wide use. libsndfile reads more, which no client sends and in
 # whose readers memory errors are reported every few years.
@@ -38,6 +40,7 @@ _PLAIN = ("PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "
 _CODED = ("IMA_ADPCM", "MS_ADPCM", "GSM610", "VORBIS", "OPUS")
 _LAYERS = ("MPEG_LAYER_I", "MPEG_LAYER_II", "MPEG_LAYER_III")
 _SUBTYPES = frozenset((*_PLAIN, *_CODED, *_LAYERS))
+# libsndfile's other readers never run.
 _SIGNATURES = (b".snd", b"dns.", b"caff", b"riff\x2e\x91", b"fLaC", b"OggS", b"ID3")
 # Floats exceed full scale a little; above this they are integers that were never scaled.
 _MAX_OVERSHOOT = 16.0
@@ -118,8 +121,11 @@ def decode(data: bytes, limits: Limits) -> Sound:
     if wav is not None and wav.is_plain:
         blocks = wav.blocks(_BLOCK_FRAMES)
         return Sound(wav.rate_hz, wav.n_channels, _bounded(blocks, wav.rate_hz, limits))
-    if wav is None and not _is_known(data):
-        raise BadInputError(_UNREADABLE)
+    if wav is None and not data.startswith(_SIGNATURES) and not _is_aiff(data):
+        begin = begin_of(data)
+        if begin is None and not _is_mpeg(data):
+            raise BadInputError(_UNREADABLE)
+        data = data[begin or 0 :]
     first, *others = links(data) if data.startswith(b"OggS") else [data]
     sound = _open(wav.repaired() if wav else with_true_length(first), limits)
     blocks = itertools.chain(sound.blocks, _read_links(others, sound, limits))
@@ -152,11 +158,12 @@ def _read_links(others: list[bytes], first: Sound, limits: Limits) -> Iterator[S
         yield from sound.blocks
 
 
-def _is_known(data: bytes) -> bool:
-    """Returns True for a supported container, so that libsndfile's other readers never run."""
-    mpeg_frame = data[:1] == b"\xff" and len(data) > 1 and data[1] & 0xE0 == 0xE0
-    aiff = data[:4] == b"FORM" and data[8:12] in (b"AIFF", b"AIFC")
-    return mpeg_frame or aiff or data.startswith(_SIGNATURES)
+def _is_mpeg(data: bytes) -> bool:
+    return data[:1] == b"\xff" and len(data) > 1 and data[1] & 0xE0 == 0xE0
+
+
+def _is_aiff(data: bytes) -> bool:
+    return data[:4] == b"FORM" and data[8:12] in (b"AIFF", b"AIFC")
 
 
 class _Sequential(sf.SoundFile):  # type: ignore[misc] # soundfile has no types

@@ -280,6 +280,28 @@ def test_a_file_without_audio_is_refused(data):
         samples(data)
 
 
+# --- mp3 behind something else ---
+
+
+@pytest.mark.parametrize("rate_hz", [8_000, 16_000, 22_050, 44_100, 48_000])
+@pytest.mark.parametrize("junk", [b"ICY 200 OK\r\n\r\n", b"\xff" * 700, bytes(range(256)) * 40])
+def test_mp3_is_found_behind_what_is_no_sound(rate_hz, junk):
+    file = io.BytesIO()
+    sf.write(file, np.tile(PCM, 4), rate_hz, format="MP3", subtype="MPEG_LAYER_III")
+    plain = file.getvalue()
+    np.testing.assert_array_equal(samples(junk + plain), samples(plain))
+
+
+def test_what_resembles_a_frame_is_no_sound():
+    rng = np.random.default_rng(1)
+    for size in (10, 100_000):
+        with pytest.raises(BadInputError, match="no audio file"):
+            samples(b"no sound" + rng.integers(0, 256, size, np.uint8).tobytes())
+    header = b"\xff\xfb\x90\x00"
+    with pytest.raises(BadInputError, match="no audio file"):
+        samples(b"no sound" + header + bytes(3000))
+
+
 # --- chained ogg ---
 
 

@@ -16,6 +16,7 @@ import soundfile as sf
 
 from sglang_live.core import INPUT_RATE_HZ, OUTPUT_RATE_HZ, AudioPart
 from sglang_live.gateway.audio.resampler import to_int16
+from sglang_live.sound import media
 from sglang_live.sound.decoder import Limits, decode_samples
 
 _UNKNOWN_LENGTH = 0xFFFFFFFF
@@ -158,10 +159,12 @@ FORMATS: dict[str, FileFormat] = {
 
 
 def read_audio(data: bytes, *, max_s: float) -> AudioPart:
-    """Read a whole file of any usual sample rate and mix its channels.
+    """Read a whole file of any usual sample rate and mix its channels. Blocks.
 
     Raises:
-        BadInputError: see sound.decoder.decode_samples.
+        BadInputError: see sound.decoder.decode_samples, and sound.media.decode.
     """
+    if (container := media.container_of(data)) is not None:
+        return AudioPart(media.decode(data, container, rate_hz=INPUT_RATE_HZ, max_s=max_s))
     heard = decode_samples(data, rate_hz=INPUT_RATE_HZ, limits=Limits(max_s=max_s))
     return AudioPart(to_int16(heard * np.float32(32768)))

@@ -1,0 +1,137 @@
+"""Decodes media files with PyAV, one forked process for each.
+
+    python -m sglang_live.sound.media_host FD      started by media.py
+
+In: over a packet socket, the container and two descriptors, of the file and of a pipe. Out, to the
+pipe: DECODED blocks of int16, and ENDED, or REFUSED with a reason; nothing more from a process that
+was killed at a limit. A process can open neither files nor sockets, cannot start another one, and
+is killed by the kernel when its time is over.
+"""
+
+import array
+import ctypes
+import io
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from typing import Any
+
+import av
+import numpy as np
+
+from sglang_live.sound.media import CPU_S, DECODED, ENDED, MEMORY_BYTES, REFUSED, WALL_S
+
+_NO_NEW_PRIVILEGES, _DUMPABLE = 38, 4  # of prctl
+_ASKED_BYTES = 4096
+
+
+class _UnusableError(Exception):
+    """Told to the client."""
+
+
+def main(descriptor: int) -> None:
+    _warm_up()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the server ends first
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no one waits for the forked processes
+    with socket.socket(fileno=descriptor) as requests:
+        while True:
+            asked, files = _receive(requests)
+            if not asked:
+                return
+            if os.fork() == 0:
+                requests.close()
+                _decode_and_exit(json.loads(asked), *files)
+            for file in files:
+                os.close(file)
+
+
+def _receive(requests: socket.socket) -> tuple[bytes, list[int]]:
+    passed = array.array("i")
+    asked, rights, _, _ = requests.recvmsg(_ASKED_BYTES, socket.CMSG_SPACE(2 * passed.itemsize))
+    for _, _, data in rights:
+        passed.frombytes(data)
+    return asked, passed.tolist()
+
+
+def _warm_up() -> None:
+    """What PyAV imports only when it is used, is imported before files can no longer be opened."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="wav") as out:
+        stream = out.add_stream("pcm_s16le", rate=8000, layout="mono")
+        samples = np.zeros((1, 800), np.int16)
+        frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
+        frame.sample_rate = 8000
+        out.mux([*stream.encode(frame), *stream.encode(None)])
+    file.seek(0)
+    with av.open(file, format="wav") as source:
+        for _ in _blocks(source, 16_000):
+            pass
+
+
+def _decode_and_exit(asked: dict[str, Any], file: int, results: int) -> None:
+    status = 1
+    try:
+        with os.fdopen(results, "wb", buffering=0) as out:
+            try:
+                _limit()
+                n_samples = 0
+                with av.open(os.fdopen(file, "rb"), format=asked["container"]) as source:
+                    for block in _blocks(source, asked["rate_hz"]):
+                        n_samples += len(block) // 2
+                        if n_samples > asked["max_s"] * asked["rate_hz"]:
+                            raise _UnusableError(f"The audio is longer than {asked['max_s']:g} s.")
+                        _say(out, DECODED, block)
+                _say(out, ENDED, b"")
+                status = 0
+            except (av.FFmpegError, MemoryError):
+                _say(out, REFUSED, b"This is no audio file that can be read: it is damaged.")
+            except _UnusableError as error:
+                _say(out, REFUSED, str(error).encode())
+    finally:
+        os._exit(status)
+
+
+def _blocks(source: Any, rate_hz: int) -> Any:
+    """int16 of the first audio stream, mono."""
+    if not source.streams.audio:
+        raise _UnusableError("The file has no sound.")
+    [stream, *_] = source.streams.audio
+    stream.codec_context.thread_count = 1
+    resampler = av.AudioResampler(format="s16", layout="mono", rate=rate_hz)
+    for frame in source.decode(stream):
+        for part in resampler.resample(frame):
+            yield part.to_ndarray().tobytes()
+    for part in resampler.resample(None):
+        yield part.to_ndarray().tobytes()
+
+
+def _limit() -> None:
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    prctl(_DUMPABLE, 0, 0, 0, 0)
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        now_bytes = int(statm.read().split()[5]) * resource.getpagesize()  # data and stack
+    limits = {
+        resource.RLIMIT_DATA: now_bytes + MEMORY_BYTES,
+        resource.RLIMIT_CPU: CPU_S,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NPROC: 0,
+        resource.RLIMIT_NOFILE: 0,
+    }
+    for what, most in limits.items():
+        resource.setrlimit(what, (most, most))
+    signal.setitimer(signal.ITIMER_REAL, WALL_S)  # SIGALRM ends it
+
+
+def _say(out: Any, kind: bytes, payload: bytes) -> None:
+    message = memoryview(kind + len(payload).to_bytes(4, "little") + payload)
+    while message:
+        message = message[out.write(message) :]
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
