@@ -42,7 +42,7 @@ from sglang_live.gateway.native.proxy import NativeProxy
 from sglang_live.gateway.native.routes import FLUSH, LIMITED, ROUTES
 from sglang_live.gateway.parts import Endpoint, GatewayAddition, GatewayParts, refusing
 from sglang_live.gateway.realtime.client_secrets import ClientSecrets, ClientSecretsRoute
-from sglang_live.gateway.realtime.connection import RealtimeRoute
+from sglang_live.gateway.realtime.route import RealtimeRoute
 from sglang_live.gateway.same_machine import SameMachine
 from sglang_live.interaction.endpoint import EndpointModel
 from sglang_live.interaction.filters.voiceprint import SpeakerModel
