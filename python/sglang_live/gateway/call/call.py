@@ -44,8 +44,14 @@ class Call:
         port: CallPort,
         lanes: Lanes,
         owner: str = ANONYMOUS,
+        early_s: float | None = None,
     ):
-        """owner: of the client's key, for limits."""
+        """
+        Args:
+            owner: of the client's key, for limits.
+            early_s: the lanes send audio in step with its playback, each packet this long before
+                it. None: as it is made.
+        """
         self.session_id = session.session_id
         self._parts = parts
         self._owner = owner
@@ -58,7 +64,7 @@ class Call:
             keeps=parts.config.timeline_dir is not None,
         )
         self._monitor = SessionMonitor(
-            session, parts.clock, parts.metrics, self._timeline, parts.user_prior
+            session, parts.clock, parts.metrics, self._timeline, parts.user_prior, early_s
         )
         echo = EchoFilter(parts.clock, parts.metrics, parts.echo_thread)
         self.audible = AudibleResponses(

@@ -141,12 +141,12 @@ class CallLink:
             for task in tasks:
                 task.cancel()
             await close_all(session.close, partial(_end, *tasks))
-        if not over.cancelled():
-            await self._close(*over.result())
-        elif not idle.cancelled():
+        if not idle.cancelled():
             self._metrics.clients_dropped.labels("idle").inc()
             log.info("client_idle session=%s", self.session_id)
             await self._close(CLOSE_NORMAL, IdleSessionError.code)
+        elif not over.cancelled():
+            await self._close(*over.result())
         elif not drained.cancelled():
             self._metrics.clients_dropped.labels("draining").inc()
             await self._close(CLOSE_SERVICE_RESTART, DrainingError.code)

@@ -33,6 +33,7 @@ class Emit(Protocol):
         on_sent: called when the network has taken the event.
         lane: id of its response; None: it belongs to no lane.
         audio_s: seconds of audio in it; events with audio may be discarded.
+        numbered: it has an event_id.
     """
 
     def __call__(
@@ -42,6 +43,7 @@ class Emit(Protocol):
         on_sent: OnSent | None = None,
         lane: str | None = None,
         audio_s: float = 0.0,
+        numbered: bool = True,
         **fields: Any,
     ) -> None: ...
 
@@ -81,13 +83,14 @@ class Outbox:
         on_sent: OnSent | None = None,
         lane: str | None = None,
         audio_s: float = 0.0,
+        numbered: bool = True,
         **fields: Any,
     ) -> None:
         if self._closing or self.overflowed.is_set():
             return
         # A random prefix per connection and a count are unique, and cheaper than a random id each.
-        event_id = f"{self._event_prefix}_{self._n_events}"
-        data = orjson.dumps({"type": event_type, "event_id": event_id, **fields})
+        number = {"event_id": f"{self._event_prefix}_{self._n_events}"} if numbered else {}
+        data = orjson.dumps({"type": event_type, **number, **fields})
         self._n_events += 1
         if self._pending_bytes + len(data) > self._limit_bytes:
             self._frames.clear()

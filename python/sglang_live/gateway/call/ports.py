@@ -4,7 +4,6 @@ Out: server events of the protocol, where it has any for them.
 Owner: one CallPort per connection. Its methods neither block nor fail.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -99,18 +98,9 @@ class ResponsePort(Protocol):
 
     def text_added(self, writer: "ResponseWriter", item: AssistantItem, text: str) -> None: ...
 
-    def audio_added(
-        self,
-        writer: "ResponseWriter",
-        item: AssistantItem,
-        frame: bytes,
-        on_sent: Callable[[], None],
-    ) -> None:
-        """
-        Args:
-            frame: audio in the item's format.
-            on_sent: to be called when the network has taken it.
-        """
+    def audio_added(self, writer: "ResponseWriter", item: AssistantItem, frame: bytes) -> None:
+        """frame: in the item's format. The port calls writer.audio_sent with all of it, whole or
+        in parts, when the network has taken them."""
 
     def item_closed(
         self, writer: "ResponseWriter", item: AssistantItem, previous_id: str | None

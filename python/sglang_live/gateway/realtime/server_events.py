@@ -4,7 +4,7 @@ In: facts (call/ports.py). Out: events in the outbox.
 Owner: one RealtimePort per connection.
 """
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sglang_live.core import Usage
@@ -138,17 +138,11 @@ class RealtimePort:
         address = _part_address(writer, item)
         self._emit(f"response.{kind}.delta", lane=writer.id, delta=text, **address)
 
-    def audio_added(
-        self,
-        writer: ResponseWriter,
-        item: AssistantItem,
-        frame: bytes,
-        on_sent: Callable[[], None],
-    ) -> None:
+    def audio_added(self, writer: ResponseWriter, item: AssistantItem, frame: bytes) -> None:
         self._emit(
             "response.output_audio.delta",
             lane=writer.id,
-            on_sent=on_sent,
+            on_sent=partial(writer.audio_sent, frame),
             audio_s=item.audio_format.duration_ms(len(frame)) / 1000,
             delta=encode_base64(frame),
             **_part_address(writer, item),

@@ -22,6 +22,8 @@ from sglang_live.sound.packed import PackedSound, Samples
 # With more audio, base64 and envelope exceed 1 MiB, the limit of a frame in some clients.
 MAX_RETRIEVED_AUDIO_BYTES = 700_000
 _FRAME_MS = 1000 * FRAME_S
+# Of English text.
+_CHARACTERS_PER_TOKEN = 4
 _ROUNDING_MS = 0.5
 # Words, or single characters of scripts without spaces (CJK, kana, Thai). A match does not start
 # within blanks: a text that ends in thousands of them would be scanned from each one.
@@ -81,6 +83,23 @@ class AssistantItem(Item):
         if end_ms is None or end_ms >= self.made_ms:
             return self.text
         return truncate_at_word(self.text, end_ms / self.made_ms)
+
+    def said_by(self, until_ms: float) -> str:
+        """The text whose audio ends within the first until_ms of audio, as far as it is known."""
+        if self._spoken:
+            return self.text[: self._text_length(self._tokens_spoken(until_ms))]
+        if self._marks:
+            n_tokens = heard_tokens(
+                until_ms / 1000,
+                n_tokens=self._marks[-1][0],
+                n_frames=self._end.n_frames if self._end else 0,
+                spoken=self._end is not None and self._end.spoken,
+                frames_per_token=self.frames_per_token,
+            )
+            return self.text[: self._text_length(n_tokens)]
+        n_tokens = int(until_ms / _FRAME_MS / self.frames_per_token)
+        n_characters = min(n_tokens * _CHARACTERS_PER_TOKEN, len(self.text))
+        return truncate_at_word(self.text, n_characters / max(len(self.text), 1))
 
     def add_text(self, text: str, n_tokens: int) -> None:
         """n_tokens: number of tokens of all text so far; 0 if it is unknown."""

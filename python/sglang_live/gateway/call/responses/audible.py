@@ -55,12 +55,9 @@ class AudibleResponses:
 
     def is_ending(self) -> bool:
         """Whether these are the last moments of all responses."""
-        is_sent = all(
-            response.playback.clock.finished
-            for response in self._responses
-            if self._monitor.audible(response.playback)
-        )
-        return is_sent and self.buffered_s <= _ENDING_S
+        audible = [r for r in self._responses if self._monitor.audible(r.playback)]
+        left_s = sum(response.unheard_s(self._monitor.now_s) for response in audible)
+        return all(response.writer.done for response in audible) and left_s <= _ENDING_S
 
     def add(self, response: ActiveResponse) -> None:
         self._responses = [older for older in self._responses if not older.playback.retired]

@@ -9,7 +9,6 @@ response is done, and nothing later is about this response.
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from sglang_live.core import AudioDelta, TurnDone, Usage
 from sglang_live.errors import LiveError
@@ -137,18 +136,17 @@ class ResponseWriter:
             self.error = error
             self._finish("failed", error.code)
 
+    def audio_sent(self, frame: bytes) -> None:
+        """The network took the next audio of the response, in the item's format."""
+        assert self.item is not None
+        self.item.audio_sent(frame)
+        self._on_audio_sent(frame, self.item.audio_format.duration_ms(len(frame)) / 1000)
+
     def _send_frames(self, frames: list[bytes]) -> None:
         for frame in frames:
             item = self._open_item()
             item.made_bytes += len(frame)
-            duration_s = item.audio_format.duration_ms(len(frame)) / 1000
-            on_sent = partial(self._audio_sent, frame, duration_s)
-            self._port.audio_added(self, item, frame, on_sent)
-
-    def _audio_sent(self, frame: bytes, duration_s: float) -> None:
-        assert self.item is not None
-        self.item.audio_sent(frame)
-        self._on_audio_sent(frame, duration_s)
+            self._port.audio_added(self, item, frame)
 
     def _open_item(self) -> AssistantItem:
         if self.item:

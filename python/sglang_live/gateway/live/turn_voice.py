@@ -1,0 +1,257 @@
+"""A model with turns as the voice of a Live session.
+
+In: the user's audio, what the application appends. Out: speech, the user's words, delegations.
+Owner: one TurnVoice per session. The server's turn taking decides when to speak; what the
+application wants said waits until nobody speaks.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from sglang_live.aio import Timer, close_all
+from sglang_live.core import HistoryItem, PromptContent, TextPart
+from sglang_live.errors import LiveError
+from sglang_live.gateway.call.call import Call
+from sglang_live.gateway.call.conversation.assistant_item import AssistantItem
+from sglang_live.gateway.call.conversation.items import (
+    FunctionCallItem,
+    FunctionItem,
+    Item,
+    MessageItem,
+    TextContent,
+    TextKind,
+)
+from sglang_live.gateway.call.ports import FrameReport
+from sglang_live.gateway.call.responses.plan import ResponsePlan
+from sglang_live.gateway.call.responses.writer import ResponseWriter
+from sglang_live.gateway.call.settings import SessionConfig
+from sglang_live.gateway.errors import ClientEventError, cut
+from sglang_live.gateway.live.speech import Speech
+from sglang_live.gateway.live.voice import TICK_MS, AppendKind, Said, Spoken, VoiceListener
+from sglang_live.gateway.parts import GatewayParts
+from sglang_live.gateway.rate_limits import RateLimitStatus
+from sglang_live.ids import new_id
+from sglang_live.orchestrator.sessions import VoiceSession
+
+# How the model is told what to do with what the application appends.
+_TELLING: dict[AppendKind, str] = {
+    "instructions": "{}",
+    "thinking": "For your information, not to be said aloud: {}",
+    "commentary": "Speak to the user now, in your own words, about this: {}",
+}
+# Turns whose transcripts are late: more fail (call/turns/input_transcription.py).
+_MAX_TURNS = 32
+_ACKNOWLEDGE = "The task has begun. Tell the user in a few words that you are looking into it."
+
+
+class TurnVoice:
+    def __init__(
+        self,
+        session: VoiceSession,
+        config: SessionConfig,
+        parts: GatewayParts,
+        listener: VoiceListener,
+        owner: str,
+        acknowledgement_delay_ms: int,
+    ):
+        self.acknowledgement_delay_ms = acknowledgement_delay_ms
+        self._config = config
+        self._parts = parts
+        self._speech = Speech(config.output_format)
+        self._port = _Port(self._speech, listener, self._on_wordless)
+        early_s = TICK_MS / 1000
+        self._call = Call(session, config, parts, self._port, self._speech, owner, early_s)
+        self._acknowledgement = Timer(parts.clock, self._acknowledge, "acknowledgement")
+
+    @property
+    def at_work(self) -> bool:
+        return self._call.at_work or self._port.wants is not None or self._speech.waits
+
+    async def begin(self, before: Iterable[Said]) -> None:
+        limit, config = self._parts.context_limit, self._config
+        await limit.check(
+            PromptContent(instructions=config.instructions), header_at="session.instructions"
+        )
+        items = [_message(said.role, said.text) for said in before]
+        history = [seen for item in items if (seen := item.history())]
+        content = PromptContent.of(history, config.instructions)
+        await limit.check(content, items_at="session.input")
+        for item in items:
+            self._call.changes.add(item)
+
+    async def hear(self, raw: bytes) -> None:
+        await self._call.turns.hear(raw)
+
+    def take(self, n_bytes: int) -> Spoken:
+        if self._port.wants and not self._port.user_speaks and not self._call.at_work:
+            self._speak(acknowledges=self._port.wants == "acknowledgement")
+        return self._speech.take(n_bytes)
+
+    async def append(self, kind: AppendKind, text: str, delegation_id: str | None) -> None:
+        if delegation_id is not None and delegation_id not in self._port.delegations:
+            raise ClientEventError(
+                f"There is no delegation '{cut(delegation_id)}'.", param="delegation_id"
+            )
+        item = self._appended(kind, text, delegation_id)
+        await self._parts.context_limit.check_item(item, "content")
+        self._call.conversation.budget.check(item.size_bytes)
+        if delegation_id is not None and isinstance(item, FunctionItem):
+            self._port.delegations[delegation_id].is_answered = True
+        self._call.changes.add(item)
+        if kind != "instructions":
+            self._acknowledgement.disarm()
+        if kind == "commentary":
+            self._port.wants = "commentary"
+
+    def stop_speaking(self) -> None:
+        self._port.wants = None
+        self._call.responses.interrupt()
+
+    async def close(self) -> None:
+        self._port.wants = None
+        await close_all(self._acknowledgement.disarm, self._call.close)
+
+    def _appended(self, kind: AppendKind, text: str, delegation_id: str | None) -> Item:
+        """The first report on a delegation is the output of its call."""
+        told = _TELLING[kind].format(text)
+        if delegation_id is None or kind == "instructions":
+            return _message("system", told)
+        if self._port.delegations[delegation_id].is_answered:
+            return _message("system", told)
+        fields = {"call_id": delegation_id, "output": told}
+        seen = HistoryItem(key=new_id("key"), role="tool", parts=(TextPart(told),))
+        return FunctionItem(new_id("item"), "function_call_output", fields, seen)
+
+    def _speak(self, *, acknowledges: bool) -> None:
+        plan = ResponsePlan(
+            config=self._config, decided_at_s=self._parts.clock.now_s(), instructed=True
+        )
+        if acknowledges:
+            self._port.acknowledgements.add(plan.response_id)
+        self._call.responses.create_when_idle(plan)
+
+    def _on_wordless(self) -> None:
+        self._acknowledgement.arm(self.acknowledgement_delay_ms / 1000)
+
+    def _acknowledge(self) -> None:
+        self._call.changes.add(_message("system", _ACKNOWLEDGE))
+        self._port.wants = self._port.wants or "acknowledgement"
+
+
+@dataclass(slots=True)
+class _Delegation:
+    is_answered: bool = False
+
+
+class _Port:
+    """The facts of the call, as far as a Live session has a use for them.
+
+    user_speaks: a turn of the user has begun and not ended.
+    wants: what is to be said without a turn of the user, and no response knows yet.
+    acknowledgements: responses that only say that work has begun.
+    delegations: by id, which is that of the function call.
+    """
+
+    def __init__(self, speech: Speech, listener: VoiceListener, on_wordless: Callable[[], None]):
+        """on_wordless: called when work was delegated without a word to the user."""
+        self.user_speaks = False
+        self.wants: Literal["commentary", "acknowledgement"] | None = None
+        self.acknowledgements: set[str] = set()
+        self.delegations: dict[str, _Delegation] = {}
+        self._speech = speech
+        self._listener = listener
+        self._on_wordless = on_wordless
+        self._turn_starts: dict[str, int] = {}  # of those whose words may still come, by item
+
+    # --- the user ---
+
+    def speech_started(self, start_ms: int, item_id: str) -> None:
+        self.user_speaks = True
+        self._turn_starts[item_id] = start_ms
+        if len(self._turn_starts) > _MAX_TURNS:
+            del self._turn_starts[next(iter(self._turn_starts))]
+
+    def speech_stopped(self, end_ms: int, item_id: str) -> None:
+        self.user_speaks = False
+
+    def turn_committed(self, item_id: str, previous_id: str | None, duration_ms: float) -> None:
+        """A response follows."""
+
+    def words_heard(self, item_id: str, text: str, start_ms: float, end_ms: float) -> None:
+        begin_ms = self._turn_starts.get(item_id, 0)
+        self._listener.user_said(text, begin_ms + start_ms, begin_ms + end_ms)
+
+    def transcript_completed(self, item_id: str, text: str, duration_s: float) -> None:
+        self._turn_starts.pop(item_id, None)
+
+    def transcript_failed(self, item_id: str, error: LiveError) -> None:
+        self._turn_starts.pop(item_id, None)
+
+    def audio_cleared(self) -> None:
+        """The protocol clears none."""
+
+    def user_is_idle(self, start_ms: int, end_ms: int, item_id: str) -> None:
+        """Silence has no turn in it."""
+
+    def voice_suspected(self, onset_ms: int) -> None:
+        """The client hears it."""
+
+    def voice_ignored(self, decision: str, reason: str, onset_ms: int, end_ms: int) -> None:
+        """The client hears it."""
+
+    def frame_done(self, report: FrameReport) -> None:
+        """There are turns."""
+
+    # --- the conversation, which the protocol does not show ---
+
+    def item_added(self, item: Item, previous_id: str | None) -> None: ...
+
+    def item_dropped(self, item_id: str, response_id: str | None) -> None: ...
+
+    def item_truncated(self, item_id: str, heard_ms: int) -> None: ...
+
+    # --- responses ---
+
+    def response_created(self, writer: ResponseWriter) -> None:
+        self.wants = None  # it knows all that was appended
+
+    def limits_changed(self, limits: RateLimitStatus) -> None:
+        """The protocol does not show them."""
+
+    def item_opened(
+        self, writer: ResponseWriter, item: AssistantItem, previous_id: str | None
+    ) -> None:
+        self._speech.open(writer, item)
+
+    def text_added(self, writer: ResponseWriter, item: AssistantItem, text: str) -> None:
+        """It leaves with its audio."""
+
+    def audio_added(self, writer: ResponseWriter, item: AssistantItem, frame: bytes) -> None:
+        self._speech.add(writer.id, frame)
+
+    def item_closed(
+        self, writer: ResponseWriter, item: AssistantItem, previous_id: str | None
+    ) -> None:
+        self._speech.close(writer.id)
+
+    def function_called(
+        self, writer: ResponseWriter, item: FunctionCallItem, previous_id: str | None
+    ) -> None:
+        assert item.call_id is not None
+        if writer.id in self.acknowledgements:
+            return  # the work that it speaks of has begun
+        self.delegations[item.call_id] = _Delegation()
+        self._listener.delegated(item.call_id)
+        if writer.item is None:
+            self._on_wordless()
+
+    def response_done(self, writer: ResponseWriter) -> None:
+        self.acknowledgements.discard(writer.id)
+        if writer.error is not None:
+            self._listener.voice_failed(writer.error)
+
+
+def _message(role: Literal["system", "user", "assistant"], text: str) -> MessageItem:
+    kind: TextKind = "output_text" if role == "assistant" else "input_text"
+    return MessageItem(new_id("item"), role, (TextContent(kind, text),))
