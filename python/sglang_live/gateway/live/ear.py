@@ -54,7 +54,7 @@ class Ear:
         self._take(raw)
 
     def pass_time(self, now_ms: float) -> None:
-        """So much time has passed since the session started."""
+        """The session has lasted until now."""
         self._now_ms = now_ms
         late_ms = now_ms - self._came_ms
         if late_ms > (0 if self._starves or self.deaf else LATE_MS):

@@ -33,7 +33,7 @@ class _Utterance:
     is_whole: bool = False
 
     def take(self, most: int) -> bytes:
-        """At most so many bytes."""
+        """The next bytes, at most this number."""
         taken = bytearray()
         while self.frames and len(taken) < most:
             frame = self.frames.popleft()

@@ -2,7 +2,7 @@
 
 In: the user's audio, what the application appends. Out: speech, the user's words, delegations.
 Owner: one TurnVoice per session. The server's turn taking decides when to speak; what the
-application wants said waits until nobody speaks.
+application wants said waits until it is quiet.
 """
 
 from collections.abc import Callable, Iterable
