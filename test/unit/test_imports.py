@@ -93,7 +93,7 @@ BUDGETS = {
     "extensions/lending": 3_420,
     "extensions/planner": 5_510,
     "gateway": 15_760,
-    "interaction": 3_230,
+    "interaction": 3_245,
     "kernels": 20,
     "kv": 1_020,
     "models": 11_040,

@@ -66,7 +66,7 @@ class Call:
         self._monitor = SessionMonitor(
             session, parts.clock, parts.metrics, self._timeline, parts.user_prior, early_s
         )
-        echo = EchoFilter(parts.clock, parts.metrics, parts.echo_thread)
+        echo = EchoFilter(parts.clock, parts.metrics, parts.echo_thread, early_s)
         self.audible = AudibleResponses(
             lanes, port, self.conversation, self._monitor, parts.metrics, echo
         )

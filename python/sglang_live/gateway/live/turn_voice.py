@@ -42,6 +42,7 @@ _TELLING: dict[AppendKind, str] = {
 }
 # Turns whose transcripts are late: more fail (call/turns/input_transcription.py).
 _MAX_TURNS = 32
+_MAX_DELEGATIONS = 4096
 _ACKNOWLEDGE = "The task has begun. Tell the user in a few words that you are looking into it."
 
 
@@ -242,6 +243,8 @@ class _Port:
         if writer.id in self.acknowledgements:
             return  # the work that it speaks of has begun
         self.delegations[item.call_id] = _Delegation()
+        if len(self.delegations) > _MAX_DELEGATIONS:
+            del self.delegations[next(iter(self.delegations))]
         self._listener.delegated(item.call_id)
         if writer.item is None:
             self._on_wordless()
