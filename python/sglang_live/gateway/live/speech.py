@@ -58,6 +58,7 @@ class Speech:
     def __init__(self, form: WireFormat):
         self._form = form
         self._utterances: deque[_Utterance] = deque()
+        self._has_spoken = False
         self._held: set[str] = set()
 
     @property
@@ -98,7 +99,7 @@ class Speech:
             if piece := utterance.take(n_bytes - len(audio)):
                 audio += piece
                 sent.append(partial(utterance.writer.audio_sent, piece))
-            text += utterance.new_text()
+            text += self._new_text_of(utterance)
             if utterance.frames or not utterance.is_whole:
                 break
             self._utterances.popleft()
@@ -106,6 +107,15 @@ class Speech:
         silence = self._form.silence
         audio += silence * ((n_bytes - len(audio)) // len(silence))
         return Spoken(bytes(audio), is_silence, text, partial(_call_all, sent))
+
+    def _new_text_of(self, utterance: _Utterance) -> str:
+        is_first = not utterance.n_said
+        text = utterance.new_text()
+        if text and is_first:
+            # Clients join the fragments of a session as they are.
+            text = (" " if self._has_spoken and not text[0].isspace() else "") + text
+            self._has_spoken = True
+        return text
 
     def _of(self, lane: str) -> list[_Utterance]:
         return [each for each in self._utterances if each.writer.id == lane]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sglang_live.aio import Timer, close_all
+from sglang_live.clock import Clock
 from sglang_live.core import HistoryItem, PromptContent, TextPart
 from sglang_live.errors import LiveError
 from sglang_live.gateway.call.call import Call
@@ -42,6 +43,8 @@ _TELLING: dict[AppendKind, str] = {
 }
 # Turns whose transcripts are late: more fail (call/turns/input_transcription.py).
 _MAX_TURNS = 32
+# A transcript begins after the first audio of the response, and takes less than that.
+_LATE_WORDS_S = 3.0
 _MAX_DELEGATIONS = 4096
 _ACKNOWLEDGE = "The task has begun. Tell the user in a few words that you are looking into it."
 
@@ -60,7 +63,7 @@ class TurnVoice:
         self._config = config
         self._parts = parts
         self._speech = Speech(config.output_format)
-        self._port = _Port(self._speech, listener, self._on_wordless)
+        self._port = _Port(self._speech, listener, parts.clock, self._on_wordless)
         early_s = TICK_MS / 1000
         self._call = Call(session, config, parts, self._port, self._speech, owner, early_s)
         self._acknowledgement = Timer(parts.clock, self._acknowledge, "acknowledgement")
@@ -111,7 +114,7 @@ class TurnVoice:
 
     async def close(self) -> None:
         self._port.wants = None
-        await close_all(self._acknowledgement.disarm, self._call.close)
+        await close_all(self._acknowledgement.disarm, self._port.close, self._call.close)
 
     def _appended(self, kind: AppendKind, text: str, delegation_id: str | None) -> Item:
         """The first report on a delegation is the output of its call."""
@@ -151,10 +154,17 @@ class _Port:
     user_speaks: a turn of the user has begun and not ended.
     wants: what is to be said without a turn of the user, and no response knows yet.
     acknowledgements: responses that only say that work has begun.
-    delegations: by id, which is that of the function call.
+    delegations: by id, which is that of the function call. The application works from the user's
+        words, so it learns of one after those, unless they are late.
     """
 
-    def __init__(self, speech: Speech, listener: VoiceListener, on_wordless: Callable[[], None]):
+    def __init__(
+        self,
+        speech: Speech,
+        listener: VoiceListener,
+        clock: Clock,
+        on_wordless: Callable[[], None],
+    ):
         """on_wordless: called when work was delegated without a word to the user."""
         self.user_speaks = False
         self.wants: Literal["commentary", "acknowledgement"] | None = None
@@ -163,6 +173,10 @@ class _Port:
         self._speech = speech
         self._listener = listener
         self._on_wordless = on_wordless
+        self._heard_item: str | None = None  # of the newest words
+        self._unwritten: set[str] = set()  # turns whose words are not known yet, by item
+        self._unannounced: list[str] = []
+        self._late_words = Timer(clock, self._announce, "late words")
         self._turn_starts: dict[str, int] = {}  # of those whose words may still come, by item
 
     # --- the user ---
@@ -177,17 +191,32 @@ class _Port:
         self.user_speaks = False
 
     def turn_committed(self, item_id: str, previous_id: str | None, duration_ms: float) -> None:
-        """A response follows."""
+        self._unwritten.add(item_id)
 
     def words_heard(self, item_id: str, text: str, start_ms: float, end_ms: float) -> None:
         begin_ms = self._turn_starts.get(item_id, 0)
+        if self._heard_item not in (None, item_id) and not text[:1].isspace():
+            text = f" {text}"  # clients join the fragments of a session as they are
+        self._heard_item = item_id
         self._listener.user_said(text, begin_ms + start_ms, begin_ms + end_ms)
 
     def transcript_completed(self, item_id: str, text: str, duration_s: float) -> None:
-        self._turn_starts.pop(item_id, None)
+        self._written(item_id)
 
     def transcript_failed(self, item_id: str, error: LiveError) -> None:
+        self._written(item_id)
+
+    def _written(self, item_id: str) -> None:
         self._turn_starts.pop(item_id, None)
+        self._unwritten.discard(item_id)
+        if not self._unwritten:
+            self._announce()
+
+    def _announce(self) -> None:
+        self._late_words.disarm()
+        announced, self._unannounced = self._unannounced, []
+        for delegation_id in announced:
+            self._listener.delegated(delegation_id)
 
     def audio_cleared(self) -> None:
         """The protocol clears none."""
@@ -245,9 +274,16 @@ class _Port:
         self.delegations[item.call_id] = _Delegation()
         if len(self.delegations) > _MAX_DELEGATIONS:
             del self.delegations[next(iter(self.delegations))]
-        self._listener.delegated(item.call_id)
+        self._unannounced.append(item.call_id)
+        if self._unwritten:
+            self._late_words.arm(_LATE_WORDS_S)
+        else:
+            self._announce()
         if writer.item is None:
             self._on_wordless()
+
+    def close(self) -> None:
+        self._late_words.disarm()
 
     def response_done(self, writer: ResponseWriter) -> None:
         self.acknowledgements.discard(writer.id)

@@ -5,6 +5,7 @@ import asyncio
 from sglang_live.errors import StageFailedError
 from test.unit.gateway.fakes import done, paced, spoken, voice
 from test.unit.gateway.live.world import (
+    HEARD,
     SAID,
     LiveWorld,
     errors,
@@ -12,6 +13,7 @@ from test.unit.gateway.live.world import (
     text_of,
 )
 from test.unit.gateway.realtime.playback_world import interrupted_end
+from test.unit.gateway.realtime.test_input_transcription import written
 
 CALL = done(function_calls=('{"name": "delegate", "arguments": {}}',))
 COMMENTARY, THINKING = "session.commentary.append", "session.thinking.append"
@@ -129,9 +131,28 @@ async def test_the_application_does_what_the_model_delegates():
         assert len(turns(world)) == 1
         add(client, COMMENTARY, "It is 10:00.", delegation["id"])
         await client.ticks(15)
-        assert text_of(client.events) == "Let me look.It is ten."
+        assert text_of(client.events) == "Let me look. It is ten."
         roles = [role for role, _ in texts(turns(world)[-1])]
         assert roles == ["system", "assistant", "tool", "system"]
+
+
+async def test_a_delegation_comes_after_the_words_that_it_is_about():
+    world = LiveWorld([*spoken("Let me look.", 400)[:-1], CALL], written("What is the time?"))
+    async with world.connect() as client:
+        await client.ticks(40, voice(1000))
+        [heard] = client.of(HEARD)
+        [created] = client.of("session.delegation.created")
+        assert heard["delta"] == "What is the time?"
+        assert client.events.index(heard) < client.events.index(created)
+
+
+async def test_a_delegation_does_not_wait_long_for_words():
+    world = LiveWorld([*spoken("Let me look.", 400)[:-1], CALL], [asyncio.Event()])
+    async with world.connect() as client:
+        await client.ticks(30, voice(1000))
+        assert not client.of("session.delegation.created")
+        await client.ticks(30, bytes(4800))
+        assert len(client.of("session.delegation.created")) == 1
 
 
 async def test_a_delegation_without_a_word_is_acknowledged_after_its_delay():
