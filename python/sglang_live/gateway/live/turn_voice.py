@@ -63,9 +63,11 @@ class TurnVoice:
         self._config = config
         self._parts = parts
         self._speech = Speech(config.output_format)
-        self._port = _Port(self._speech, listener, parts.clock, self._on_wordless)
+        self._port = _Port(self._speech, listener, parts.clock, self._on_wordless, self._on_dropped)
         early_s = TICK_MS / 1000
         self._call = Call(session, config, parts, self._port, self._speech, owner, early_s)
+        self._restores = False
+        self._rules: dict[str, str] = {}  # instructions that were appended, by item
         self._acknowledgement = Timer(parts.clock, self._acknowledge, "acknowledgement")
 
     @property
@@ -102,9 +104,11 @@ class TurnVoice:
         self._call.conversation.budget.check(item.size_bytes)
         if delegation_id is not None and isinstance(item, FunctionItem):
             self._port.delegations[delegation_id].is_answered = True
-        self._call.changes.add(item)
-        if kind != "instructions":
+        if kind == "instructions":
+            self._rules[item.id] = text
+        else:
             self._acknowledgement.disarm()
+        self._call.changes.add(item)
         if kind == "commentary":
             self._port.wants = "commentary"
 
@@ -126,6 +130,17 @@ class TurnVoice:
         fields = {"call_id": delegation_id, "output": told}
         seen = HistoryItem(key=new_id("key"), role="tool", parts=(TextPart(told),))
         return FunctionItem(new_id("item"), "function_call_output", fields, seen)
+
+    def _on_dropped(self, item_id: str) -> None:
+        """Instructions last: those that leave with the oldest items come again as the newest."""
+        text = self._rules.pop(item_id, None)
+        # Where there is no room but for instructions, each would drop another one.
+        if text is not None and not self._restores:
+            item = _message("system", text)
+            self._rules[item.id] = text
+            self._restores = True
+            self._call.changes.add(item)
+            self._restores = False
 
     def _speak(self, *, acknowledges: bool) -> None:
         plan = ResponsePlan(
@@ -164,8 +179,13 @@ class _Port:
         listener: VoiceListener,
         clock: Clock,
         on_wordless: Callable[[], None],
+        on_dropped: Callable[[str], None],
     ):
-        """on_wordless: called when work was delegated without a word to the user."""
+        """
+        Args:
+            on_wordless: called when work was delegated without a word to the user.
+            on_dropped: called with an item that has left the conversation.
+        """
         self.user_speaks = False
         self.wants: Literal["commentary", "acknowledgement"] | None = None
         self.acknowledgements: set[str] = set()
@@ -173,6 +193,7 @@ class _Port:
         self._speech = speech
         self._listener = listener
         self._on_wordless = on_wordless
+        self._on_dropped = on_dropped
         self._heard_item: str | None = None  # of the newest words
         self._unwritten: set[str] = set()  # turns whose words are not known yet, by item
         self._unannounced: list[str] = []
@@ -237,7 +258,8 @@ class _Port:
 
     def item_added(self, item: Item, previous_id: str | None) -> None: ...
 
-    def item_dropped(self, item_id: str, response_id: str | None) -> None: ...
+    def item_dropped(self, item_id: str, response_id: str | None) -> None:
+        self._on_dropped(item_id)
 
     def item_truncated(self, item_id: str, heard_ms: int) -> None: ...
 

@@ -89,6 +89,21 @@ async def test_thinking_and_instructions_are_never_spoken():
         assert known[0][1].endswith("The user is Ann.") and known[1] == ("system", "Be formal.")
 
 
+async def test_instructions_outlast_what_leaves_a_full_conversation():
+    world = LiveWorld(spoken("Yes.", 400), max_conversation_bytes=2000)
+    async with world.connect() as client:
+        add(client, INSTRUCTIONS, "Be formal.")
+        for n in range(30):
+            add(client, THINKING, f"{n}:" + "x" * 200)
+        await client.ticks(3)
+        add(client, COMMENTARY, "Go.")
+        await client.ticks(3)
+        [turn] = turns(world)
+        known = [text for _, text in texts(turn)]
+        assert known.count("Be formal.") == 1
+        assert len(known) < 15 and not any(" 0:x" in text for text in known)
+
+
 async def test_appends_are_acknowledged_in_order_and_in_time():
     world = LiveWorld()
     async with world.connect() as client:
