@@ -28,6 +28,7 @@ from sglang_live.devices import UsedDevices, check_devices, devices_of_ranks
 from sglang_live.environment import provide_home, start_in_utf8_mode
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.app import build_app
+from sglang_live.gateway.call.settings import TurnConfig
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.connection_guard import ConnectionGuard, ConnectionLimits
 from sglang_live.gateway.draining import Drain
@@ -37,7 +38,6 @@ from sglang_live.gateway.listen_socket import ListenSocket
 from sglang_live.gateway.model import ServedModel
 from sglang_live.gateway.native.limits import NativeLimits, found_in_templates
 from sglang_live.gateway.native.upstream import NativeConfig
-from sglang_live.gateway.realtime.turn_detection import TurnConfig
 from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path
 from sglang_live.model_flags import check_flags, check_sizes
 from sglang_live.models.composition import fetched

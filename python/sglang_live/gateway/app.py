@@ -1,8 +1,8 @@
 """The gateway as one ASGI application.
 
-In: an Orchestrator. Out: /v1/realtime, /v1/audio/*, /v1/chat/completions, /v1/models,
-/v1/capacity, /health, /metrics, /openapi.json, the page, SGLang's own HTTP API behind a guard, and
-what extensions add.
+In: an Orchestrator. Out: /v1/realtime, /v1/live/sessions, /v1/audio/*, /v1/chat/completions,
+/v1/models, /v1/capacity, /health, /metrics, /openapi.json, the page, SGLang's own HTTP API behind a
+guard, and what extensions add.
 Without a language model it refuses what needs one, with an error that says so.
 """
 
@@ -26,6 +26,7 @@ from sglang_live.gateway.connection_guard import Framing
 from sglang_live.gateway.draining import Drain, DrainGate
 from sglang_live.gateway.errors import (
     ERROR_FORMS,
+    LIVE_PATH,
     REALTIME_PATH,
     InvalidKeyError,
     NoLanguageModelError,
@@ -37,13 +38,14 @@ from sglang_live.gateway.http.health import Health, HealthRoute, capacity_body
 from sglang_live.gateway.http.page import notice, page_routes
 from sglang_live.gateway.http.speech import SpeechRoute
 from sglang_live.gateway.http.transcription import TranscriptionRoute
+from sglang_live.gateway.live.route import LiveRoute
 from sglang_live.gateway.model import check_model
 from sglang_live.gateway.native.limits import NativeLimits
 from sglang_live.gateway.native.proxy import NativeProxy
 from sglang_live.gateway.native.routes import FLUSH, LIMITED, ROUTES
 from sglang_live.gateway.parts import Endpoint, GatewayAddition, GatewayParts, refusing
 from sglang_live.gateway.realtime.client_secrets import ClientSecrets, ClientSecretsRoute
-from sglang_live.gateway.realtime.connection import RealtimeRoute
+from sglang_live.gateway.realtime.route import RealtimeRoute
 from sglang_live.gateway.same_machine import SameMachine
 from sglang_live.interaction.endpoint import EndpointModel
 from sglang_live.interaction.filters.voiceprint import SpeakerModel
@@ -101,6 +103,7 @@ def build_app(
     routes = _Routes(parts)
     secrets = ClientSecrets()
     routes.found.append(WebSocketRoute(REALTIME_PATH, RealtimeRoute(parts, secrets).__call__))
+    routes.found.append(WebSocketRoute(LIVE_PATH, LiveRoute(parts).__call__))
     _add_speech(routes, parts)
     if config.model.has_language_model:
         _add_generating(routes, parts, secrets)

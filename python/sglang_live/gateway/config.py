@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sglang_live.gateway.auth import KeyConfig
+from sglang_live.gateway.call.settings import TurnConfig
 from sglang_live.gateway.flex.gate import FlexConfig
 from sglang_live.gateway.http.body import InputLimits
 from sglang_live.gateway.http.media_guard import MediaConfig
 from sglang_live.gateway.model import ServedModel
 from sglang_live.gateway.native.upstream import NativeConfig
 from sglang_live.gateway.rate_limits import ClientLimits
-from sglang_live.gateway.realtime.turn_detection import TurnConfig
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.settings import Count, Positive, Settings
 

@@ -18,7 +18,7 @@ from sglang_live.errors import BadInputError, LiveError
 
 log = logging.getLogger(__name__)
 
-REALTIME_PATH = "/v1/realtime"
+REALTIME_PATH, LIVE_PATH = "/v1/realtime", "/v1/live/sessions"
 _CODES = {404: "unknown_url", 405: "method_not_supported", 413: "request_too_large"}
 CLOSE_POLICY_VIOLATION = 1008
 # Errors quote the faulty input, which may be as long as a whole frame.
@@ -76,8 +76,8 @@ class UpgradeError(BadInputError):
     http_status = 426
     headers: ClassVar[Mapping[str, str]] = {"Upgrade": "websocket"}
 
-    def __init__(self) -> None:
-        super().__init__(f"{REALTIME_PATH} is a WebSocket: send 'Upgrade: websocket'.")
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} is a WebSocket: send 'Upgrade: websocket'.")
 
 
 class InvalidKeyError(BadInputError):
@@ -155,11 +155,11 @@ async def unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
         message = (
             f"There is no WebSocket at {cut(path)}. The realtime API is at "
-            f"{REALTIME_PATH}?model=NAME."
+            f"{REALTIME_PATH}?model=NAME, the Live API at {LIVE_PATH}."
         )
         await refuse(UnknownUrlError(message), scope, receive, send)
-    elif path == REALTIME_PATH:
-        await refuse(UpgradeError(), scope, receive, send)
+    elif path == REALTIME_PATH or (path == LIVE_PATH and scope["method"] == "GET"):
+        await refuse(UpgradeError(path), scope, receive, send)
     else:
         message = f"Unknown request URL: {scope['method']} {cut(path)}."
         await refuse(UnknownUrlError(message), scope, receive, send)

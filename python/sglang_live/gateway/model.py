@@ -9,8 +9,9 @@ from sglang_live.settings import Settings
 
 # Clients of OpenAI's servers send one of these unless they are told another.
 _OPENAI_VOICES = (
-    *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova"),
-    *("onyx", "sage", "shimmer", "verse"),
+    *("alloy", "ash", "ballad", "beacon", "bossa", "cedar", "cinder", "coral", "delta", "echo"),
+    *("fable", "gleam", "marin", "meridian", "nova", "onyx", "quartz", "ripple", "sage"),
+    *("shida", "shimmer", "stone", "tempo", "verse", "vesper", "willow"),
 )
 _MOST_LISTED = 20
 # What SGLang's clients call the one model of a server.

@@ -20,15 +20,15 @@ from sglang_live.capacity.control import Capacity
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import CapacityError, LiveError
 from sglang_live.gateway.auth import Keys
+from sglang_live.gateway.call.context_limit import ContextLimit
+from sglang_live.gateway.call.conversation.conversation import ItemBudget
 from sglang_live.gateway.chat.messages import SpokenAnswers
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.draining import Drain
 from sglang_live.gateway.errors import error_response
 from sglang_live.gateway.flex.gate import FlexGate
 from sglang_live.gateway.flex.tier import Tiers
-from sglang_live.gateway.rate_limits import OutOfBandSlots, RateLimits
-from sglang_live.gateway.realtime.context_limit import ContextLimit
-from sglang_live.gateway.realtime.conversation.conversation import ItemBudget
+from sglang_live.gateway.rate_limits import OpenSessions, OutOfBandSlots, RateLimits
 from sglang_live.ids import new_id
 from sglang_live.interaction.endpoint import EndpointModel, EndpointThreads
 from sglang_live.interaction.filters.other_voices import OtherVoices, SpeakerThread
@@ -132,6 +132,7 @@ class GatewayParts:
     tiers: Tiers = field(init=False)
     flex: FlexGate = field(init=False)
     rate_limits: RateLimits = field(init=False)
+    open_sessions: OpenSessions = field(init=False)
     out_of_band_slots: OutOfBandSlots = field(init=False)
     item_budget: ItemBudget = field(init=False)
     context_limit: ContextLimit = field(init=False)
@@ -151,6 +152,7 @@ class GatewayParts:
         metrics.flex_running.set_function(lambda: self.flex.n_running)
         metrics.flex_waiting.set_function(lambda: self.flex.n_waiting)
         self.rate_limits = RateLimits(config.limits.max_responses_per_minute, self.clock)
+        self.open_sessions = OpenSessions(config.limits)
         self.out_of_band_slots = OutOfBandSlots(config.sessions.max_out_of_band_responses_in_all)
         self.item_budget = ItemBudget(config.sessions.max_conversation_bytes_of_all)
         self.context_limit = ContextLimit(self.orchestrator, metrics)

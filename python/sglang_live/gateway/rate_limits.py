@@ -1,10 +1,12 @@
-"""Limits on responses per key and minute, and on out-of-band responses at one time.
+"""Limits on sessions and responses of a key, and on out-of-band responses at one time.
 
 In: responses that are about to start. Out: the limit's status, or RateLimitError.
 Owner: one RateLimits per process; sessions and HTTP requests of a key count together.
 """
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,6 +56,40 @@ class ClientLimits(Settings):
 class RateLimitError(LiveError):
     code = "rate_limit_exceeded"
     http_status = 429
+
+
+class TooManySessionsError(RateLimitError):
+    """One key, or one client secret, has its limit of sessions open."""
+
+
+class OpenSessions:
+    """Sessions by key, and by client secret.
+
+    Owner: one OpenSessions per process; the sessions of all protocols count together.
+    """
+
+    def __init__(self, limits: ClientLimits):
+        self._limits = limits
+        self._open: Counter[str] = Counter()
+
+    def check_room(self, owner: str, secret: str | None = None) -> None:
+        """Raises TooManySessionsError."""
+        limit = self._limits.max_sessions_per_key
+        if limit is not None and self._open[owner] >= limit:
+            raise TooManySessionsError(f"This key has {limit} sessions open, its limit.")
+        most = self._limits.max_sessions_per_secret
+        if secret is not None and self._open[secret] >= most:
+            raise TooManySessionsError(f"This client secret has {most} sessions open, its limit.")
+
+    @contextmanager
+    def one(self, *holders: str) -> Iterator[None]:
+        """Count a session while it is open. holders: the key's owner, then its client secret."""
+        self._open.update(holders)
+        try:
+            yield
+        finally:
+            self._open.subtract(holders)
+            self._open += Counter()  # removes counts of zero
 
 
 @dataclass(frozen=True, slots=True)

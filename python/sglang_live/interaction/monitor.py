@@ -58,10 +58,13 @@ class SessionMonitor:
         metrics: GatewayMetrics,
         timeline: Timeline,
         user_prior: UserPrior,
+        early_s: float | None = None,
     ):
+        """early_s: of the playback clocks."""
         self.user_stats = UserStats(user_prior)
         self.timeline = timeline
         self.playbacks: list[ResponsePlayback] = []
+        self._early_s = early_s
         self._session = session
         self._clock = clock
         self._metrics = metrics
@@ -73,6 +76,10 @@ class SessionMonitor:
         self._watcher: asyncio.Task[None] | None = None
         self._wakes_s = 0.0
         session.watch(self._stream_changed)
+
+    @property
+    def now_s(self) -> float:
+        return self._clock.now_s()
 
     # --- the user ---
 
@@ -135,7 +142,7 @@ class SessionMonitor:
         queued_s = [p.clock.dry_at_s for p in self.playbacks if p.clock.sent_s]
         playback = ResponsePlayback(
             response_id=response_id,
-            clock=PlaybackClock(max(queued_s, default=float("-inf"))),
+            clock=PlaybackClock(max(queued_s, default=float("-inf")), self._early_s),
         )
         self.playbacks.append(playback)
         self._played_out_s = None

@@ -45,8 +45,13 @@ class PlaybackClock:
         finished: no more audio will come. stopped: playback has ended for good.
     """
 
-    def __init__(self, not_before_s: float = float("-inf")) -> None:
-        """not_before_s: when the audio of earlier responses, played before this one, ends."""
+    def __init__(self, not_before_s: float = float("-inf"), early_s: float | None = None) -> None:
+        """
+        Args:
+            not_before_s: when the audio of earlier responses, played before this one, ends.
+            early_s: audio is sent in step with its playback, each packet this long before it; a
+                stop comes too late for what was sent. None: it is sent as it is made.
+        """
         self.sent_s = 0.0
         self.underruns = 0
         self.underrun_s = 0.0
@@ -55,6 +60,7 @@ class PlaybackClock:
         self.finished = False
         self.stopped = False
         self._not_before_s = not_before_s
+        self._early_s = early_s
         self._began_s: float | None = None
         # The last accepted point: at _at_s, _heard_s had been heard.
         self._heard_s = 0.0
@@ -102,7 +108,7 @@ class PlaybackClock:
         self.check(now_s)
         if self._began_s is None:
             self._began_s = now_s
-            self._at_s = max(now_s, self._not_before_s)
+            self._at_s = max(now_s + (self._early_s or 0.0), self._not_before_s)
         elif not self.stopped and self._is_dry(now_s):
             self._count_underrun(now_s)
             self._restart(now_s)
@@ -139,7 +145,7 @@ class PlaybackClock:
     def stop(self, now_s: float) -> float:
         """Playback ends here. Returns the seconds heard; acks may still correct them."""
         self.check(now_s)
-        self._heard_s = self.heard_s(now_s)
+        self._heard_s = self.heard_s(now_s) if self._early_s is None else self.sent_s
         self.stopped = True
         return self._heard_s
 
@@ -201,7 +207,7 @@ class PlaybackClock:
     def _restart(self, now_s: float) -> None:
         """All audio sent so far was heard; the next plays from now on."""
         self._heard_s = self.sent_s
-        self._at_s = now_s
+        self._at_s = now_s + (self._early_s or 0.0)
         self._still_since_s = now_s
         if self._last_ack_s is not None:
             self._last_ack_s = now_s

@@ -39,7 +39,7 @@ from sglang_live.gateway.draining import Drain
 from sglang_live.gateway.http.health import Health
 from sglang_live.gateway.parts import GatewayAddition, GatewayParts
 from sglang_live.gateway.rate_limits import ClientLimits
-from sglang_live.gateway.realtime.connection import RealtimeConnection
+from sglang_live.gateway.realtime.route import realtime_link
 from sglang_live.interaction.silero import (
     CONTEXT_SAMPLES,
     SpeechModel,
@@ -488,7 +488,7 @@ async def connected(
 ) -> AsyncIterator[Client]:
     """A client that has read session.created. It leaves at the end and checks the cleanup."""
     wire = MemoryWire()
-    connection = RealtimeConnection(wire, shared or services(orchestrator, **config))
+    connection = realtime_link(wire, shared or services(orchestrator, **config))
     serving = asyncio.create_task(connection.run())
     client = Client(wire)
     await client.expect("session.created")

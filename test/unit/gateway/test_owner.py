@@ -3,7 +3,7 @@
 import asyncio
 
 from sglang_live.gateway.auth import owned_digest, owner_salt
-from sglang_live.gateway.realtime.connection import RealtimeConnection
+from sglang_live.gateway.realtime.route import realtime_link
 
 from .fakes import Client, FakeOrchestrator, MemoryWire, services
 
@@ -25,7 +25,7 @@ async def test_turns_of_one_key_have_one_salt_and_turns_of_two_keys_have_two():
     for owner in ("alice", "alice", "bob"):
         orchestrator, wire = FakeOrchestrator(), MemoryWire()
         serving = asyncio.create_task(
-            RealtimeConnection(wire, services(orchestrator), owner=owner).run()
+            realtime_link(wire, services(orchestrator), owner=owner).run()
         )
         client = Client(wire)
         await client.expect("session.created")

@@ -38,12 +38,19 @@ class WireFormat:
     def duration_ms(self, n_bytes: int) -> float:
         return n_bytes * 1000 / (self.rate_hz * self.sample_bytes)
 
+    @property
+    def silence(self) -> bytes:
+        """One sample of it."""
+        return _SILENCE[self.kind]
+
     def n_bytes(self, duration_ms: float) -> int:
         """Bytes of duration_ms, in whole samples."""
         return int(duration_ms * self.rate_hz / 1000) * self.sample_bytes
 
 
+_SILENCE = {"audio/pcm": bytes(2), "audio/pcmu": b"\xff", "audio/pcma": b"\xd5"}
 PCM = WireFormat("audio/pcm", OUTPUT_RATE_HZ, 2)
+PCM_16K = WireFormat("audio/pcm", INPUT_RATE_HZ, 2)
 PCMU = WireFormat("audio/pcmu", 8_000, 1)
 PCMA = WireFormat("audio/pcma", 8_000, 1)
 FORMATS: dict[str, WireFormat] = {form.kind: form for form in (PCM, PCMU, PCMA)}

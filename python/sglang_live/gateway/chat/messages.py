@@ -14,8 +14,8 @@ from msgspec import Meta
 
 from sglang_live.gateway.errors import ClientEventError, cut
 from sglang_live.gateway.json_forms import Ignored, Strict, missing_parameter
-from sglang_live.gateway.realtime.conversation.item_schema import check_arguments, check_text
 from sglang_live.gateway.realtime.events import Name
+from sglang_live.gateway.realtime.item_schema import check_arguments, check_text
 from sglang_live.gateway.tools import check_name
 
 _MAX_MESSAGES, _MAX_PARTS, _MAX_CALLS = 4_096, 256, 128

@@ -32,6 +32,7 @@ from sglang_live.errors import BadInputError
 from sglang_live.gateway.audio.codec import encode_base64
 from sglang_live.gateway.audio.files import FORMATS, read_audio
 from sglang_live.gateway.auth import owner_salt
+from sglang_live.gateway.call.conversation.items import call_as_text
 from sglang_live.gateway.chat.form import ChatForm, check_spoken
 from sglang_live.gateway.chat.messages import AudioPart as AudioForm
 from sglang_live.gateway.chat.messages import Message, SpokenAnswers, read_messages
@@ -50,8 +51,7 @@ from sglang_live.gateway.http.body import (
 )
 from sglang_live.gateway.model import check_model, known_voice
 from sglang_live.gateway.parts import GatewayParts
-from sglang_live.gateway.realtime.conversation.item_schema import check_text
-from sglang_live.gateway.realtime.conversation.items import call_as_text
+from sglang_live.gateway.realtime.item_schema import check_text
 from sglang_live.gateway.tools import read_calls, tools_of
 from sglang_live.ids import new_id
 

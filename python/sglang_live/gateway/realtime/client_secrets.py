@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from secrets import token_urlsafe
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import UNSET, Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -19,7 +19,7 @@ from sglang_live.gateway.http.body import read_body, read_json, refuse_query
 from sglang_live.gateway.json_forms import Strict
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.events import SessionForm
-from sglang_live.gateway.realtime.session_config import first_config
+from sglang_live.gateway.realtime.session_config import config_json, first_config
 from sglang_live.ids import new_id
 
 _PREFIX = "ek_"
@@ -110,12 +110,13 @@ class ClientSecretsRoute:
         if form.session is not None:
             default = first_config(orchestrator, gateway)
             limit = self._parts.context_limit
-            await limit.check_settings(config, form.session, default, "session")
+            has_tools = form.session.tools is not UNSET
+            await limit.check_settings(config, default, "session", changes_tools=has_tools)
         secret = self._secrets.make(form, owner)
         return JSONResponse(
             {
                 "value": secret.value,
                 "expires_at": int(secret.expires_at_s),
-                "session": config.to_json(new_id("sess")),
+                "session": config_json(config, new_id("sess")),
             }
         )

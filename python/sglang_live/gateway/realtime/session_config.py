@@ -6,18 +6,18 @@ value of a client is echoed unchecked.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
 from sglang_live.gateway.audio.codec import FORMATS, PCM, WireFormat
+from sglang_live.gateway.call.settings import SessionConfig, Truncation
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.json_forms import check_neutral
 from sglang_live.gateway.model import check_model, is_of_openai, known_voice
-from sglang_live.gateway.realtime.conversation.item_schema import check_text
 from sglang_live.gateway.realtime.events import (
     AudioInputForm,
     AudioOutputForm,
@@ -27,10 +27,11 @@ from sglang_live.gateway.realtime.events import (
     TranscriptionForm,
     voice_name,
 )
+from sglang_live.gateway.realtime.item_schema import check_text
 from sglang_live.gateway.realtime.turn_detection import (
-    FrameSettings,
     check_keys,
     detection_json,
+    frames_json,
     merge_frame_mode,
     merge_turn_detection,
 )
@@ -44,17 +45,6 @@ from sglang_live.orchestrator.sessions import Orchestrator
 
 
 _PATH = "session.truncation"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Truncation:
-    """
-    wire: the client's value, for the echo.
-    retention: its meaning here; None: the whole conversation is kept.
-    """
-
-    wire: str | dict[str, Any] = "auto"
-    retention: RetentionConfig | None = None
 
 
 def choose_truncation(
@@ -116,67 +106,39 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
 _MODALITIES = (("audio",), ("text",))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionConfig:
-    """
-    voice: name that the client used, which may be one of OpenAI's.
-    voices: those of the model, the default one first.
-    parallel_tool_calls: a response may call several functions. Strict clients refuse its echo.
-    max_output_tokens: None is "inf".
-    transcription: settings of input transcription; None: no input is transcribed.
-    turn_detection: None: the client ends turns, or frame mode.
-    frames: settings of frame mode; None: the session has turns.
-    """
-
-    model: str
-    voice: str
-    voices: tuple[str, ...] = ()
-    instructions: str = ""
-    output_modalities: tuple[str, ...] = ("audio",)
-    tools: tuple[dict[str, Any], ...] = ()
-    tool_choice: str | dict[str, Any] = "auto"
-    parallel_tool_calls: bool = True
-    max_output_tokens: int | None = None
-    temperature: float | None = None
-    truncation: Truncation
-    input_format: WireFormat = PCM
-    output_format: WireFormat = PCM
-    transcription: dict[str, str | None] | None = None
-    turn_detection: TurnDetection | None
-    frames: FrameSettings | None = None
-
-    def to_json(self, session_id: str) -> dict[str, Any]:
-        frames = self.frames.to_json() if self.frames else None
-        detection = detection_json(self.turn_detection) if self.turn_detection else frames
-        return {
-            "type": "realtime",
-            "object": "realtime.session",
-            "id": session_id,
-            "model": self.model,
-            "output_modalities": list(self.output_modalities),
-            "instructions": self.instructions,
-            "tools": list(self.tools),
-            "tool_choice": self.tool_choice,
-            "max_output_tokens": self.max_output_tokens or "inf",
-            "tracing": None,
-            "truncation": self.truncation.wire,
-            "prompt": None,
-            "include": None,
-            "expires_at": None,
-            "audio": {
-                "input": {
-                    "format": self.input_format.to_json(),
-                    "transcription": self.transcription,
-                    "noise_reduction": None,
-                    "turn_detection": detection,
-                },
-                "output": {
-                    "format": self.output_format.to_json(),
-                    "voice": self.voice,
-                    "speed": 1.0,
-                },
+def config_json(config: SessionConfig, session_id: str) -> dict[str, Any]:
+    """The settings as the protocol shows them. Strict clients refuse parallel_tool_calls."""
+    frames = frames_json(config.frames) if config.frames else None
+    detection = detection_json(config.turn_detection) if config.turn_detection else frames
+    return {
+        "type": "realtime",
+        "object": "realtime.session",
+        "id": session_id,
+        "model": config.model,
+        "output_modalities": list(config.output_modalities),
+        "instructions": config.instructions,
+        "tools": list(config.tools),
+        "tool_choice": config.tool_choice,
+        "max_output_tokens": config.max_output_tokens or "inf",
+        "tracing": None,
+        "truncation": config.truncation.wire,
+        "prompt": None,
+        "include": None,
+        "expires_at": None,
+        "audio": {
+            "input": {
+                "format": config.input_format.to_json(),
+                "transcription": config.transcription,
+                "noise_reduction": None,
+                "turn_detection": detection,
             },
-        }
+            "output": {
+                "format": config.output_format.to_json(),
+                "voice": config.voice,
+                "speed": 1.0,
+            },
+        },
+    }
 
 
 def first_config(

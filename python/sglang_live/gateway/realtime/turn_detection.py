@@ -3,34 +3,15 @@
 In: TurnDetectionForm and the current settings. Out: TurnDetection, or ClientEventError.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from msgspec import UNSET
 
+from sglang_live.gateway.call.settings import FrameSettings
 from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.realtime.events import TurnDetectionForm
 from sglang_live.interaction.vad import DetectionKind, TurnDetection, VadSettings
-from sglang_live.settings import Count, Positive, Settings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnConfig(Settings):
-    """
-    vad: defaults for server_vad; confirm_ms also for semantic_vad.
-    speculate_ms: milliseconds of silence before a speculative turn; None: no speculative turns.
-    turn_prefill_s: seconds of speech in each piece of a turn prefill; None: there are no pieces.
-    prefills_at_pauses: turn prefill of what a recogniser heard up to each pause of the user.
-    preheat: whether instructions and conversation are prefilled, where their KV is missing, when
-        the user begins to speak.
-    """
-
-    vad: VadSettings = field(default_factory=VadSettings)
-    speculate_ms: Count | None = None
-    turn_prefill_s: Positive | None = None
-    prefills_at_pauses: bool = False
-    preheat: bool = False
-
 
 # --- settings of frame mode: audio in frames of fixed length, without turns ---
 # It is the `turn_detection` type "frames". In: TurnDetectionForm. Out: FrameSettings.
@@ -39,23 +20,8 @@ class TurnConfig(Settings):
 KIND = "frames"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrameSettings:
-    """
-    frame_ms: length of a frame of the user's audio, a multiple of 80 ms (one token of the audio
-        encoder).
-    max_tokens: text tokens after each frame.
-    """
-
-    frame_ms: int = 480
-    max_tokens: int = 4
-
-    @property
-    def frame_s(self) -> float:
-        return self.frame_ms / 1000
-
-    def to_json(self) -> dict[str, Any]:
-        return {"type": KIND, "frame_ms": self.frame_ms, "max_tokens": self.max_tokens}
+def frames_json(frames: FrameSettings) -> dict[str, Any]:
+    return {"type": KIND, "frame_ms": frames.frame_ms, "max_tokens": frames.max_tokens}
 
 
 def merge_frame_mode(
@@ -82,7 +48,7 @@ def merge_frame_mode(
 _KINDS: dict[str, DetectionKind] = {"server_vad": "server_vad", "semantic_vad": "semantic_vad"}
 
 # semantic_vad has an eagerness in place of a duration. Without a model that judges whether a turn
-# is complete (gateway/realtime/turns/pause_judge.py), these silences end turns.
+# is complete (gateway/call/turns/pause_judge.py), these silences end turns.
 _SILENCE_MS_BY_EAGERNESS = {"low": 1200, "medium": 700, "auto": 700, "high": 400}
 _FLAGS = ("create_response", "interrupt_response")
 _SERVER_VAD_NUMBERS = ("threshold", "prefix_padding_ms", "silence_duration_ms")

@@ -69,12 +69,22 @@ Spectrum = npt.NDArray[np.complex64]
 
 
 class EchoFilter(VoiceFilter):
-    def __init__(self, clock: Clock, metrics: GatewayMetrics, thread: Executor) -> None:
-        """thread: a comparison takes some milliseconds, for which the event loop is not held."""
+    def __init__(
+        self,
+        clock: Clock,
+        metrics: GatewayMetrics,
+        thread: Executor,
+        early_s: float | None = None,
+    ) -> None:
+        """
+        Args:
+            thread: a comparison takes some milliseconds, for which the event loop is not held.
+            early_s: as of a PlaybackClock.
+        """
         self._clock = clock
         self._metrics = metrics
         self._thread = thread
-        self._played = PlayedAudio()
+        self._played = PlayedAudio(early_s)
         self._echo_at_s = float("-inf")
         self._early_s = 0.0  # how much sooner than in real time this sample came:
         self._newest: tuple[int, float] | None = None
@@ -151,14 +161,17 @@ class PlayedAudio:
     what came before has been played. Where the client is later, the echo's delay is larger by that.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, early_s: float | None = None) -> None:
+        """early_s: as of a PlaybackClock. A packet that is less late leaves no gap."""
+        self._early_s = early_s
         self._parts: deque[_Part] = deque()
         self._end_s = float("-inf")  # of all that came, kept or not
 
     def add(self, sound: Floats, now_s: float) -> bool:
         """The network took this audio, [n] at RATE_HZ. Returns whether it is kept: not if it plays
         more than MOST_BUFFERED_S from now."""
-        part = _Part(max(now_s, self._end_s), sound)
+        follows = now_s < self._end_s + (self._early_s or 0.0)
+        part = _Part(self._end_s if follows else now_s, sound)
         self._end_s = part.end_s
         is_kept = part.start_s - now_s <= MOST_BUFFERED_S
         if is_kept:
@@ -167,7 +180,9 @@ class PlayedAudio:
         return is_kept
 
     def stop(self, now_s: float) -> None:
-        """The client discards what it has not played."""
+        """The client discards what it has not played, unless that comes too late."""
+        if self._early_s is not None:
+            return
         while self._parts and self._parts[-1].end_s > now_s:
             part = self._parts.pop()
             n_played = round((now_s - part.start_s) * RATE_HZ)

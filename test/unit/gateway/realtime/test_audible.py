@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_live.core import TextPart
-from sglang_live.gateway.realtime.outbox import Outbox
-from sglang_live.gateway.realtime.responses.audible import AudibleResponses
+from sglang_live.gateway.call.outbox import Outbox
+from sglang_live.gateway.call.responses.audible import AudibleResponses
 from test.unit.gateway.fakes import paced, spoken, types
 
 from .playback_world import (
@@ -294,7 +294,7 @@ async def test_what_is_held_twice_is_released_whole():
         sent.append(json.loads(frame)["type"])
 
     outbox = Outbox(send, limit_bytes=10_000)
-    audible = AudibleResponses(outbox, None, None, None, None)
+    audible = AudibleResponses(outbox, None, None, None, None, None)
     sending = asyncio.create_task(outbox.drain())
     for response_id in ("one", "other"):
         audible._responses = [SimpleNamespace(id=response_id)]  # an older one has been played

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sglang_live.gateway.call.turns.turn_taking import TurnTaking
 from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.realtime.events import parse_client_event
-from sglang_live.gateway.realtime.turns.turn_taking import TurnTaking
 from test.protocol.malformed import malformed_events
 from test.unit.gateway.fakes import FakeOrchestrator, connected, done, types
 from test.unit.gateway.hostile import HOSTILE_SCHEMAS, schemas

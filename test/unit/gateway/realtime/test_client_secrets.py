@@ -8,9 +8,9 @@ from starlette.testclient import TestClient, WebSocketDenialResponse
 from starlette.websockets import WebSocketDisconnect
 
 from sglang_live.errors import CapacityError
+from sglang_live.gateway.call.turns.turn_taking import TurnTaking
 from sglang_live.gateway.realtime import client_secrets
 from sglang_live.gateway.realtime.client_secrets import ClientSecretForm, ClientSecrets, ExpiryForm
-from sglang_live.gateway.realtime.turns.turn_taking import TurnTaking
 from test.unit.gateway.fakes import FakeOrchestrator, app_of
 
 ROUTE = "/v1/realtime/client_secrets"

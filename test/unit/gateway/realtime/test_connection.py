@@ -6,7 +6,7 @@ import pytest
 
 from sglang_live.core import AudioDelta
 from sglang_live.errors import StageUnavailableError
-from sglang_live.gateway.realtime.connection import RealtimeConnection
+from sglang_live.gateway.realtime.route import realtime_link
 from test.unit.gateway.fakes import (
     Client,
     FakeOrchestrator,
@@ -24,7 +24,7 @@ _GONE_S = 2.0
 async def refused(error: Exception) -> tuple[dict, tuple[int, str] | None]:
     wire = MemoryWire()
     shared = services(FakeOrchestrator(refuse_with=error))
-    await RealtimeConnection(wire, shared).run()
+    await realtime_link(wire, shared).run()
     return await Client(wire).next(), wire.closed
 
 
@@ -49,7 +49,7 @@ async def test_events_sent_before_session_created_are_handled():
     wire = MemoryWire()
     client = Client(wire)
     client.update(instructions="early")
-    serving = asyncio.create_task(RealtimeConnection(wire, services(FakeOrchestrator())).run())
+    serving = asyncio.create_task(realtime_link(wire, services(FakeOrchestrator())).run())
     await client.expect("session.created")
     assert (await client.expect("session.updated"))["session"]["instructions"] == "early"
     client.send_raw(None)
@@ -72,7 +72,7 @@ async def test_a_stage_that_does_not_end_a_turn_delays_the_close_only_briefly(ca
     orchestrator = FakeOrchestrator([[asyncio.Event()]])
     wire = MemoryWire()
     client = Client(wire)
-    serving = asyncio.create_task(RealtimeConnection(wire, services(orchestrator)).run())
+    serving = asyncio.create_task(realtime_link(wire, services(orchestrator)).run())
     await client.expect("session.created")
     orchestrator.session.wind_down = asyncio.Event()  # never set
     client.send("response.create")
@@ -89,7 +89,7 @@ async def test_a_client_that_does_not_read_is_dropped_before_it_fills_the_memory
     shared = services(orchestrator, send_buffer_bytes=100_000)
     wire = MemoryWire()
     client = Client(wire)
-    serving = asyncio.create_task(RealtimeConnection(wire, shared).run())
+    serving = asyncio.create_task(realtime_link(wire, shared).run())
     await client.expect("session.created")
     wire.readable.clear()
     client.send("response.create")
@@ -110,7 +110,7 @@ async def test_a_socket_that_breaks_while_sending_ends_the_connection():
 
     orchestrator = FakeOrchestrator()
     async with asyncio.timeout(_GONE_S):
-        await RealtimeConnection(BrokenWire(), services(orchestrator)).run()
+        await realtime_link(BrokenWire(), services(orchestrator)).run()
     assert orchestrator.session.n_closed == 1
 
 
@@ -118,7 +118,7 @@ async def test_a_session_that_fails_to_close_is_logged_and_not_counted_as_open(c
     orchestrator = FakeOrchestrator()
     wire = MemoryWire()
     shared = services(orchestrator)
-    serving = asyncio.create_task(RealtimeConnection(wire, shared).run())
+    serving = asyncio.create_task(realtime_link(wire, shared).run())
     client = Client(wire)
     await client.expect("session.created")
 

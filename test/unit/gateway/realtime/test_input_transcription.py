@@ -7,7 +7,7 @@ import pytest
 from sglang_live.aio import failed_tasks
 from sglang_live.core import AudioDelta, AudioPart, TextPart, TranscriptDelta
 from sglang_live.errors import StageUnavailableError
-from sglang_live.gateway.realtime.turns import input_transcription
+from sglang_live.gateway.call.turns import input_transcription
 from test.unit.gateway.fakes import FakeOrchestrator, connected, done, services, spoken, tone, types
 
 SILENCE_1S = bytes(48_000)

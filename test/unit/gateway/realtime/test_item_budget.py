@@ -2,9 +2,9 @@
 
 import pytest
 
-from sglang_live.gateway.realtime.responses.responses import Responses
-from sglang_live.gateway.realtime.turns.input_transcription import InputTranscription
-from sglang_live.gateway.realtime.turns.turn_taking import TurnTaking
+from sglang_live.gateway.call.responses.responses import Responses
+from sglang_live.gateway.call.turns.input_transcription import InputTranscription
+from sglang_live.gateway.call.turns.turn_taking import TurnTaking
 from test.unit.gateway.fakes import FakeOrchestrator, connected, services
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from sglang_live.core import AudioPart, TextPart
-from sglang_live.gateway.realtime.conversation import conversation
-from sglang_live.gateway.realtime.conversation.conversation import Conversation, ItemBudget
-from sglang_live.gateway.realtime.conversation.items import MessageItem
+from sglang_live.gateway.call.conversation import conversation
+from sglang_live.gateway.call.conversation.conversation import Conversation, ItemBudget
+from sglang_live.gateway.call.conversation.items import MessageItem
 from test.unit.gateway.fakes import FakeOrchestrator, connected, spoken, tone, types
 
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from sglang_live.clock import SimClock
 from sglang_live.errors import CapacityError
 from sglang_live.gateway.parts import LoopLag
-from sglang_live.gateway.realtime.connection import RealtimeConnection
+from sglang_live.gateway.realtime.route import realtime_link
 from sglang_live.telemetry.metrics import GatewayMetrics
 from test.unit.gateway.fakes import (
     Client,
@@ -111,7 +111,7 @@ async def test_a_refused_session_is_told_why_and_an_open_one_goes_on():
         for _ in range(40):
             shared.loop_lag.observe(1.0)
         wire = MemoryWire()
-        await RealtimeConnection(wire, shared).run()
+        await realtime_link(wire, shared).run()
         error = (await Client(wire).next())["error"]
         assert error["code"] == "server_overloaded" and "listen" in error["message"]
         assert wire.closed == (1013, "server_overloaded")

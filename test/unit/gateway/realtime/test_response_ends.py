@@ -6,12 +6,13 @@ import pytest
 
 from sglang_live.core import AudioDelta, HistoryItem, TextPart, TranscriptDelta
 from sglang_live.errors import StageFailedError
+from sglang_live.gateway.call.conversation.assistant_item import AssistantItem
+from sglang_live.gateway.call.conversation.conversation import Conversation, ItemBudget
+from sglang_live.gateway.call.responses import turn_runner
+from sglang_live.gateway.call.responses.plan import ResponsePlan
+from sglang_live.gateway.call.responses.writer import ResponseWriter
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.realtime.conversation.assistant_item import AssistantItem
-from sglang_live.gateway.realtime.conversation.conversation import Conversation, ItemBudget
-from sglang_live.gateway.realtime.responses import turn_runner
-from sglang_live.gateway.realtime.responses.plan import ResponsePlan
-from sglang_live.gateway.realtime.responses.writer import ResponseWriter
+from sglang_live.gateway.realtime.server_events import RealtimePort
 from sglang_live.gateway.realtime.session_config import first_config
 from test.unit.gateway.fakes import FakeOrchestrator, connected, done, spoken, tone, types
 
@@ -200,9 +201,8 @@ def test_a_response_that_fails_to_close_is_over_all_the_same(monkeypatch):
     emitted = []
     config = first_config(FakeOrchestrator(), GatewayConfig())
     plan = ResponsePlan(config=config, decided_at_s=0.0)
-    writer = ResponseWriter(
-        plan, Conversation(1000, ItemBudget(1000)), lambda kind, **_: emitted.append(kind)
-    )
+    port = RealtimePort(lambda kind, **_: emitted.append(kind))
+    writer = ResponseWriter(plan, Conversation(1000, ItemBudget(1000)), port)
     writer.add_transcript("Well")
     monkeypatch.setattr(Conversation, "id_before", crash)
     with pytest.raises(ValueError):

@@ -7,7 +7,7 @@ from itertools import groupby
 import pytest
 
 from sglang_live.core import AudioDelta, TranscriptDelta
-from sglang_live.gateway.realtime.responses.writer import ActiveResponse
+from sglang_live.gateway.call.responses.writer import ActiveResponse
 from test.unit.gateway.fakes import (
     FakeOrchestrator,
     audio_of,

@@ -6,7 +6,7 @@ import pytest
 
 from sglang_live.core import TranscriptDelta
 from sglang_live.errors import StageFailedError
-from sglang_live.gateway.realtime.responses.speculation import SpeculativeTurn
+from sglang_live.gateway.call.responses.speculation import SpeculativeTurn
 from sglang_live.interaction.endpoint import EndpointThreads
 from test.unit.gateway.fakes import (
     FakeOrchestrator,

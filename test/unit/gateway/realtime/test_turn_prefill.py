@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from sglang_live.core import INPUT_RATE_HZ, AudioPart
+from sglang_live.gateway.call.settings import TurnConfig
+from sglang_live.gateway.call.turns.turn_prefill import TurnPrefill
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.realtime.session_config import first_config
-from sglang_live.gateway.realtime.turn_detection import TurnConfig
-from sglang_live.gateway.realtime.turns.turn_prefill import TurnPrefill
 from sglang_live.interaction.input_buffer import InputBuffer
 from sglang_live.interaction.turn_end import PAUSE_MS
 from test.unit.gateway.fakes import FakeOrchestrator, connected, services, spoken, tone

@@ -1,0 +1,236 @@
+"""The link to one client of a call, from the first frame to the last.
+
+In: text frames. Out: text frames.
+Owner: one CallLink per socket. Its tasks read (strictly in order), send, and run
+responses. Reading never waits for a response, so that a user can always interrupt.
+"""
+
+import asyncio
+import logging
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol
+
+from sglang_live.aio import close_all
+from sglang_live.errors import LiveError
+from sglang_live.gateway.call.outbox import Outbox
+from sglang_live.gateway.call.wire import (
+    CLOSE_INTERNAL_ERROR,
+    CLOSE_NORMAL,
+    CLOSE_TRY_AGAIN_LATER,
+    Wire,
+)
+from sglang_live.gateway.draining import CLOSE_SERVICE_RESTART, DrainingError
+from sglang_live.gateway.errors import (
+    CLOSE_POLICY_VIOLATION,
+    ClientEventError,
+    internal_error,
+)
+from sglang_live.gateway.parts import GatewayParts
+from sglang_live.ids import new_id
+from sglang_live.orchestrator.sessions import VoiceSession
+from sglang_live.telemetry.log_context import set_log_ids
+
+log = logging.getLogger(__name__)
+
+# A client that does not read cannot receive a close frame either, so the wait for it is short.
+_CLOSE_GRACE_S = 0.5
+# Frames with these errors are not read a second time, for the event's id.
+_UNREADABLE = ("invalid_json", "event_too_large")
+# Playback ends by the clock, without an event, so its end is polled at these intervals.
+_IDLE_POLL_S = 1.0
+_DRAIN_POLL_S = 0.1
+
+
+class IdleSessionError(LiveError):
+    code = "session_idle"
+    http_status = 408
+
+
+class CallSession(Protocol):
+    """A protocol's side of an open call."""
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a response runs or plays."""
+        ...
+
+    async def handle(self, frame: str) -> None:
+        """The effect of one event. Raises LiveError if it is refused; it then has no effect."""
+
+    async def until_over(self) -> tuple[int, str]:
+        """Wait until the protocol ends the call. Returns code and reason to close the socket."""
+        ...
+
+    def part(self, error: LiveError) -> None:
+        """Tell the client that the server ends the call, and why."""
+
+    async def close(self) -> None:
+        """Cancel all tasks and wait, within bounds, until they no longer use the session."""
+
+
+class CallProtocol(Protocol):
+    def open(self, session: VoiceSession, outbox: Outbox) -> CallSession: ...
+
+    def refuse(self, outbox: Outbox, error: LiveError, frame: str | None) -> None:
+        """Tell the client of an error. frame: of its event; None: it was none."""
+
+
+class CallLink:
+    def __init__(self, wire: Wire, parts: GatewayParts, protocol: CallProtocol, kind: str):
+        """kind: prefix of the session's id."""
+        self._received_at_s = parts.clock.now_s()
+        self.session_id = new_id(kind)
+        self._wire = wire
+        self._parts = parts
+        self._protocol = protocol
+        self._metrics = parts.metrics
+        self._outbox = Outbox(wire.send, parts.config.sessions.send_buffer_bytes)
+
+    async def run(self) -> None:
+        """Serve until the client leaves. Faults of a client or stage raise nothing."""
+        set_log_ids(session=self.session_id)
+        sender = asyncio.create_task(self._outbox.drain())
+        try:
+            self._parts.loop_lag.check()
+            voice_session = await self._parts.orchestrator.open_session(self.session_id)
+        except Exception as error:
+            await self._refuse(error, sender)
+            return
+        self._metrics.sessions.inc()
+        self._metrics.sessions_open.inc()
+        log.info("session_opened session=%s", self.session_id)
+        try:
+            await self._serve(voice_session, sender)
+        finally:
+            self._metrics.sessions_open.dec()
+            log.info("session_closed session=%s", self.session_id)
+            await self._close_session(voice_session)
+
+    async def _refuse(self, error: Exception, sender: asyncio.Task[None]) -> None:
+        code = CLOSE_TRY_AGAIN_LATER
+        if not isinstance(error, LiveError):
+            log.error("open_session_crashed session=%s", self.session_id, exc_info=error)
+            error, code = internal_error(), CLOSE_INTERNAL_ERROR
+        self._metrics.sessions_refused.labels(error.code).inc()
+        self._tell(error)
+        self._outbox.close()
+        await asyncio.wait({sender}, timeout=_CLOSE_GRACE_S)
+        await _end(sender)
+        await self._close(code, error.code)
+
+    async def _serve(self, voice_session: VoiceSession, sender: asyncio.Task[None]) -> None:
+        session = self._protocol.open(voice_session, self._outbox)
+        reader = asyncio.create_task(self._read(session))
+        lost = asyncio.create_task(self._outbox.until_lost())
+        drained = asyncio.create_task(self._until_drained(session))
+        idle = asyncio.create_task(self._until_idle(session))
+        over = asyncio.create_task(session.until_over())
+        tasks: tuple[asyncio.Task[Any], ...] = (reader, sender, lost, drained, idle, over)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if idle.done() and not idle.cancelled():
+                self._metrics.errors.labels(IdleSessionError.code).inc()
+                session.part(idle.result())
+            elif drained.done() and not drained.cancelled():
+                session.part(DrainingError("The server is about to stop."))
+            if any(task.done() and not task.cancelled() for task in (drained, idle, over)):
+                self._outbox.close()  # pending events are still sent
+                await asyncio.wait({sender, lost}, timeout=_CLOSE_GRACE_S)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await close_all(session.close, partial(_end, *tasks))
+        if not idle.cancelled():
+            self._metrics.clients_dropped.labels("idle").inc()
+            log.info("client_idle session=%s", self.session_id)
+            await self._close(CLOSE_NORMAL, IdleSessionError.code)
+        elif not over.cancelled():
+            await self._close(*over.result())
+        elif not drained.cancelled():
+            self._metrics.clients_dropped.labels("draining").inc()
+            await self._close(CLOSE_SERVICE_RESTART, DrainingError.code)
+        elif not lost.cancelled():
+            self._metrics.clients_dropped.labels(lost.result()).inc()
+            log.warning("client_dropped session=%s reason=%s", self.session_id, lost.result())
+            await self._close(CLOSE_POLICY_VIOLATION, "client does not read")
+        elif not sender.cancelled() and (error := sender.exception()):
+            # An on_sent callback has failed, which is a bug; failures of the network end the
+            # sender without an exception.
+            self._metrics.errors.labels(internal_error().code).inc()
+            log.error("sender_crashed session=%s", self.session_id, exc_info=error)
+            await self._close(CLOSE_INTERNAL_ERROR, internal_error().code)
+
+    async def _until_drained(self, session: CallSession) -> None:
+        """Wait until the server is about to stop and this session's last response is over."""
+        drain = self._parts.drain
+        await drain.began.wait()
+        while session.at_work and not drain.over.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(drain.over.wait(), _DRAIN_POLL_S)
+
+    async def _until_idle(self, session: CallSession) -> IdleSessionError:
+        """Wait until the client has sent nothing for too long and no response runs or plays."""
+        clock, limit_s = self._parts.clock, self._parts.config.limits.idle_session_s
+        while not limit_s:
+            await asyncio.Event().wait()
+        while (left_s := self._received_at_s + limit_s - clock.now_s()) > 0 or session.at_work:
+            await clock.sleep(max(left_s, min(_IDLE_POLL_S, limit_s)))
+        return IdleSessionError(f"The client sent nothing for {limit_s:g} s.")
+
+    async def _read(self, session: CallSession) -> None:
+        while True:
+            frame = await self._wire.receive()
+            self._received_at_s = self._parts.clock.now_s()
+            if frame is None:
+                return
+            await self._handle(frame, session)
+
+    async def _handle(self, frame: str | bytes, session: CallSession) -> None:
+        try:
+            await session.handle(self._text(frame))
+        except LiveError as error:
+            self._tell(error, frame)
+        except Exception:
+            # Process edge towards one client: a bug ends this event, not the session.
+            log.exception("event_crashed session=%s", self.session_id)
+            self._tell(internal_error(), frame)
+
+    def _text(self, frame: str | bytes) -> str:
+        if isinstance(frame, bytes):
+            raise ClientEventError("Binary frames hold no events.", code="invalid_event")
+        max_bytes = self._parts.config.inputs.max_frame_bytes
+        if len(frame) > max_bytes:
+            raise ClientEventError(
+                f"Event too large: at most {max_bytes} bytes.", code="event_too_large"
+            )
+        return frame
+
+    def _tell(self, error: LiveError, frame: str | bytes | None = None) -> None:
+        self._metrics.errors.labels(error.code).inc()
+        if isinstance(frame, bytes) or error.code in _UNREADABLE:
+            frame = None
+        self._protocol.refuse(self._outbox, error, frame)
+
+    async def _close_session(self, voice_session: VoiceSession) -> None:
+        try:
+            await voice_session.close()
+        except Exception:
+            log.exception("session_close_crashed session=%s", self.session_id)
+
+    async def _close(self, code: int, reason: str) -> None:
+        try:
+            await asyncio.wait_for(self._wire.close(code, reason), _CLOSE_GRACE_S)
+        except Exception as error:  # of any type that a socket raises; the client has gone
+            log.debug("close_failed session=%s error=%r", self.session_id, error)
+
+
+async def _end(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks and wait for them. Their exceptions, such as a socket's, are dropped."""
+    for task in tasks:
+        task.cancel()
+    # Not gather(): it would replace the exception by which this task itself is cancelled.
+    await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # retrieved, so that asyncio does not log it

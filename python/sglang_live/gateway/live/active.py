@@ -1,0 +1,192 @@
+"""A Live session that has started: the effect of each client event, and its time.
+
+In: client events, in order. Out: server events.
+Owner: one ActiveSession per connection. Time passes by ticks of the server's clock, whatever the
+client sends; a tick that comes late is followed by the next one at its own time.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from sglang_live.aio import background, close_all
+from sglang_live.clock import Clock
+from sglang_live.gateway.audio.codec import PCM, WireFormat, decode_base64
+from sglang_live.gateway.call.outbox import Outbox
+from sglang_live.gateway.call.wire import CLOSE_INTERNAL_ERROR, CLOSE_NORMAL
+from sglang_live.gateway.errors import ClientEventError, internal_error
+from sglang_live.gateway.live.ear import Ear
+from sglang_live.gateway.live.events import (
+    AnyClientEvent,
+    Append,
+    AudioAppend,
+    CommentaryAppend,
+    DtmfSend,
+    FixturePlay,
+    InstructionsAppend,
+    Mute,
+    ResponseCreate,
+    ResponseItemCreate,
+    SessionClose,
+    SessionStart,
+    SessionUpdate,
+    ThinkingAppend,
+    Unmute,
+)
+from sglang_live.gateway.live.session_config import LiveConfig, update_config
+from sglang_live.gateway.live.stream import Stream, echo, error_fields
+from sglang_live.gateway.live.voice import AppendKind, Voice
+
+# Of a session: the protocol wants it to have an end.
+_MOST_S = 7 * 24 * 3600
+_MOST_FIXTURE_MS = 30_000
+_KINDS: dict[type[Append], AppendKind] = {
+    InstructionsAppend: "instructions",
+    ThinkingAppend: "thinking",
+    CommentaryAppend: "commentary",
+}
+
+
+class ActiveSession:
+    def __init__(
+        self,
+        session_id: str,
+        config: LiveConfig,
+        voice: Voice,
+        stream: Stream,
+        outbox: Outbox,
+        clock: Clock,
+        *,
+        max_append_bytes: int,
+        on_over: Callable[[int, str], None],
+    ):
+        """
+        Args:
+            max_append_bytes: audio in one event, decoded.
+            on_over: called with code and reason to close the socket.
+        """
+        self.voice = voice
+        self._session_id = session_id
+        self._config = config
+        self._stream = stream
+        self._outbox = outbox
+        self._clock = clock
+        self._max_append_bytes = max_append_bytes
+        self._on_over = on_over
+        self._ear = Ear(config.call.input_format, voice.hear)
+        self._expires_at = int(time.time()) + _MOST_S
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, event_id: str | None) -> None:
+        self._outbox.emit("session.started", session=self._resource(), **echo(event_id))
+        ticker = background(self._tick(), "live ticks")
+        ticker.add_done_callback(self._on_ticks_done)
+        self._tasks = [ticker, background(self._ear.run(), "live ear")]
+
+    async def handle(self, event: AnyClientEvent) -> None:
+        """Raises LiveError if the event is refused; it then has no effect."""
+        match event:
+            case AudioAppend():
+                self._ear.push(self._audio(event.audio, self._config.call.input_format))
+            case Mute():
+                self._ear.muted = True
+                self._outbox.emit("session.input_audio.muted", **echo(event.event_id))
+            case Unmute():
+                self._ear.muted = False
+                self._outbox.emit("session.input_audio.unmuted", **echo(event.event_id))
+            case Append():
+                await self._append(event)
+            case FixturePlay():
+                self._play(self._audio(event.audio, PCM), event.event_id)
+            case SessionUpdate():
+                self._config = update_config(self._config, event.session)
+                self.voice.acknowledgement_delay_ms = self._config.acknowledgement_delay_ms
+                self._outbox.emit(
+                    "session.updated", session=self._resource(), **echo(event.event_id)
+                )
+            case SessionClose():
+                self.finish("close_requested", event.event_id)
+            case SessionStart():
+                raise ClientEventError("The session has started.", code="session_already_started")
+            case _:
+                raise _unserved(event)
+
+    def finish(self, reason: str, event_id: str | None = None) -> None:
+        """Report the end of the session. reason: of the protocol."""
+        self._end_tasks()
+        self._stream.end()
+        self._outbox.emit(
+            "session.closed",
+            reason=reason,
+            session=self._resource(),
+            usage=self._stream.usage,
+            **echo(event_id),
+        )
+        self._on_over(CLOSE_NORMAL, reason)
+
+    async def close(self) -> None:
+        await close_all(self._end_tasks, self.voice.close)
+
+    async def _append(self, event: Append) -> None:
+        if self._stream.plays_fixture:
+            raise ClientEventError("A fixture is playing.", code="fixture_active", param="type")
+        kind = _KINDS[type(event)]
+        await self.voice.append(kind, event.content, event.delegation_id)
+        self._stream.acknowledge(kind, event.event_id)
+
+    def _play(self, pcm: bytes, event_id: str | None) -> None:
+        if self._stream.plays_fixture:
+            raise ClientEventError("A fixture is playing.", code="fixture_active", param="type")
+        fault = ""
+        if not pcm:
+            fault = "It is empty."
+        elif pcm.startswith(b"RIFF"):
+            fault = "It has the header of a file; PCM has none."
+        elif PCM.duration_ms(len(pcm)) > _MOST_FIXTURE_MS:
+            fault = f"It is longer than {_MOST_FIXTURE_MS // 1000} s."
+        if fault:
+            raise ClientEventError(fault, code="invalid_audio", param="audio")
+        self.voice.stop_speaking()
+        self._stream.play(pcm, event_id)
+
+    def _audio(self, text: str, form: WireFormat) -> bytes:
+        try:
+            return decode_base64(text, form, max_bytes=self._max_append_bytes, param="audio")
+        except ClientEventError as error:
+            raise ClientEventError(str(error), code="invalid_audio", param="audio") from None
+
+    async def _tick(self) -> None:
+        began_s = self._clock.now_s()
+        while self._stream.now_ms < 1000 * _MOST_S:
+            self._ear.deaf = self._stream.plays_fixture
+            self._ear.pass_time(self._stream.now_ms)
+            self._stream.tick()
+            due_s = began_s + self._stream.now_ms / 1000
+            await self._clock.sleep(due_s - self._clock.now_s())
+
+    def _on_ticks_done(self, ticks: asyncio.Task[None]) -> None:
+        if ticks.cancelled():
+            return
+        if ticks.exception() is None:
+            self.finish("expired")
+        else:  # a bug, which is logged: without ticks the session is dead
+            self._outbox.emit("error", **error_fields(internal_error(), None))
+            self._on_over(CLOSE_INTERNAL_ERROR, internal_error().code)
+
+    def _end_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _resource(self) -> dict[str, object]:
+        return self._config.to_json(self._session_id, self._expires_at)
+
+
+def _unserved(event: AnyClientEvent) -> ClientEventError:
+    match event:
+        case ResponseCreate() | ResponseItemCreate():
+            why = "This session delegates to the client: there is no response."
+        case DtmfSend():
+            why = "There are no keys on a WebSocket."
+        case _:
+            why = "This server makes no decisions."
+    return ClientEventError(why, code="unsupported_event", param="type")

@@ -1,0 +1,126 @@
+"""One connection of the Live API: silent until session.start, which makes a session of it.
+
+In: text frames. Out: server events.
+Owner: one LiveSession per connection.
+"""
+
+import asyncio
+import logging
+
+from sglang_live.aio import Timer, close_all
+from sglang_live.errors import LiveError
+from sglang_live.gateway.call.link import IdleSessionError
+from sglang_live.gateway.call.outbox import Outbox
+from sglang_live.gateway.errors import CLOSE_POLICY_VIOLATION, ClientEventError
+from sglang_live.gateway.live.active import ActiveSession
+from sglang_live.gateway.live.events import (
+    AnyClientEvent,
+    MessageForm,
+    SessionStart,
+    parse_client_event,
+)
+from sglang_live.gateway.live.session_config import start_config
+from sglang_live.gateway.live.stream import Stream, error_fields
+from sglang_live.gateway.live.turn_voice import TurnVoice
+from sglang_live.gateway.live.voice import Said
+from sglang_live.gateway.parts import GatewayParts
+from sglang_live.orchestrator.sessions import VoiceSession
+
+log = logging.getLogger(__name__)
+
+# From the connection to session.start.
+_START_S = 15.0
+
+
+class NoStartError(LiveError):
+    code = "session_start_timeout"
+    http_status = 408
+
+
+class LiveSession:
+    """owner: owner of the client's key, for limits."""
+
+    def __init__(self, session: VoiceSession, outbox: Outbox, parts: GatewayParts, owner: str):
+        self._session = session
+        self._outbox = outbox
+        self._parts = parts
+        self._owner = owner
+        self._active: ActiveSession | None = None
+        self._over: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+        self._start_limit = Timer(parts.clock, self._on_no_start, "session start")
+        self._start_limit.arm(_START_S)
+
+    @property
+    def at_work(self) -> bool:
+        return self._active is not None and self._active.voice.at_work
+
+    async def handle(self, frame: str) -> None:
+        """Raises LiveError if the event is refused. Before the start, that is the end."""
+        if self._over.done():
+            return  # what the client sent before it knew
+        if self._active is not None:
+            await self._active.handle(parse_client_event(frame))
+            return
+        try:
+            await self._start(parse_client_event(frame))
+        except LiveError as error:
+            self._end(CLOSE_POLICY_VIOLATION, error.code)
+            raise
+
+    async def until_over(self) -> tuple[int, str]:
+        return await asyncio.shield(self._over)
+
+    def part(self, error: LiveError) -> None:
+        # At a restart the client is not told that all was completed: it connects again.
+        if isinstance(error, IdleSessionError) and self._active is not None:
+            self._active.finish("expired")
+
+    async def close(self) -> None:
+        active = self._active
+        await close_all(self._start_limit.disarm, *((active.close,) if active else ()))
+
+    async def _start(self, event: AnyClientEvent) -> None:
+        if not isinstance(event, SessionStart):
+            raise ClientEventError(
+                "The first event of a session is session.start.",
+                code="session_not_started",
+                param="type",
+            )
+        config = start_config(event.session, self._parts)
+        call = config.call
+        stream = Stream(self._outbox, call.output_format, self._parts.metrics)
+        delay_ms = config.acknowledgement_delay_ms
+        voice = TurnVoice(self._session, call, self._parts, stream, self._owner, delay_ms)
+        try:
+            await voice.begin([_said(message) for message in event.session.input or ()])
+        except BaseException:
+            await voice.close()
+            raise
+        stream.voice = voice
+        self._start_limit.disarm()
+        self._active = ActiveSession(
+            self._session.session_id,
+            config,
+            voice,
+            stream,
+            self._outbox,
+            self._parts.clock,
+            max_append_bytes=self._parts.config.inputs.max_append_bytes,
+            on_over=self._end,
+        )
+        self._active.start(event.event_id)
+
+    def _on_no_start(self) -> None:
+        error = NoStartError(f"There was no session.start within {_START_S:g} s.")
+        self._parts.metrics.errors.labels(error.code).inc()
+        self._outbox.emit("error", **error_fields(error, None))
+        self._end(CLOSE_POLICY_VIOLATION, error.code)
+
+    def _end(self, code: int, reason: str) -> None:
+        if not self._over.done():
+            self._over.set_result((code, reason))
+
+
+def _said(message: MessageForm) -> Said:
+    role = "system" if message.role == "developer" else message.role
+    return Said(role, message.content[0].text)

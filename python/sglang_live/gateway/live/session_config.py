@@ -1,0 +1,193 @@
+"""Settings of one Live session.
+
+In: SessionForm of session.start. Out: LiveConfig, or ClientEventError with the path of what is
+wrong or not honoured: all of that is refused before the session starts.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from msgspec import UNSET
+
+from sglang_live.gateway.audio.codec import PCM, PCM_16K, PCMA, PCMU, WireFormat
+from sglang_live.gateway.call.settings import SessionConfig, Truncation
+from sglang_live.gateway.errors import ClientEventError
+from sglang_live.gateway.json_forms import unsupported_parameter
+from sglang_live.gateway.live.events import (
+    AudioForm,
+    ClientDelegation,
+    Delegation,
+    MessageForm,
+    PcmaForm,
+    PcmuForm,
+    SessionForm,
+    UpdateForm,
+    VoiceRef,
+)
+from sglang_live.gateway.model import check_model, known_voice
+from sglang_live.gateway.parts import GatewayParts
+from sglang_live.interaction.vad import TurnDetection
+
+# What OpenAI's servers speak with unless they are told another voice.
+_VOICE = "marin"
+DELEGATE = {
+    "type": "function",
+    "name": "delegate",
+    "description": (
+        "Hand the task that the user has asked for to the application, which does it and reports "
+        "the result later. It knows the conversation."
+    ),
+    "parameters": {"type": "object", "properties": {}},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveConfig:
+    """
+    call: settings of the call.
+    instructions: the client's, for the echo. voice, input, safety_identifier: likewise.
+    acknowledgement_delay_ms: from a delegation without words to a spoken acknowledgement.
+    """
+
+    call: SessionConfig
+    instructions: str | None
+    voice: str | dict[str, str]
+    input: tuple[MessageForm, ...] = ()
+    safety_identifier: str | None = None
+    acknowledgement_delay_ms: int = 0
+
+    def to_json(self, session_id: str, expires_at: int) -> dict[str, Any]:
+        form = self.call.input_format
+        return {
+            "id": session_id,
+            "expires_at": expires_at,
+            "status": "active",
+            "model": self.call.model,
+            "instructions": self.instructions,
+            "audio": {
+                "format": {"type": form.kind, "rate": form.rate_hz},
+                "output": {"voice": self.voice},
+            },
+            "delegation": {
+                "type": "client",
+                "acknowledgement_delay_ms": self.acknowledgement_delay_ms,
+            },
+            "input": [_message_json(message) for message in self.input],
+            "store": False,
+            "triggers": [],
+            "safety_identifier": self.safety_identifier,
+        }
+
+
+def start_config(form: SessionForm, parts: GatewayParts) -> LiveConfig:
+    """
+    Raises:
+        ClientEventError: with the path of the first value that is wrong or not honoured.
+        ModelNotFoundError: another model is named.
+    """
+    orchestrator, gateway = parts.orchestrator, parts.config
+    check_model(orchestrator.model_name, form.model, "session.model", stock=True)
+    _refuse_unserved(form)
+    audio = form.audio or AudioForm()
+    named = audio.output.voice if audio.output else None
+    voice = named.id if isinstance(named, VoiceRef) else named or _VOICE
+    if named is not None:
+        known_voice(orchestrator.voices, voice, "session.audio.output.voice")
+    wire = _format(audio)
+    # Blank instructions are none.
+    instructions = form.instructions if (form.instructions or "").strip() else None
+    call = SessionConfig(
+        model=orchestrator.model_name,
+        voice=voice,
+        voices=orchestrator.voices,
+        instructions=instructions or gateway.model.default_instructions,
+        tools=(DELEGATE,),
+        parallel_tool_calls=False,
+        truncation=Truncation(retention=gateway.retention),
+        input_format=wire,
+        output_format=wire,
+        transcription={},
+        turn_detection=TurnDetection(
+            kind="semantic_vad",
+            vad=replace(gateway.turns.vad, silence_duration_ms=_SILENCE_MS),
+            ignore_other_voices=gateway.model.knows_voices,
+        ),
+    )
+    return LiveConfig(
+        call=call,
+        instructions=instructions,
+        voice={"id": voice} if isinstance(named, VoiceRef) else voice,
+        input=tuple(form.input or ()),
+        safety_identifier=form.safety_identifier,
+        acknowledgement_delay_ms=_delay_ms(form.delegation, 0),
+    )
+
+
+# Without a model that judges whether a turn is complete, this silence ends it.
+_SILENCE_MS = 700
+
+
+def update_config(config: LiveConfig, form: UpdateForm) -> LiveConfig:
+    """Apply a session.update: absent keys keep their value.
+
+    Raises:
+        ClientEventError: with the path of the first value that is wrong or not honoured.
+    """
+    _refuse_triggers(form.triggers)
+    if form.delegation is UNSET:
+        return config
+    if form.delegation is not None and not isinstance(form.delegation, ClientDelegation):
+        raise ClientEventError(
+            "The type of delegation cannot change.",
+            code="immutable_field_update",
+            param="session.delegation.type",
+        )
+    delay_ms = _delay_ms(form.delegation, config.acknowledgement_delay_ms)
+    return replace(config, acknowledgement_delay_ms=delay_ms)
+
+
+def _delay_ms(delegation: Delegation | None, current_ms: int) -> int:
+    sent = delegation.acknowledgement_delay_ms if delegation else UNSET
+    return current_ms if sent is UNSET else sent or 0
+
+
+def _refuse_unserved(form: SessionForm) -> None:
+    if form.delegation is not None and not isinstance(form.delegation, ClientDelegation):
+        raise unsupported_parameter(
+            "session.delegation.type", "is 'client' on this server: the application does the work."
+        )
+    if form.store:
+        raise unsupported_parameter("session.store", "is false: sessions are not stored.")
+    _refuse_triggers(form.triggers)
+    for name in ("client", "idle_timeout_s", "wake_policy"):
+        if getattr(form, name) is not None:
+            raise unsupported_parameter(f"session.{name}", "is for WebRTC, not for a WebSocket.")
+    for n, message in enumerate(form.input or ()):
+        allowed = ("text", "output_text") if message.role == "assistant" else ("input_text",)
+        if message.content[0].type not in (None, *allowed):
+            raise ClientEventError(
+                f"A message of {message.role} has {' or '.join(allowed)}.",
+                param=f"session.input[{n}].content[0].type",
+            )
+
+
+def _refuse_triggers(triggers: list[dict[str, Any]] | None) -> None:
+    if triggers:
+        raise unsupported_parameter("session.triggers", "is empty: this server has no decisions.")
+
+
+def _format(audio: AudioForm) -> WireFormat:
+    match audio.format:
+        case PcmuForm():
+            return PCMU
+        case PcmaForm():
+            return PCMA
+        case None:
+            return PCM
+    return PCM_16K if audio.format.rate == PCM_16K.rate_hz else PCM
+
+
+def _message_json(message: MessageForm) -> dict[str, Any]:
+    kind = "output_text" if message.role == "assistant" else "input_text"
+    content = [{"type": kind, "text": message.content[0].text}]
+    return {"type": "message", "role": message.role, "content": content}

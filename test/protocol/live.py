@@ -1,0 +1,190 @@
+"""Server events of OpenAI's Live API, strictly: their fields as openai-python 3.54 types them."""
+
+import base64
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Event(_Strict):
+    event_id: str
+    client_event_id: str | None = None
+
+
+class _Format(_Strict):
+    type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
+    rate: Literal[8_000, 16_000, 24_000]
+
+
+class _CustomVoice(_Strict):
+    id: str
+
+
+class _Output(_Strict):
+    voice: str | _CustomVoice
+
+
+class _Audio(_Strict):
+    format: _Format
+    output: _Output
+
+
+class _Delegation(_Strict):
+    type: Literal["client"]
+    acknowledgement_delay_ms: int
+
+
+class _Text(_Strict):
+    type: Literal["input_text", "output_text"]
+    text: str
+
+
+class _Message(_Strict):
+    type: Literal["message"]
+    role: Literal["developer", "user", "assistant"]
+    content: list[_Text]
+
+
+class _Session(_Strict):
+    id: str
+    expires_at: int
+    model: str
+    status: Literal["active"]
+    audio: _Audio
+    delegation: _Delegation
+    input: list[_Message]
+    instructions: str | None
+    safety_identifier: str | None
+    store: bool
+    triggers: list[Any]
+
+
+class _OfSession(_Event):
+    type: Literal["session.started", "session.updated"]
+    session: _Session
+
+
+class _Plain(_Event):
+    type: Literal[
+        "session.input_audio.muted",
+        "session.input_audio.unmuted",
+        "session.output_audio.fixture.playing",
+        "session.output_audio.fixture.played",
+    ]
+
+
+class _AudioDelta(_Strict):
+    type: Literal["session.output_audio.delta"]
+    delta: str
+
+
+class _Transcript(_Event):
+    type: Literal["session.input_transcript.delta", "session.output_transcript.delta"]
+    delta: str
+    start_ms: int
+    end_ms: int
+
+
+class _Appended(_Event):
+    type: Literal[
+        "session.instructions.appended", "session.thinking.appended", "session.commentary.appended"
+    ]
+    start_ms: int
+    end_ms: int
+
+
+class _Delegated(_Strict):
+    id: str
+    type: Literal["delegation"]
+    target: Literal["client"]
+
+
+class _DelegationCreated(_Event):
+    type: Literal["session.delegation.created"]
+    delegation: _Delegated
+    offset_ms: int
+
+
+class _Usage(_Strict):
+    seconds: float
+
+
+class _UsageUpdated(_Event):
+    type: Literal["session.usage.updated"]
+    usage: _Usage
+
+
+class _Closed(_Event):
+    type: Literal["session.closed"]
+    reason: Literal["close_requested", "expired", "content", "remote_hangup", "connection_lost"]
+    session: _Session
+    usage: _Usage
+
+
+class _ErrorBody(_Strict):
+    type: str
+    code: str
+    message: str
+    param: str | None = None
+    client_event_id: str | None = None
+
+
+class _Error(_Event):
+    type: Literal["error"]
+    error: _ErrorBody
+
+
+_EVENT: TypeAdapter[Any] = TypeAdapter(
+    _OfSession
+    | _Plain
+    | _AudioDelta
+    | _Transcript
+    | _Appended
+    | _DelegationCreated
+    | _UsageUpdated
+    | _Closed
+    | _Error
+)
+
+
+class LiveEvents:
+    """Checks the events of one connection, in order.
+
+    Raises AssertionError or ValidationError.
+    """
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+        self._starts = {"session.input_transcript.delta": 0, "session.output_transcript.delta": 0}
+        self._session: dict[str, Any] | None = None
+        self._is_closed = False
+
+    def see(self, event: dict[str, Any]) -> None:
+        assert all(value is not None for name, value in event.items())
+        _EVENT.validate_python(event)
+        kind = event["type"]
+        assert not self._is_closed, f"{kind} after session.closed"
+        if "event_id" in event:
+            assert event["event_id"] not in self._ids
+            self._ids.add(event["event_id"])
+        if kind == "session.started":
+            assert self._session is None
+            self._session = event["session"]
+        elif kind != "error":
+            assert self._session is not None, f"{kind} before session.started"
+        if kind in self._starts:
+            assert event["delta"]
+            assert self._starts[kind] <= event["start_ms"] <= event["end_ms"]
+            self._starts[kind] = event["start_ms"]
+        elif kind == "session.output_audio.delta":
+            assert self._session is not None
+            form = self._session["audio"]["format"]
+            size = 2 if form["type"] == "audio/pcm" else 1
+            assert len(base64.b64decode(event["delta"])) == form["rate"] * size // 10
+        elif kind == "session.closed":
+            assert event["session"]["id"] == self._session["id"]
+            self._is_closed = True
