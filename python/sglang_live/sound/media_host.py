@@ -26,6 +26,7 @@ from sglang_live.sound.media import CPU_S, DECODED, ENDED, MEMORY_BYTES, REFUSED
 
 _NO_NEW_PRIVILEGES, _DUMPABLE = 38, 4  # of prctl
 _ASKED_BYTES = 4096
+_WRITE = "w"  # of PyAV, whose files are always bytes
 
 
 class _UnusableError(Exception):
@@ -59,7 +60,7 @@ def _receive(requests: socket.socket) -> tuple[bytes, list[int]]:
 def _warm_up() -> None:
     """What PyAV imports only when it is used, is imported before files can no longer be opened."""
     file = io.BytesIO()
-    with av.open(file, "w", format="wav") as out:
+    with av.open(file, _WRITE, format="wav") as out:
         stream = out.add_stream("pcm_s16le", rate=8000, layout="mono")
         samples = np.zeros((1, 800), np.int16)
         frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
