@@ -7,6 +7,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -18,6 +19,7 @@ from sglang_live.models.moonshine import MoonshineRecogniser
 from sglang_live.models.packages import HIBARI, MOONSHINE, fetch
 from test.e2e.conftest import Server, running_server, wait_until
 from test.e2e.socket_client import NO_VAD, Socket, clip_24k, connected, is_whole
+from test.e2e.test_examples import PYTHON, run
 
 pytestmark = [pytest.mark.e2e]
 
@@ -71,6 +73,21 @@ def test_written_chat_is_the_language_models_own(server):
     response = httpx.post(f"{server.http}/v1/chat/completions", json=body, timeout=60).json()
     content = response["choices"][0]["message"]["content"]
     assert content.startswith("The capital of France is Paris")
+
+
+@pytest.mark.parametrize("client", ["openai_transcription.py", "livekit_stt.py"])
+async def test_stock_clients_have_the_words_of_a_user_without_an_answer(
+    server, question, tmp_path, client
+):
+    recording = tmp_path / "said.pcm"
+    recording.write_bytes(question.astype("<i2").tobytes())
+    program = Path(__file__).parent / "clients" / client
+    printed = await run(PYTHON, program, server.http, recording, cwd=tmp_path)
+    told = json.loads(printed.splitlines()[-1])
+    assert words(told["texts"][0]) == words(QUESTION)
+    if "types" in told:
+        assert told["shown"] == "transcription"
+        assert not [kind for kind in told["types"] if kind.startswith(("response.", "error"))]
 
 
 async def test_a_spoken_question_is_heard_and_its_answer_is_what_the_voice_says(server, question):

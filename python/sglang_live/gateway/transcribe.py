@@ -5,7 +5,7 @@ In: audio. Out: text as it comes; no text for audio without speech.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -56,6 +56,20 @@ def check_recognised(
     check_neutral(None if same else language, ("", model.hears), f"{at}language")
     check_neutral(hint, ("",), f"{at}prompt")
     check_neutral(temperature, (0,), f"{at}temperature")
+
+
+def hints_of(settings: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The language and the hint of a session's transcription settings: `language`, `prompt`, and in
+    words of the hint `languages`, if there are several, and `keywords`."""
+    language, languages = settings.get("language"), settings.get("languages") or []
+    hints = [settings.get("prompt") or ""]
+    if language is None and len(languages) == 1:
+        [language] = languages
+    elif languages:
+        hints.append(f"Languages: {', '.join(languages)}.")
+    if words := settings.get("keywords"):
+        hints.append(f"Words that may be said: {', '.join(words)}.")
+    return language, " ".join(filter(None, hints)) or None
 
 
 async def text_of(

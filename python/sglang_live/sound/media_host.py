@@ -17,7 +17,7 @@ import resource
 import signal
 import socket
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import av
 import numpy as np
@@ -26,7 +26,7 @@ from sglang_live.sound.media import CPU_S, DECODED, ENDED, MEMORY_BYTES, REFUSED
 
 _NO_NEW_PRIVILEGES, _DUMPABLE = 38, 4  # of prctl
 _ASKED_BYTES = 4096
-_WRITE = "w"  # of PyAV, whose files are always bytes
+_WRITE: Literal["w"] = "w"  # of PyAV, whose files are always bytes
 
 
 class _UnusableError(Exception):

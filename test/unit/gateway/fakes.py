@@ -484,11 +484,17 @@ def services(
 
 @asynccontextmanager
 async def connected(
-    orchestrator: FakeOrchestrator, shared: GatewayParts | None = None, **config: Any
+    orchestrator: FakeOrchestrator,
+    shared: GatewayParts | None = None,
+    protocol: dict[str, Any] | None = None,
+    **config: Any,
 ) -> AsyncIterator[Client]:
-    """A client that has read session.created. It leaves at the end and checks the cleanup."""
+    """A client that has read session.created. It leaves at the end and checks the cleanup.
+
+    protocol: fields of RealtimeProtocol.
+    """
     wire = MemoryWire()
-    connection = realtime_link(wire, shared or services(orchestrator, **config))
+    connection = realtime_link(wire, shared or services(orchestrator, **config), **(protocol or {}))
     serving = asyncio.create_task(connection.run())
     client = Client(wire)
     await client.expect("session.created")

@@ -45,9 +45,12 @@ class Call:
         lanes: Lanes,
         owner: str = ANONYMOUS,
         early_s: float | None = None,
+        *,
+        answers: bool = True,
     ):
         """
         Args:
+            answers: False: turns are transcribed, and no response follows any of them.
             owner: of the client's key, for limits.
             early_s: the lanes send audio in step with its playback, each packet this long before
                 it. None: as it is made.
@@ -71,7 +74,7 @@ class Call:
             lanes, port, self.conversation, self._monitor, parts.metrics, echo
         )
         self.changes = ConversationChanges(self.conversation, port, parts.metrics)
-        turn_runner = TurnRunner(parts, session, self.changes, self._monitor, owner)
+        turn_runner = TurnRunner(parts, session, self.changes, self._monitor, owner, answers)
         self.responses = Responses(
             parts=parts,
             changes=self.changes,

@@ -81,6 +81,6 @@ class SessionConfig:
     truncation: Truncation
     input_format: WireFormat = PCM
     output_format: WireFormat = PCM
-    transcription: dict[str, str | None] | None = None
+    transcription: dict[str, Any] | None = None
     turn_detection: TurnDetection | None
     frames: FrameSettings | None = None

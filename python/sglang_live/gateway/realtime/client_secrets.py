@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from secrets import token_urlsafe
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta
 from starlette.requests import Request
@@ -20,6 +20,12 @@ from sglang_live.gateway.json_forms import Strict
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.events import SessionForm
 from sglang_live.gateway.realtime.session_config import config_json, first_config
+from sglang_live.gateway.realtime.transcription_session import (
+    TRANSCRIPTION,
+    transcription_defaults,
+    transcription_json,
+    update_transcription,
+)
 from sglang_live.ids import new_id
 
 _PREFIX = "ek_"
@@ -105,18 +111,29 @@ class ClientSecretsRoute:
         refuse_query(request)
         form = read_json(body or b"{}", ClientSecretForm)
         # Faulty settings are refused here: the client that uses the secret cannot change them.
-        orchestrator, gateway = self._parts.orchestrator, self._parts.config
-        config = first_config(orchestrator, gateway, form.session)
-        if form.session is not None:
-            default = first_config(orchestrator, gateway)
-            limit = self._parts.context_limit
-            has_tools = form.session.tools is not UNSET
-            await limit.check_settings(config, default, "session", changes_tools=has_tools)
+        shown = await self._checked(form.session)
         secret = self._secrets.make(form, owner)
         return JSONResponse(
             {
                 "value": secret.value,
                 "expires_at": int(secret.expires_at_s),
-                "session": config_json(config, new_id("sess")),
+                "session": shown,
             }
         )
+
+    async def _checked(self, form: SessionForm | None) -> dict[str, Any]:
+        """The settings of the sessions, as the protocol shows them."""
+        orchestrator, gateway = self._parts.orchestrator, self._parts.config
+        session_id = new_id("sess")
+        if form is not None and form.type == TRANSCRIPTION:
+            default = transcription_defaults(orchestrator, gateway)
+            return transcription_json(
+                update_transcription(default, form, default, gateway), session_id
+            )
+        config = first_config(orchestrator, gateway, form)
+        if form is not None:
+            default = first_config(orchestrator, gateway)
+            limit = self._parts.context_limit
+            has_tools = form.tools is not UNSET
+            await limit.check_settings(config, default, "session", changes_tools=has_tools)
+        return config_json(config, session_id)

@@ -18,6 +18,8 @@ from sglang_live.gateway.json_forms import Ignored, Strict, loosely_read, read_f
 
 # Characters. Responses and errors repeat these texts, and must not fill the send buffer.
 MAX_ID, MAX_NAME, MAX_HINT = 128, 512, 16_384
+# Words or languages of a hint.
+MAX_LISTED = 64
 NullableStr = str | None
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID)]
 # Names that are looked up, or that other programs chose: an empty one is valid but not found.
@@ -55,14 +57,14 @@ class TurnDetectionForm(Strict):
 
 
 class TranscriptionForm(Strict):
-    """delay, keywords, languages: for other transcribers (WITHOUT_EFFECT)."""
+    """delay: for other transcribers (WITHOUT_EFFECT)."""
 
     model: Name | None = None
     language: Name | None = None
     prompt: Annotated[str, Meta(max_length=MAX_HINT)] | None = None
     delay: Ignored = None
-    keywords: Ignored = None
-    languages: Ignored = None
+    keywords: Annotated[list[Name], Meta(max_length=MAX_LISTED)] | None = None
+    languages: Annotated[list[Name], Meta(max_length=MAX_LISTED)] | None = None
 
 
 class NoiseReductionForm(Strict):

@@ -1,5 +1,6 @@
 """The /v1/realtime route: checks of a handshake, and the protocol on its socket."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -22,9 +23,13 @@ from sglang_live.gateway.errors import (
 from sglang_live.gateway.model import check_model
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.rate_limits import RateLimitError
-from sglang_live.gateway.realtime.client_secrets import ClientSecrets
+from sglang_live.gateway.realtime.client_secrets import ClientSecret, ClientSecrets
 from sglang_live.gateway.realtime.events import SessionForm, event_id_of
 from sglang_live.gateway.realtime.session import RealtimeSession
+from sglang_live.gateway.realtime.transcription_session import (
+    TRANSCRIPTION,
+    TranscriptionSession,
+)
 from sglang_live.ids import new_id
 from sglang_live.orchestrator.sessions import VoiceSession
 
@@ -32,21 +37,31 @@ _QUERY = ("model", "intent", "call_id")
 _BETA_HEADER, _BETA_SUBPROTOCOL = "realtime=v1", "openai-beta.realtime-v1"
 
 
+@dataclass(frozen=True, slots=True)
 class RealtimeProtocol:
     """
     preset: settings of the session from its client secret; None: the defaults.
     owner: owner of the client's key.
+    transcribes: it is a session for transcription, by a model of this name.
     """
 
-    def __init__(
-        self, parts: GatewayParts, preset: SessionForm | None = None, owner: str = ANONYMOUS
-    ):
-        self._parts = parts
-        self._preset = preset
-        self._owner = owner
+    parts: GatewayParts
+    preset: SessionForm | None = None
+    owner: str = ANONYMOUS
+    transcribes: bool = False
+    model: str | None = None
 
-    def open(self, session: VoiceSession, outbox: Outbox) -> RealtimeSession:
-        opened = RealtimeSession(session, outbox, self._parts, self._preset, self._owner)
+    def open(
+        self, session: VoiceSession, outbox: Outbox
+    ) -> "RealtimeSession | TranscriptionSession":
+        preset = self.preset
+        opened: RealtimeSession | TranscriptionSession
+        if self.transcribes:
+            opened = TranscriptionSession(
+                session, outbox, self.parts, preset, self.model, self.owner
+            )
+        else:
+            opened = RealtimeSession(session, outbox, self.parts, preset, self.owner)
         opened.greet()
         return opened
 
@@ -55,10 +70,9 @@ class RealtimeProtocol:
         outbox.emit("error", error={**error_body(error), "event_id": event_id})
 
 
-def realtime_link(
-    wire: Wire, parts: GatewayParts, preset: SessionForm | None = None, owner: str = ANONYMOUS
-) -> CallLink:
-    return CallLink(wire, parts, RealtimeProtocol(parts, preset, owner), kind="sess")
+def realtime_link(wire: Wire, parts: GatewayParts, **settings: Any) -> CallLink:
+    """settings: fields of RealtimeProtocol."""
+    return CallLink(wire, parts, RealtimeProtocol(parts, **settings), kind="sess")
 
 
 class RealtimeRoute:
@@ -76,27 +90,39 @@ class RealtimeRoute:
         owner = secret.owner if secret else self._keys.owner(socket.headers, offered)
         await socket.accept(choose_subprotocol(offered))
         holders = [owner, secret.value] if secret else [owner]
-        refusal = self._refusal(socket, holders)
+        refusal = self._refusal(socket, holders, secret)
         try:
             if refusal:
                 self._parts.metrics.sessions_refused.labels(refusal["code"]).inc()
                 await _refuse(socket, refusal)
                 return
-            preset = secret.session if secret else None
+            link = realtime_link(
+                SocketWire(socket),
+                self._parts,
+                preset=secret.session if secret else None,
+                owner=owner,
+                transcribes=_transcribes(socket, secret),
+                model=socket.query_params.get("model"),
+            )
             with self._parts.open_sessions.one(*holders):
-                await realtime_link(SocketWire(socket), self._parts, preset, owner).run()
+                await link.run()
         except WebSocketDisconnect:
             pass  # the client left before the refusal was sent
 
-    def _refusal(self, socket: WebSocket, holders: list[str]) -> dict[str, Any] | None:
+    def _refusal(
+        self, socket: WebSocket, holders: list[str], secret: ClientSecret | None
+    ) -> dict[str, Any] | None:
         """holders: the key's owner, then the client secret if there is one."""
         try:
             if not self._parts.config.model.has_language_model:
                 raise NoLanguageModelError
             self._parts.tiers.check_heard(holders[0])
             self._parts.open_sessions.check_room(*holders)
-            _check_shape(socket)
-            check_model(self._parts.orchestrator.model_name, socket.query_params.get("model"))
+            _check_shape(socket, secret)
+            # Clients name the transcription's model here.
+            stock = _transcribes(socket, secret)
+            named = socket.query_params.get("model")
+            check_model(self._parts.orchestrator.model_name, named, stock=stock)
         except LiveError as error:
             return error_body(error)
         return None
@@ -107,7 +133,14 @@ class RealtimeRoute:
         await refuse_handshake(socket, InvalidKeyError())
 
 
-def _check_shape(socket: WebSocket) -> None:
+def _transcribes(socket: WebSocket, secret: ClientSecret | None) -> bool:
+    preset = secret.session if secret else None
+    if preset is not None and preset.type == TRANSCRIPTION:
+        return True
+    return socket.query_params.get("intent") == TRANSCRIPTION
+
+
+def _check_shape(socket: WebSocket, secret: ClientSecret | None) -> None:
     """Raises ClientEventError if the handshake requests the beta or something unsupported."""
     offered = socket.scope.get("subprotocols", [])
     if _BETA_HEADER in socket.headers.get("openai-beta", "") or _BETA_SUBPROTOCOL in offered:
@@ -126,12 +159,21 @@ def _check_shape(socket: WebSocket) -> None:
             )
     if "call_id" in socket.query_params:
         raise ClientEventError("WebRTC and SIP calls are not supported.", param="call_id")
-    if (intent := socket.query_params.get("intent")) is not None:
+    if (intent := socket.query_params.get("intent")) not in (None, "conversation", TRANSCRIPTION):
         raise ClientEventError(
-            f"Sessions for {cut(intent)!r} are not supported, only conversations.",
+            f"There are no sessions for {cut(str(intent))!r}, only for conversation and "
+            "transcription.",
             code="unsupported_session_type",
             param="intent",
         )
+    if secret is not None and secret.session and intent is not None:
+        kind = "realtime" if intent == "conversation" else intent
+        if kind != secret.session.type:
+            raise ClientEventError(
+                f"The client secret is for a session of type {secret.session.type!r}.",
+                code="unsupported_session_type",
+                param="intent",
+            )
 
 
 async def _refuse(socket: WebSocket, error: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ from sglang_live.gateway.realtime.turn_detection import (
     merge_turn_detection,
 )
 from sglang_live.gateway.tools import check_choice, has_chosen, read_choice, read_tools
-from sglang_live.gateway.transcribe import check_recognised
+from sglang_live.gateway.transcribe import check_recognised, hints_of
 from sglang_live.interaction.vad import TurnDetection
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.sessions import Orchestrator
@@ -99,8 +99,6 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "tracing": ("auto", {}),
     "audio.input.noise_reduction": ({},),
     "audio.input.transcription.delay": (),
-    "audio.input.transcription.keywords": ([],),
-    "audio.input.transcription.languages": ([],),
     "audio.output.speed": (1,),
 }
 _MODALITIES = (("audio",), ("text",))
@@ -182,7 +180,8 @@ def update_config(
     """
     if form.type != "realtime":
         raise ClientEventError(
-            f"Session type {form.type!r} is not supported, only 'realtime'.",
+            f"This session has type 'realtime', not {form.type!r}. One for transcription is opened "
+            "with ?intent=transcription, or with a client secret of that type.",
             code="unsupported_session_type",
             param="session.type",
         )
@@ -193,11 +192,7 @@ def update_config(
         changes["truncation"] = choose_truncation(form.truncation, server)
     if form.audio:
         if form.audio.input:
-            changes |= _input_changes(form.audio.input, current, defaults)
-            if heard := changes.get("transcription"):
-                at = "session.audio.input.transcription."
-                language, hint = heard.get("language"), heard.get("prompt")
-                check_recognised(gateway.model, at, language=language, hint=hint)
+            changes |= input_changes(form.audio.input, current, defaults, gateway)
         if form.audio.output:
             changes |= output_changes(form.audio.output, defaults, path="session.audio.output")
     check_voice(changes, current, locked=voice_locked, path="session.audio.output")
@@ -264,14 +259,18 @@ def output_changes(form: AudioOutputForm, defaults: SessionConfig, *, path: str)
     return changes
 
 
-def _input_changes(
-    form: AudioInputForm, current: SessionConfig, defaults: SessionConfig
+def input_changes(
+    form: AudioInputForm, current: SessionConfig, defaults: SessionConfig, gateway: GatewayConfig
 ) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     if form.format is not UNSET:
         changes["input_format"] = _format(form.format, "session.audio.input.format")
     if form.transcription is not UNSET:
-        changes["transcription"] = _transcription(form.transcription, defaults.model)
+        changes["transcription"] = heard = _transcription(form.transcription, defaults.model)
+        if heard:
+            at = "session.audio.input.transcription."
+            language, hint = hints_of(heard)
+            check_recognised(gateway.model, at, language=language, hint=hint)
     if form.turn_detection is not UNSET:
         assert defaults.turn_detection is not None
         if form.turn_detection is not None:
@@ -287,14 +286,20 @@ def _input_changes(
     return changes
 
 
-def _transcription(form: TranscriptionForm | None, served: str) -> dict[str, str | None] | None:
+def _transcription(form: TranscriptionForm | None, served: str) -> dict[str, Any] | None:
     if form is None:
         return None
     # The thinker transcribes.
     check_model(served, form.model, "session.audio.input.transcription.model", stock=True)
     # Some clients fail on null, and on any model that the protocol does not name.
     model = form.model if is_of_openai(form.model) else None
-    values = {"model": model, "language": form.language, "prompt": form.prompt}
+    values = {
+        "model": model,
+        "language": form.language,
+        "prompt": form.prompt,
+        "keywords": form.keywords,
+        "languages": form.languages,
+    }
     return {name: value for name, value in values.items() if value}
 
 

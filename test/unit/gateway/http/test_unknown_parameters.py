@@ -142,8 +142,6 @@ INPUT, OUTPUT = "audio.input", "audio.output"
         (f"{INPUT}.noise_reduction", {"type": "near_field"}, UNSUPPORTED),
         (f"{INPUT}.noise_reduction", {"strength": 0.5}, UNSUPPORTED),
         (f"{INPUT}.transcription.delay", "low", UNSUPPORTED),
-        (f"{INPUT}.transcription.keywords", ["rain"], UNSUPPORTED),
-        (f"{INPUT}.transcription.languages", ["de"], UNSUPPORTED),
         (f"{INPUT}.transcription.model", "our-own", "model_not_found"),
         (f"{INPUT}.transcription.model", "", "model_not_found"),
         (f"{OUTPUT}.speed", 1.2, UNSUPPORTED),

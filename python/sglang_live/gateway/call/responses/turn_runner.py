@@ -51,13 +51,17 @@ _BYTES_PER_S = 2 * OUTPUT_RATE_HZ
 
 @dataclass(eq=False)
 class TurnRunner:
-    """owner: of the session, for the cache's salt (gateway/auth.py)."""
+    """
+    owner: of the session, for the cache's salt (gateway/auth.py).
+    answers: whether there are responses.
+    """
 
     parts: GatewayParts
     session: VoiceSession
     changes: ConversationChanges
     monitor: SessionMonitor
     owner: str
+    answers: bool = True
 
     def __post_init__(self) -> None:
         self._metrics = self.parts.metrics
@@ -116,7 +120,12 @@ class TurnRunner:
     def prefill_turn(self, config: SessionConfig, utterance: Utterance) -> bool:
         """Prefill an utterance while the user still speaks; without one, the instructions and the
         conversation if their KV is not there. Returns False if a turn of the conversation runs, or
-        the session refuses."""
+        the session refuses.
+
+        Where nothing answers nothing is prefilled; a recogniser hears the utterance for its words.
+        """
+        if not self.answers:
+            return self.parts.config.turns.prefills_at_pauses and bool(utterance)
         if self._conversation_tasks:
             return False
         request = self.request(config)

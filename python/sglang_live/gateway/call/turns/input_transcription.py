@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from sglang_live.aio import background
 from sglang_live.core import AudioPart
@@ -20,7 +21,7 @@ from sglang_live.gateway.call.ports import TranscriptPort
 from sglang_live.gateway.call.responses.speculation import Utterance
 from sglang_live.gateway.errors import internal_error
 from sglang_live.gateway.parts import GatewayParts
-from sglang_live.gateway.transcribe import transcribe
+from sglang_live.gateway.transcribe import hints_of, transcribe
 from sglang_live.interaction.silero import SpeechModel
 from sglang_live.interaction.vad import SAMPLES_PER_MS
 from sglang_live.orchestrator.sessions import VoiceSession
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 _MAX_WAITING = 8
 _WIND_DOWN_S = 1.0
 
-Settings = dict[str, str | None]
+Settings = dict[str, Any]
 
 
 @dataclass(eq=False)
@@ -221,14 +222,15 @@ class InputTranscription:
         """begin: sample of the turn's audio at which the clips begin."""
         end = begin + sum(clip.n_samples for clip in clips)
         said_ms = begin / SAMPLES_PER_MS, end / SAMPLES_PER_MS
-        settings, space = transcript.settings, " " if transcript.deltas else ""
+        language, hint = hints_of(transcript.settings)
+        space = " " if transcript.deltas else ""
         output = transcribe(
             self.session,
             clips,
             speech_model,
             apart=self.parts.config.model.hears_one_utterance,
-            language=settings.get("language"),
-            hint=settings.get("prompt"),
+            language=language,
+            hint=hint,
         )
         async for delta in output:
             if isinstance(delta, str) and not transcript.is_over:
