@@ -126,7 +126,7 @@ async def test_a_real_socket_at_a_wrong_path_gets_the_same_error():
     [
         ("?voice=alloy", {}, [], "unknown_parameter", "voice"),
         ("?temperature=0", {}, [], "unknown_parameter", "temperature"),
-        ("?intent=transcription", {}, [], "unsupported_session_type", "intent"),
+        ("?intent=dream", {}, [], "unsupported_session_type", "intent"),
         ("?call_id=rtc_1", {}, [], "invalid_value", "call_id"),
         ("?model=gpt-5", {}, [], "model_not_found", "model"),
         ("", {"OpenAI-Beta": "realtime=v1"}, [], "beta_api_shape_disabled", "OpenAI-Beta"),

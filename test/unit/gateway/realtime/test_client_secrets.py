@@ -67,7 +67,7 @@ def test_an_unknown_secret_is_refused(server):
         ({"expires_after": {"seconds": 5}}, "seconds"),
         ({"expires_after": {"anchor": "never"}}, "anchor"),
         ({"session": {"type": "realtime", "output_modalities": ["smell"]}}, "output_modalities"),
-        ({"session": {"type": "transcription"}}, "transcription"),
+        ({"session": {"type": "dream"}}, "dream"),
         ({"session": 7}, "session"),
     ],
 )

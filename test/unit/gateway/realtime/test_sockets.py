@@ -114,7 +114,7 @@ async def test_keys_are_read_from_header_or_subprotocol_and_wrong_ones_get_401()
 
 @pytest.mark.parametrize(
     ("query", "code"),
-    [("model=gpt-5", "model_not_found"), ("intent=transcription", "unsupported_session_type")],
+    [("model=gpt-5", "model_not_found"), ("intent=dream", "unsupported_session_type")],
 )
 async def test_an_unsupported_handshake_gets_an_error_event_then_a_close(query, code):
     async with (
