@@ -145,6 +145,13 @@ class ServerConfig(Settings):
         unset="last part of the path",
         group="what to serve",
     )
+    model_alias: tuple[str, ...] = flag(
+        (),
+        "another name of the model, such as gpt-realtime* or tts-1; repeatable",
+        name="model-alias",
+        value="PATTERN",
+        group="what to serve",
+    )
     speaker_model: Literal["resemblyzer"] | None = flag(
         None,
         "tell the user's voice from others over a response (docs/turn_taking.md)",

@@ -255,6 +255,7 @@ def _gateway_config(
     return GatewayConfig(
         model=ServedModel(
             has_language_model=model.has_thinker,
+            aliases=config.model_alias,
             about=introduction.about,
             suggestions=introduction.suggestions,
             recognises=recognises,

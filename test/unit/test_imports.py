@@ -83,7 +83,7 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_085,
+    "": 4_095,
     "bridge": 9_830,
     "capacity": 690,
     "client": 880,

@@ -39,7 +39,6 @@ from sglang_live.gateway.http.page import notice, page_routes
 from sglang_live.gateway.http.speech import SpeechRoute
 from sglang_live.gateway.http.transcription import TranscriptionRoute
 from sglang_live.gateway.live.route import LiveRoute
-from sglang_live.gateway.model import check_model
 from sglang_live.gateway.native.limits import NativeLimits
 from sglang_live.gateway.native.proxy import NativeProxy
 from sglang_live.gateway.native.routes import FLUSH, LIMITED, ROUTES
@@ -236,7 +235,7 @@ def _add_descriptions(
         description["components"]["schemas"].update(addition.schemas)
 
     def one_model(request: Request) -> dict[str, Any]:
-        check_model(name, request.path_params["model"])
+        parts.check_model(request.path_params["model"])
         return model
 
     def capacity(_request: Request) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from sglang_live.errors import ModelNotFoundError
 from sglang_live.gateway.errors import ClientEventError, cut
@@ -30,6 +31,7 @@ class ServedModel(Settings):
         the language of each utterance.
     hears_one_utterance: recordings are transcribed utterance by utterance.
     knows_voices: there is a speaker model, so that sessions ignore other voices by default.
+    aliases: patterns of other names of the model.
     """
 
     has_language_model: bool = True
@@ -40,11 +42,20 @@ class ServedModel(Settings):
     hears: str = ""
     hears_one_utterance: bool = False
     knows_voices: bool = False
+    aliases: tuple[str, ...] = ()
 
 
-def check_model(served: str, name: str | None, at: str = "model", *, stock: bool = False) -> None:
+def check_model(
+    served: str,
+    name: str | None,
+    at: str = "model",
+    *,
+    stock: bool = False,
+    aliases: tuple[str, ...] = (),
+) -> None:
     """
     Args:
+        aliases: see ServedModel.
         name: None for the served model.
         at: path of the name.
         stock: OpenAI's names are names of the served model.
@@ -52,6 +63,8 @@ def check_model(served: str, name: str | None, at: str = "model", *, stock: bool
         ModelNotFoundError: another model is named.
     """
     if name in (None, served, _UNNAMED) or (stock and is_of_openai(name)):
+        return
+    if any(fnmatchcase(str(name), pattern) for pattern in aliases):
         return
     error = ModelNotFoundError(
         f"The model {cut(str(name))!r} does not exist. Available models: {served}."

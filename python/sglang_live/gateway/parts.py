@@ -28,6 +28,7 @@ from sglang_live.gateway.draining import Drain
 from sglang_live.gateway.errors import error_response
 from sglang_live.gateway.flex.gate import FlexGate
 from sglang_live.gateway.flex.tier import Tiers
+from sglang_live.gateway.model import check_model
 from sglang_live.gateway.rate_limits import OpenSessions, OutOfBandSlots, RateLimits
 from sglang_live.ids import new_id
 from sglang_live.interaction.endpoint import EndpointModel, EndpointThreads
@@ -162,6 +163,11 @@ class GatewayParts:
         self.endpoint = EndpointThreads(model) if model else None
         speaker = self.speaker_model
         self.speaker_thread = SpeakerThread(speaker) if speaker else None
+
+    def check_model(self, name: str | None, at: str = "model", *, stock: bool = False) -> None:
+        """See gateway/model.py; an operator's other names are names of the served model, too."""
+        served, aliases = self.orchestrator.model_name, self.config.model.aliases
+        check_model(served, name, at, stock=stock, aliases=aliases)
 
     @asynccontextmanager
     async def brief_session(self, kind: str, *, flex: bool) -> AsyncIterator[VoiceSession]:

@@ -31,7 +31,6 @@ from sglang_live.gateway.auth import ANONYMOUS
 from sglang_live.gateway.errors import error_response
 from sglang_live.gateway.flex.gate import FlexConfig, FlexGate
 from sglang_live.gateway.http import openapi
-from sglang_live.gateway.model import check_model
 from sglang_live.gateway.parts import Endpoint, GatewayAddition, GatewayParts
 
 _INPUT_FILE = {
@@ -83,7 +82,7 @@ class BatchApi(GatewayAddition):
             store,
             lines,
             keys=parts.config.keys.accepted or (ANONYMOUS,),
-            check_model=lambda name: check_model(orchestrator.model_name, name),
+            check_model=parts.check_model,
             load=load,
             drain=parts.drain,
             metrics=metrics,

@@ -49,7 +49,7 @@ from sglang_live.gateway.http.body import (
     while_connected,
     with_error_event,
 )
-from sglang_live.gateway.model import check_model, known_voice
+from sglang_live.gateway.model import known_voice
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.item_schema import check_text
 from sglang_live.gateway.tools import read_calls, tools_of
@@ -97,7 +97,7 @@ class ChatRoute:
 
     def _turn(self, form: ChatForm, salt: str, tier: Tier) -> TurnRequest:
         orchestrator, config = self._parts.orchestrator, self._parts.config
-        check_model(orchestrator.model_name, form.model)
+        self._parts.check_model(form.model)
         instructions, history = history_of(
             form.messages, self._parts.answers, max_audio_s=config.inputs.max_input_audio_s
         )

@@ -41,7 +41,7 @@ from sglang_live.gateway.http.body import (
 )
 from sglang_live.gateway.http.speech_pieces import Fades, longest_s, pieces_of
 from sglang_live.gateway.json_forms import ServiceTier, Strict, check_neutral
-from sglang_live.gateway.model import check_model, known_voice
+from sglang_live.gateway.model import known_voice
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.events import Name, VoiceRef, voice_name
 from sglang_live.ids import new_id
@@ -119,7 +119,7 @@ class SpeechRoute:
             )
         for name, values in _NEUTRAL.items():
             check_neutral(getattr(form, name), values, name)
-        check_model(self._parts.orchestrator.model_name, form.model)
+        self._parts.check_model(form.model)
         known_voice(self._parts.orchestrator.voices, voice_name(form.voice))
         return form
 

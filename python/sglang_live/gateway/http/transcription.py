@@ -37,7 +37,6 @@ from sglang_live.gateway.json_forms import (
     read_value,
     unsupported_parameter,
 )
-from sglang_live.gateway.model import check_model
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.events import MAX_HINT, Name
 from sglang_live.gateway.transcribe import check_recognised, transcribe
@@ -120,7 +119,7 @@ class TranscriptionRoute:
         asked: UploadForm = read_value(_texts(form), UploadForm, "", strict=False)
         if not isinstance(file, UploadFile):
             raise missing_parameter("file")
-        check_model(self._parts.orchestrator.model_name, asked.model)
+        self._parts.check_model(asked.model)
         if asked.response_format not in FORMATS:
             raise ClientEventError(
                 f"Unknown response_format {cut(asked.response_format)!r}: {', '.join(FORMATS)}.",

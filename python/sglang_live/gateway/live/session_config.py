@@ -24,7 +24,7 @@ from sglang_live.gateway.live.events import (
     UpdateForm,
     VoiceRef,
 )
-from sglang_live.gateway.model import check_model, known_voice
+from sglang_live.gateway.model import known_voice
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.interaction.vad import TurnDetection
 
@@ -86,7 +86,7 @@ def start_config(form: SessionForm, parts: GatewayParts) -> LiveConfig:
         ModelNotFoundError: another model is named.
     """
     orchestrator, gateway = parts.orchestrator, parts.config
-    check_model(orchestrator.model_name, form.model, "session.model", stock=True)
+    parts.check_model(form.model, "session.model", stock=True)
     _refuse_unserved(form)
     audio = form.audio or AudioForm()
     named = audio.output.voice if audio.output else None

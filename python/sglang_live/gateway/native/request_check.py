@@ -18,7 +18,6 @@ from sglang_live.gateway.errors import ParameterError
 from sglang_live.gateway.flex.tier import ORDINARY, Tier
 from sglang_live.gateway.http.media_guard import MediaGuard
 from sglang_live.gateway.json_forms import broken_json
-from sglang_live.gateway.model import check_model
 from sglang_live.gateway.native.forms import forms
 from sglang_live.gateway.native.limits import NativeLimits
 from sglang_live.gateway.native.names import (
@@ -188,7 +187,7 @@ class RequestCheck:
     def _check_model(self, body: object) -> None:
         model = body.get("model") if isinstance(body, dict) else None
         if isinstance(model, str):  # the form refuses all else
-            check_model(self._parts.orchestrator.model_name, model)
+            self._parts.check_model(model)
 
 
 # --- control tokens in clients' texts, made plain text ---

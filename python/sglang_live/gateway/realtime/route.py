@@ -20,7 +20,6 @@ from sglang_live.gateway.errors import (
     error_body,
     refuse_handshake,
 )
-from sglang_live.gateway.model import check_model
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.rate_limits import RateLimitError
 from sglang_live.gateway.realtime.client_secrets import ClientSecret, ClientSecrets
@@ -122,7 +121,7 @@ class RealtimeRoute:
             # Clients name the transcription's model here.
             stock = _transcribes(socket, secret)
             named = socket.query_params.get("model")
-            check_model(self._parts.orchestrator.model_name, named, stock=stock)
+            self._parts.check_model(named, stock=stock)
         except LiveError as error:
             return error_body(error)
         return None
