@@ -7,6 +7,7 @@ Every parameter is honoured, refused with its name, or accepted because it chang
 from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta, field
+from msgspec.structs import replace
 
 from sglang_live.gateway.chat.messages import (
     AudioUrlPart,
@@ -44,6 +45,7 @@ _SPOKEN = frozenset(
 )
 # Values of the others that change no spoken answer.
 _NEUTRAL_SPOKEN: dict[str, tuple[Any, ...]] = NEUTRAL | {
+    "enable_thinking": (False,),
     "frequency_penalty": (0,),
     "logit_bias": ({},),
     "logprobs": (False,),
@@ -111,6 +113,7 @@ class ChatForm(OpenaiForm, kw_only=True):
     reasoning_effort: _Effort | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
+    enable_thinking: bool | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     rid: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
@@ -123,6 +126,11 @@ class ChatForm(OpenaiForm, kw_only=True):
     def format(self) -> str:
         named = self.audio.format if self.audio else None
         return named or ("pcm16" if self.stream else "wav")
+
+    @property
+    def is_in_qwens_form(self) -> bool:
+        """A stream of PCM16 that is called wav, and words as content."""
+        return bool(self.stream) and self.format == "wav"
 
     @property
     def voice(self) -> str | None:
@@ -192,8 +200,11 @@ def check_spoken(form: ChatForm) -> None:
 
 def _check_together(form: ChatForm) -> None:
     """Raises ClientEventError if two parameters contradict each other."""
-    if form.stream and form.format != "pcm16":
-        raise ClientEventError("With 'stream' audio.format must be 'pcm16'.", param="audio.format")
+    if form.stream and form.format not in ("pcm16", "wav"):
+        raise ClientEventError(
+            "With 'stream' audio.format must be 'pcm16', or 'wav' for Qwen's form.",
+            param="audio.format",
+        )
     if form.stream_options and not form.stream:
         raise ClientEventError("'stream_options' needs 'stream'.", param="stream_options")
     if form.max_tokens and form.max_completion_tokens not in (None, form.max_tokens):
@@ -209,6 +220,10 @@ def _check_together(form: ChatForm) -> None:
 
 def written(form: ChatForm, limits: NativeLimits, answers: SpokenAnswers) -> CheckedBody:
     """Raises ClientEventError: a parameter is wrong, or asks for a spoken answer."""
+    if form.enable_thinking is not None:  # as Qwen's clients name it
+        options = form.chat_template_kwargs or TemplateOptions()
+        options = replace(options, enable_thinking=form.enable_thinking)
+        form = replace(form, chat_template_kwargs=options, enable_thinking=None)
     if form.modalities not in (None, _TEXT_ONLY):
         raise ParameterError("modalities", 'must be ["text"] here.')
     check_neutral(form.audio, (), "audio")

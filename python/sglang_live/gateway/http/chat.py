@@ -6,6 +6,7 @@ In: OpenAI's JSON. Out: a completion with audio and transcript, whole or in chun
 import asyncio
 import binascii
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -35,6 +36,7 @@ from sglang_live.gateway.auth import owner_salt
 from sglang_live.gateway.call.conversation.items import call_as_text
 from sglang_live.gateway.chat.form import ChatForm, check_spoken
 from sglang_live.gateway.chat.messages import AudioPart as AudioForm
+from sglang_live.gateway.chat.messages import AudioUrlPart as AudioUrlForm
 from sglang_live.gateway.chat.messages import Message, SpokenAnswers, read_messages
 from sglang_live.gateway.chat.messages import TextPart as TextForm
 from sglang_live.gateway.errors import ClientEventError
@@ -56,6 +58,9 @@ from sglang_live.gateway.tools import read_calls, tools_of
 from sglang_live.ids import new_id
 
 log = logging.getLogger(__name__)
+
+# As Qwen's clients write it, often without a type.
+_DATA_URI = re.compile(r"data:[\w.+/-]*;base64,")
 
 
 class ChatRoute:
@@ -158,20 +163,29 @@ class ChatRoute:
     async def _chunks(
         self, completion: "_Completion", events: AsyncGenerator[TurnEvent, None]
     ) -> AsyncGenerator[bytes, None]:
+        joined = _JoinedPcm() if completion.form.is_in_qwens_form else None
         async with aclosing(events):
             yield completion.chunk({"role": "assistant", "content": None})
             async for event in events:
                 completion.take(event)
                 match event:
-                    case TranscriptDelta() if event.text and not completion.form.wants_audio:
+                    case TranscriptDelta() if event.text and (
+                        joined is not None or not completion.form.wants_audio
+                    ):
                         yield completion.chunk({"content": event.text})
                     case TranscriptDelta() if event.text:
                         audio = {"id": completion.audio_id, "transcript": event.text}
                         yield completion.chunk({"audio": audio})
                     case AudioDelta():
-                        audio = {"id": completion.audio_id, "data": encode_base64(event.pcm)}
-                        yield completion.chunk({"audio": audio})
-        if completion.pcm:
+                        pcm = event.pcm if joined is None else joined.push(event.pcm)
+                        if pcm:
+                            audio = {"id": completion.audio_id, "data": encode_base64(pcm)}
+                            yield completion.chunk({"audio": audio})
+        if joined is not None:
+            if rest := joined.rest:
+                audio = {"id": completion.audio_id, "data": encode_base64(rest)}
+                yield completion.chunk({"audio": audio})
+        elif completion.pcm:
             until = self._parts.answers.keep(completion.audio_id, completion.text)
             yield completion.chunk({"audio": {"id": completion.audio_id, "expires_at": until}})
         n_sent = len(completion.text)
@@ -207,6 +221,22 @@ class ChatRoute:
             }
             for call in calls
         ]
+
+
+class _JoinedPcm:
+    """PCM16 in pieces whose base64 has no padding: Qwen's clients join the text of all pieces and
+    decode it once, which ends at the first padding."""
+
+    _BYTES = 6  # whole samples, and whole groups of base64
+
+    def __init__(self) -> None:
+        self.rest = b""
+
+    def push(self, pcm: bytes) -> bytes:
+        self.rest += pcm
+        n = len(self.rest) // self._BYTES * self._BYTES
+        pieces, self.rest = self.rest[:n], self.rest[n:]
+        return pieces
 
 
 @dataclass(eq=False)
@@ -290,7 +320,7 @@ def _has_sound(messages: Any) -> bool:
         if isinstance(message, dict)
     ]
     return any(
-        isinstance(part, dict) and part.get("type") == "input_audio"
+        isinstance(part, dict) and part.get("type") in ("input_audio", "audio_url")
         for content in contents
         if isinstance(content, list)
         for part in content
@@ -332,7 +362,7 @@ def history_of(
     reading = _Reading(max_audio_s)
     instructions: list[str] = []
     items: list[HistoryItem] = []
-    for n, message in enumerate(read_messages(messages, answers)):
+    for n, message in enumerate(read_messages(messages, answers, (AudioUrlForm,))):
         if message.role == "system" or message.role == "developer":
             parts = [part.text for part in message.parts if isinstance(part, TextForm)]
             instructions += [text for text in parts if text]
@@ -359,6 +389,15 @@ class _Reading:
             elif isinstance(part, AudioForm):
                 at_data = f"{at}.content[{n}].input_audio.data"
                 parts.append(self._audio(part.input_audio.data, at_data))
+            elif isinstance(part, AudioUrlForm):
+                at_url = f"{at}.content[{n}].audio_url.url"
+                if not _DATA_URI.match(part.audio_url.url):
+                    raise ClientEventError(
+                        f"{at_url} must have the audio within it, as a data URI: a spoken answer "
+                        "fetches nothing.",
+                        param=at_url,
+                    )
+                parts.append(self._audio(part.audio_url.url, at_url))
         found = []
         if message.text or message.role != "assistant":
             found.append(HistoryItem(key=new_id("key"), role=message.role, parts=tuple(parts)))
@@ -367,8 +406,10 @@ class _Reading:
         return found
 
     def _audio(self, text: str, at: str) -> AudioPart:
+        """text: base64, with or without the beginning of a data URI."""
+        found = _DATA_URI.match(text)
         try:
-            data = binascii.a2b_base64(text, strict_mode=True)
+            data = binascii.a2b_base64(text[found.end() :] if found else text, strict_mode=True)
         except (binascii.Error, ValueError):
             raise ClientEventError(f"{at} is not base64.", param=at) from None
         try:

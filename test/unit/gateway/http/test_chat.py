@@ -12,7 +12,7 @@ import pytest
 import soundfile as sf
 from openai import AsyncOpenAI
 
-from sglang_live.core import OUTPUT_RATE_HZ, AudioPart, TextPart, TranscriptDelta
+from sglang_live.core import OUTPUT_RATE_HZ, AudioDelta, AudioPart, TextPart, TranscriptDelta
 from sglang_live.errors import StageUnavailableError
 from sglang_live.gateway.http import chat
 from test.unit.gateway.fakes import MODEL, FakeOrchestrator, app_of, done, full, spoken, tone
@@ -263,7 +263,7 @@ async def test_the_output_of_a_function_is_part_of_the_history():
         ([{"role": "assistant", "audio": {"id": "audio_0"}}], {}, 400, "audio_0"),
         ([], {"model": "gpt-5"}, 404, MODEL),
         ([], {"n": 2}, 400, "$.n"),
-        ([], {"stream": True}, 400, "pcm16"),
+        ([], {"stream": True, "audio": {"voice": "bob", "format": "mp3"}}, 400, "pcm16"),
         ([], {"audio": {"voice": "bob", "format": "aac"}}, 400, "format"),
         ([], {"max_tokens": 0}, 400, "max_tokens"),
         ([], {"tool_choice": "any"}, 400, "tool_choice"),
@@ -399,3 +399,59 @@ async def test_a_line_break_in_a_functions_name_does_not_break_a_log_line(caplog
     [logged] = [line for line in lines if line.startswith("tool_call_malformed")]
     assert "forged" in logged
     assert not any("\n" in line for line in lines)
+
+
+# --- the form of Qwen's clients ---
+
+
+def data_uri(kind: str = "") -> str:
+    return f"data:{kind};base64," + base64.b64encode(written_wav()).decode()
+
+
+def written_wav() -> bytes:
+    file = io.BytesIO()
+    sf.write(file, np.frombuffer(tone(500), "<i2"), 24_000, format="WAV", subtype="PCM_16")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_audio", "input_audio": {"data": data_uri(), "format": "wav"}},
+        {"type": "audio_url", "audio_url": {"url": data_uri("audio/wav")}},
+    ],
+)
+async def test_audio_may_be_a_data_uri(part):
+    orchestrator = FakeOrchestrator([spoken("Yes.")])
+    message = {"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}
+    assert (await ask(orchestrator, message)).status_code == 200
+    audio, text = orchestrator.turns[0].history[0].parts
+    assert audio.duration_s == pytest.approx(0.5, abs=0.01) and text.text == "What is it?"
+
+
+async def test_audio_of_another_server_is_not_fetched():
+    part = {"type": "audio_url", "audio_url": {"url": "https://example.org/a.wav"}}
+    response = await ask(FakeOrchestrator(), {"role": "user", "content": [part]})
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert error["param"] == "messages[0].content[0].audio_url.url"
+
+
+@pytest.mark.parametrize("n_bytes", [2, 4, 958, 960, 962])
+async def test_all_pieces_of_a_streamed_wav_are_decoded_as_one_text(n_bytes):
+    whole = tone(200)
+    pieces = [whole[at : at + n_bytes] for at in range(0, len(whole), n_bytes)]
+    script = [TranscriptDelta("Yes."), *map(AudioDelta, pieces), done("Yes.")]
+    audio = {"voice": "bob", "format": "wav"}
+    chunks = chunks_of(await ask(FakeOrchestrator([script]), stream=True, audio=audio))
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "Yes."
+    text = "".join(delta["audio"]["data"] for delta in deltas if delta.get("audio"))
+    assert base64.b64decode(text) == whole
+
+
+async def test_thinking_is_switched_by_its_name_alone():
+    response = await ask(FakeOrchestrator([spoken("Yes.")]), enable_thinking=False)
+    assert response.status_code == 200
+    response = await ask(FakeOrchestrator([spoken("Yes.")]), enable_thinking=True)
+    assert response.json()["error"]["param"] == "enable_thinking"
