@@ -82,7 +82,7 @@ SGLANG = (
 # raises its room's number and says why in the commit.
 BUDGETS = {
     "": 4_050,
-    "bridge": 9_800,
+    "bridge": 9_880,
     "capacity": 690,
     "client": 880,
     "engine_channel": 285,
