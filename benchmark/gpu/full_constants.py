@@ -27,14 +27,14 @@ import torch
 from benchmark.gpu import constants
 from benchmark.gpu.constants import Measured, device_model, figure, fit
 from benchmark.gpu.findings import Findings
-from benchmark.gpu.full_size import random_model, stage_args
+from benchmark.gpu.full_size import GRAPH_SIZES, engine_args, random_model
 from benchmark.gpu.measuring import median_ms
 from benchmark.gpu.places import platform_of
 from benchmark.gpu.stage import running_stage
 from benchmark.gpu.talker_arm import Request, speak
 from benchmark.native_client import native_client
 from lab.attachment import joined
-from lab.random_model.attach import ENVIRONMENT
+from lab.random_model.attach import ENGINE_ARGS, ENVIRONMENT
 from lab.random_model.folder import Facts
 from lab.recorders import batch_clock
 from lab.recorders.batch_clock import Batch, launch_times_s, read_batches
@@ -58,6 +58,7 @@ class Options:
     clips_s: seconds of audio in prefills.
     rounds: of decoding, for each number of streams and each context.
     repeats: of prefills.
+    graph_sizes: streams for which rounds are captured; no more run at once.
     """
 
     scale: str = "published"
@@ -67,6 +68,7 @@ class Options:
     clips_s: tuple[int, ...] = (1, 4, 12)
     rounds: int = 24
     repeats: int = 3
+    graph_sizes: tuple[int, ...] = GRAPH_SIZES
     start_timeout_s: float = 170.0
 
 
@@ -78,6 +80,7 @@ TINY = Options(
     clips_s=(1, 2),
     rounds=6,
     repeats=1,
+    graph_sizes=(1, 4),
     start_timeout_s=300.0,
 )
 
@@ -187,7 +190,7 @@ async def _engines(
 
         async def start(stage: str) -> Started:
             began_s = time.monotonic()
-            args = stage_args(stage, device)
+            args = engine_args(stage, device, options.graph_sizes) | ENGINE_ARGS
             running = running_stage(
                 stage, folder, device, args, options.start_timeout_s, environment
             )
@@ -337,7 +340,7 @@ class Talker:
         return self._record.look()
 
     async def _speak(self, context: int, n_frames: int) -> None:
-        """A response with at least so many frames, to its end: it must not run beside the next."""
+        """A response of that length or a little more, to its end: none runs beside the next."""
         model, per_token = self._model, self._frames_per_token
         n_tokens = math.ceil(n_frames / per_token)
         words = self._random.integers(100, 1000, context + n_tokens).tolist()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmark.gpu.findings import Findings
-from benchmark.gpu.full_size import random_model, remaining_s, server_args
+from benchmark.gpu.full_size import GRAPH_SIZES, random_model, remaining_s, server_args
 from benchmark.gpu.places import on_device, platform_of
 from benchmark.load.config import LoadConfig, Run
 from benchmark.load.point import RunResult, Workload, measure_on, server_for
@@ -34,6 +34,7 @@ class Options:
         turns: of each user.
         barge_in: share of responses that the user interrupts.
         first_ms, late_ms: what the mean and P90 of the first audio may be, after the turn's end.
+        graph_sizes: streams for which rounds are captured; no more run at once.
         server_args: more flags of the server, between spaces.
         budget_s: of the check; gpu_check.sh may give less.
     """
@@ -46,6 +47,7 @@ class Options:
     barge_in: float = 0.0
     first_ms: float = 250.0
     late_ms: float = 500.0
+    graph_sizes: tuple[int, ...] = GRAPH_SIZES
     server_args: str = ""
     start_timeout_s: float = 170.0
     turn_timeout_s: float = 30.0
@@ -56,6 +58,7 @@ TINY = Options(
     scale="tiny",
     sessions=(1, 2),
     warm_up=1,
+    graph_sizes=(1, 4),
     turns=1,
     start_timeout_s=300.0,
     turn_timeout_s=90.0,
@@ -77,7 +80,11 @@ def run(options: Options, device: str, seed: int) -> Iterator[Findings]:
             seed=seed,
             model_path=str(folder),
             drawn_replies=True,
-            server_args=(*stage_args, *server_args(device), *options.server_args.split()),
+            server_args=(
+                *stage_args,
+                *server_args(device, options.graph_sizes),
+                *options.server_args.split(),
+            ),
             start_timeout_s=options.start_timeout_s,
             turn_timeout_s=options.turn_timeout_s,
         )

@@ -5,50 +5,44 @@ benchmark/notes/gpu.md has the plan of memory and of time.
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lab.random_model.attach import ENGINE_ARGS
 from lab.random_model.folder import make
 
 # Few, because each is a recording of all layers; between them a round is padded.
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64)
-_ENGINE = {
-    "max_running_requests": 64,
-    "cuda_graph_bs_decode": list(GRAPH_SIZES),
-    # Memory is given in tokens; this leaves the rest of the GPU to the other stages.
-    "mem_fraction_static": 0.93,
-}
 # Of one H200: weights of 63.4 GB and KV of 39.3 GB, and of 6.9 and 2.0 GB.
-_ENGINES: Mapping[str, Mapping[str, Any]] = {
-    "thinker": {**_ENGINE, "max_total_tokens": 400_000, "chunked_prefill_size": 4096},
-    "talker": {**_ENGINE, "max_total_tokens": 100_000, "chunked_prefill_size": 4096},
-}
+_POOL_TOKENS = {"thinker": 400_000, "talker": 100_000}
 
 
-def engine_args(stage: str, device: str) -> dict[str, Any]:
+def engine_args(stage: str, device: str, graph_sizes: Sequence[int]) -> dict[str, Any]:
     """As ServerArgs takes them; on a CPU its defaults."""
-    return {} if device == "cpu" else dict(_ENGINES[stage])
+    if device == "cpu":
+        return {}
+    return {
+        "max_total_tokens": _POOL_TOKENS[stage],
+        # Memory is given in tokens; this leaves the rest of the GPU to the other stages.
+        "mem_fraction_static": 0.93,
+        "max_running_requests": max(graph_sizes),
+        "cuda_graph_bs_decode": list(graph_sizes),
+        "chunked_prefill_size": 4096,
+    }
 
 
-def server_args(device: str) -> tuple[str, ...]:
+def server_args(device: str, graph_sizes: Sequence[int]) -> tuple[str, ...]:
     """The same as flags of the server."""
     return tuple(
         f"--{stage}.{name.replace('_', '-')}={_typed(value)}"
-        for stage in _ENGINES
-        for name, value in engine_args(stage, device).items()
+        for stage in _POOL_TOKENS
+        for name, value in engine_args(stage, device, graph_sizes).items()
     )
 
 
 def _typed(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def stage_args(stage: str, device: str) -> dict[str, Any]:
-    """Of a stage that has random weights."""
-    return {**engine_args(stage, device), **ENGINE_ARGS}
 
 
 @contextmanager

@@ -31,9 +31,8 @@ def fill(model: nn.Module, seed: int) -> None:
         if weight.dim() < 2:
             weight.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
-        noise = torch.Generator(weight.device).manual_seed(seed ^ zlib.crc32(name.encode()))
-        std = 1.0 if name.endswith(_TABLES) else fan_in(weight) ** -0.5
-        weight.normal_(0.0, std, generator=noise)
+        torch.manual_seed(seed ^ zlib.crc32(name.encode()))
+        weight.normal_(0.0, 1.0 if name.endswith(_TABLES) else fan_in(weight) ** -0.5)
 
 
 def fan_in(weight: Tensor) -> int:
@@ -54,8 +53,8 @@ def prepare_talker(model: Any, facts: Facts) -> None:
     """What the loader of a checkpoint does after it has filled the parameters, and its end."""
     widths = model.ids.text_vocab, model.text_projection.linear_fc1.in_features
     weight = model.codec_head.weight
-    noise = torch.Generator(weight.device).manual_seed(facts.seed)
-    model.prepare(torch.randn(widths, generator=noise, device=weight.device, dtype=weight.dtype))
+    torch.manual_seed(facts.seed)
+    model.prepare(torch.randn(widths, device=weight.device, dtype=weight.dtype))
     model._penalise = partial(end_with_text, model._penalise, model, facts.frames_per_token)
 
 

@@ -100,12 +100,13 @@ def test_the_bandwidth_of_a_device_is_measured():
 
 
 def test_engines_have_their_memory_by_flags_that_sglang_has():
-    assert full_size.server_args("cpu") == ()
-    for typed in full_size.server_args("cuda"):
+    sizes = full_size.GRAPH_SIZES
+    assert full_size.server_args("cpu", sizes) == ()
+    for typed in full_size.server_args("cuda", sizes):
         stage, _, rest = typed.removeprefix("--").partition(".")
         name, _, text = rest.partition("=")
         field, value = read_engine_argument(typed, name.replace("-", "_"), text)
-        assert full_size.engine_args(stage, "cuda")[field] == value
+        assert full_size.engine_args(stage, "cuda", sizes)[field] == value
 
 
 def test_a_check_takes_no_longer_than_its_script_allows(monkeypatch):
