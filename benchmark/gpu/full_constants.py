@@ -13,10 +13,11 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -124,14 +125,13 @@ def run(options: Options, device: str, seed: int) -> Iterator[Findings]:
         finally:
             runner.run(parts.aclose())
     # After the engines: what they leave of the GPU is little.
-    sizes = constants.Options(
-        batches=options.streams, published_sizes=int(options.scale == "published")
-    )
+    sizes = constants.TINY if options.scale == "tiny" else constants.Options()
     growing.measured["link"] = constants.link(place, sizes)
     growing.figures["device_gb_per_s"] = _device_gb_per_s(place)
     yield growing.after("link")
-    growing.measured["talker"] |= constants.predictor(place, sizes, seed)
-    _without_predictor(growing.measured["talker"])
+    predictor = constants.predictor(place, sizes, seed)
+    rounds = _decode_figures(growing.figures["talker_decode"])
+    growing.measured["talker"] |= predictor | _without_predictor(rounds, predictor)
     yield growing.after("code predictor")
     growing.measured["vocoder"] = constants.vocoder(place, sizes, seed)
     yield growing.after("vocoder")
@@ -149,25 +149,27 @@ async def _engine_parts(
     with random_model(options.scale) as folder:
         async with _engines(options, device, folder, scratch) as (thinker, talker):
             growing.figures["start_s"] = {"thinker": thinker.start_s, "talker": talker.start_s}
+            growing.figures["free_gb"] = _free_gb(device)
             yield "start"
-            text = Thinker(thinker.replica, scratch, options, random)
+            model = Qwen3OmniSpec.load(folder)
+            text = Thinker(thinker.replica, model, scratch, options, random)
             async with text:
                 growing.figures["thinker_prefill"] = await text.prefills()
                 growing.measured["thinker"] |= _prefill_figures(growing.figures["thinker_prefill"])
                 yield "thinker, prefill"
                 growing.figures["thinker_decode"] = await text.rounds()
                 growing.measured["thinker"] |= _decode_figures(growing.figures["thinker_decode"])
+                growing.figures["thinker_greedy"] = await text.greedy_rounds()
                 yield "thinker, decode rounds"
                 growing.figures["thinker_audio"] = await text.clips()
                 growing.measured["thinker"] |= _encoder_figure(
                     growing.figures["thinker_audio"], growing.measured["thinker"]
                 )
                 yield "encoder"
-                voice = Talker(talker.replica, Qwen3OmniSpec.load(folder), scratch, options, random)
+                voice = Talker(talker.replica, model, scratch, options, random)
                 rows = await voice.rounds()
                 growing.figures |= {"talker_decode": rows.decode, "talker_prefill": rows.prefill}
                 growing.measured["talker"] |= _prefill_figures(rows.prefill)
-                growing.measured["talker"] |= _decode_figures(rows.decode)
                 yield "talker"
                 growing.figures["launch_ms"] = _launches(scratch)
                 growing.figures["beside_each_other"] = await _together(text, voice, options)
@@ -220,8 +222,14 @@ class Thinker:
     """Requests to the thinker's engine, and its batches."""
 
     def __init__(
-        self, replica: Replica, folder: Path, options: Options, random: np.random.Generator
+        self,
+        replica: Replica,
+        model: Qwen3OmniSpec,
+        folder: Path,
+        options: Options,
+        random: np.random.Generator,
     ):
+        self._sampling = model.sampling
         self._client = native_client(replica.spec, _TIMEOUT_S)
         self._record = Record(folder, "thinker")
         self._options = options
@@ -257,10 +265,18 @@ class Thinker:
                 rows.append(_decode_row(n, batches))
         return rows
 
-    async def decode(self, prompts: list[list[int]], n_tokens: int) -> list[Batch]:
+    async def greedy_rounds(self) -> dict[str, float]:
+        """With most streams and least context, to tell what sampling costs."""
+        n = self._options.streams[-1]
+        prompts = [self.prompt(self._options.contexts[0]) for _ in range(n)]
+        return _decode_row(n, await self.decode(prompts, _n_rounds(self._options, n), greedy=True))
+
+    async def decode(
+        self, prompts: list[list[int]], n_tokens: int, *, greedy: bool = False
+    ) -> list[Batch]:
         """The batches of responses to all of the prompts at once."""
         bodies = [{"input_ids": prompt} for prompt in prompts]
-        await self._generate(bodies, n_tokens)
+        await self._generate(bodies, n_tokens, {"temperature": 0} if greedy else self._sampling)
         return await self._look()
 
     async def _look(self) -> list[Batch]:
@@ -288,8 +304,13 @@ class Thinker:
         ids: list[int] = self._random.integers(100, 1000, n).tolist()
         return ids
 
-    async def _generate(self, bodies: list[dict[str, Any]], n_tokens: int) -> None:
-        sampling = {"temperature": 0, "max_new_tokens": n_tokens, "ignore_eos": True}
+    async def _generate(
+        self,
+        bodies: list[dict[str, Any]],
+        n_tokens: int,
+        sampling: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        sampling = {**sampling, "max_new_tokens": n_tokens, "ignore_eos": True}
         calls = [
             self._client.post("/generate", json=body | {"sampling_params": sampling})
             for body in bodies
@@ -450,12 +471,22 @@ def _encoder_figure(
     return {"encoder_per_audio_s_ms": figure(per_s, f"clips of noise, {_SOURCE}")}
 
 
-def _without_predictor(talker: dict[str, tuple[float, str]]) -> None:
+def _without_predictor(
+    rounds: dict[str, tuple[float, str]], predictor: dict[str, tuple[float, str]]
+) -> dict[str, tuple[float, str]]:
     """The engine's rounds have the code predictor in them; a device model names it apart."""
-    for cost in ("fixed", "per_stream"):
-        whole, own = talker[f"decode_{cost}_ms"][0], talker[f"code_predictor_{cost}_ms"][0]
-        source = f"rounds of {_SOURCE}, less the code predictor's"
-        talker[f"decode_{cost}_ms"] = figure(whole - own, source)
+    source = f"rounds of {_SOURCE}, less the code predictor's"
+    return rounds | {
+        f"decode_{cost}_ms": figure(
+            rounds[f"decode_{cost}_ms"][0] - predictor[f"code_predictor_{cost}_ms"][0], source
+        )
+        for cost in ("fixed", "per_stream")
+    }
+
+
+def _free_gb(device: str) -> float | None:
+    """What the engines leave of the GPU; None: there is none."""
+    return None if device == "cpu" else round(torch.cuda.mem_get_info(device)[0] / 1e9, 1)
 
 
 def _device_gb_per_s(place: torch.device) -> float:

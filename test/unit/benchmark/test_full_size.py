@@ -58,15 +58,19 @@ def test_audio_costs_what_it_adds_to_a_prefill():
 
 
 def test_the_code_predictor_is_taken_out_of_the_talkers_rounds():
-    talker = {
+    rounds = {
         "decode_fixed_ms": (12.0, "measured: x"),
         "decode_per_stream_ms": (0.03, "measured: x"),
+        "decode_per_kv_token_ns": (8.0, "measured: x"),
+    }
+    predictor = {
         "code_predictor_fixed_ms": (8.0, "measured: y"),
         "code_predictor_per_stream_ms": (0.05, "measured: y"),
     }
-    full_constants._without_predictor(talker)
-    assert talker["decode_fixed_ms"][0] == pytest.approx(4.0)
-    value, source = talker["decode_per_stream_ms"]
+    found = full_constants._without_predictor(rounds, predictor)
+    assert found["decode_fixed_ms"][0] == pytest.approx(4.0)
+    assert found["decode_per_kv_token_ns"] == rounds["decode_per_kv_token_ns"]
+    value, source = found["decode_per_stream_ms"]
     assert value > 0 and source.startswith("estimate: ")
 
 
