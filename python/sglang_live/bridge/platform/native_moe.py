@@ -53,10 +53,8 @@ def run_experts(x: Tensor, weights: Tensor, ids: Tensor, w13: Tensor, w2: Tensor
         [n_tokens, hidden], in the dtype of x.
     """
     n_tokens, top_k = ids.shape
-    expert_of = ids.clamp(min=0).flatten().long()
-    order = expert_of.argsort(stable=True)
-    expert_of = expert_of[order]
-    experts = torch.arange(w13.shape[0], device=x.device)
+    expert_of, order = ids.clamp(min=0).flatten().sort(stable=True)
+    experts = torch.arange(w13.shape[0], device=x.device, dtype=ids.dtype)
     ends = torch.searchsorted(expert_of, experts, right=True, out_int32=True)
     gate, up = _by_expert(x[order // top_k], w13, expert_of, ends).chunk(2, dim=-1)
     sorted_out = _by_expert(silu(gate) * up, w2, expert_of, ends)
