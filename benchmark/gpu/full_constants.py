@@ -9,6 +9,7 @@ written again after each part, so that a check that is cut short has those befor
 import asyncio
 import base64
 import io
+import json
 import math
 import statistics
 import tempfile
@@ -117,17 +118,18 @@ def run(options: Options, device: str, seed: int) -> Iterator[Findings]:
     place = torch.device(device)
     gpu = torch.cuda.get_device_name(place) if place.type == "cuda" else "a CPU"
     growing = Growing(f"{gpu}, full size, measured by gpu_check", platform_of(device))
-    with asyncio.Runner() as runner, tempfile.TemporaryDirectory() as scratch:
+    # A runner that is left ends what still runs in it: the engines of a check that is cut short.
+    with tempfile.TemporaryDirectory() as scratch, asyncio.Runner() as runner:
         parts = _engine_parts(options, device, seed, Path(scratch), growing)
-        try:
-            while part := runner.run(_next(parts)):
-                yield growing.after(part)
-        finally:
-            runner.run(parts.aclose())
+        while part := runner.run(_next(parts)):
+            yield growing.after(part)
     # After the engines: what they leave of the GPU is little.
     sizes = constants.TINY if options.scale == "tiny" else constants.Options()
     growing.measured["link"] = constants.link(place, sizes)
-    growing.figures["device_gb_per_s"] = _device_gb_per_s(place)
+    growing.figures["device_gb_per_s"] = gb_per_s = _device_gb_per_s(place)
+    for row in growing.figures["thinker_decode"]:
+        n_bytes = read_bytes(growing.figures["thinker_sizes"], row["streams"], row["kv_tokens"])
+        row["bound_ms"] = 1e-6 * n_bytes / gb_per_s
     yield growing.after("link")
     predictor = constants.predictor(place, sizes, seed)
     rounds = _decode_figures(growing.figures["talker_decode"])
@@ -152,6 +154,8 @@ async def _engine_parts(
             growing.figures["free_gb"] = _free_gb(device)
             yield "start"
             model = Qwen3OmniSpec.load(folder)
+            config = json.loads((folder / "config.json").read_text("utf-8"))
+            growing.figures["thinker_sizes"] = _sizes(config["thinker_config"]["text_config"])
             text = Thinker(thinker.replica, model, scratch, options, random)
             async with text:
                 growing.figures["thinker_prefill"] = await text.prefills()
@@ -482,6 +486,28 @@ def _without_predictor(
         )
         for cost in ("fixed", "per_stream")
     }
+
+
+def _sizes(text: dict[str, Any]) -> dict[str, int]:
+    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim")
+    of_kv_and_experts = "num_key_value_heads", "num_experts", "num_experts_per_tok"
+    return {name: text[name] for name in (*names, *of_kv_and_experts, "moe_intermediate_size")}
+
+
+def read_bytes(sizes: Mapping[str, int], n_streams: float, kv_tokens: float) -> float:
+    """What a decode round in bf16 reads at least: weights, of experts those that are chosen if
+    they are drawn, and KV."""
+    hidden, heads, n_kv = (
+        sizes[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads")
+    )
+    n_experts, chosen = sizes["num_experts"], sizes["num_experts_per_tok"]
+    attention = hidden * sizes["head_dim"] * 2 * (heads + n_kv)
+    expert = 3 * hidden * sizes["moe_intermediate_size"]
+    n_read = n_experts * (1 - (1 - chosen / n_experts) ** n_streams)
+    layer = attention + n_experts * hidden + n_read * expert
+    kv = 2 * n_kv * sizes["head_dim"] * kv_tokens
+    head = sizes["vocab_size"] * hidden
+    return 2 * (sizes["num_hidden_layers"] * (layer + kv) + head)
 
 
 def _free_gb(device: str) -> float | None:

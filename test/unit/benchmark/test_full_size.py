@@ -42,6 +42,25 @@ def test_decode_costs_are_found_in_rounds_of_all_streams():
     assert found["decode_per_kv_token_ns"] == pytest.approx(40)
 
 
+def test_a_round_reads_at_least_its_weights_and_kv():
+    sizes = {
+        "vocab_size": 152_064,
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "head_dim": 128,
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    }
+    # Without its embeddings, the model has 3.05 billion parameters active, and 30.2 in all.
+    assert full_constants.read_bytes(sizes, 1, 0) / 2e9 == pytest.approx(3.05, rel=0.01)
+    assert full_constants.read_bytes(sizes, 10_000, 0) / 2e9 == pytest.approx(30.2, rel=0.01)
+    one_more = full_constants.read_bytes(sizes, 1, 1) - full_constants.read_bytes(sizes, 1, 0)
+    assert one_more == 98_304
+
+
 def test_rounds_that_never_had_all_streams_are_an_error():
     with pytest.raises(RuntimeError, match=r"no round had 3 streams, but \[2\]"):
         full_constants._decode_row(3, [_batch(1.0, n_streams=2)])
