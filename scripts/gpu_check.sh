@@ -28,7 +28,7 @@ CHECKS=(server talker thinker code_predictor code2wav syncs voice_load speech pa
     write_back constants shared_memory elastic lending)
 # Of one GPU of 141 GB. The limits of the three are those of one session of 10 minutes.
 FULL_SIZE=(full_constants full_load full_policies)
-declare -A LIMITS=([full_constants]=220 [full_load]=160 [full_policies]=300)
+declare -A LIMITS=([full_constants]=270 [full_load]=160 [full_policies]=300)
 CHECK_TIMEOUT_S=300
 # Less is no start of a server.
 LEAST_S=90

@@ -235,4 +235,5 @@ def test_the_limits_of_the_script_fit_one_session():
     script = (Path(__file__).parents[3] / "scripts/gpu_check.sh").read_text()
     limits = {name: int(s) for name, s in re.findall(r"\[(full_\w+)\]=(\d+)", script)}
     assert set(limits) == set(re.search(r"^FULL_SIZE=\((.*)\)", script, re.M)[1].split())
-    assert limits["full_constants"] + limits["full_load"] < 400
+    # What is left of 590 s is for full_policies.
+    assert limits["full_constants"] + limits["full_load"] <= 430
