@@ -1,6 +1,7 @@
 """`python -m lab.launch_server --device-model FILE …`: the server, on a modelled device.
 
-All other flags are those of sglang_live.launch_server; without `--device-model` it is that server.
+It also serves the folders of lab/random_model as `--model-path`. All other flags are those of
+sglang_live.launch_server; without these two it is that server.
 """
 
 import argparse
@@ -11,6 +12,8 @@ from pathlib import Path
 
 from lab.attachment import around, attach_to_own_server
 from lab.modelled_device.attach import environment
+from lab.random_model import attach as random_model
+from lab.random_model.folder import is_random_model
 from sglang_live import launch_server
 from sglang_live.config import ServerConfig
 from sglang_live.environment import start_in_utf8_mode
@@ -25,7 +28,13 @@ log = logging.getLogger("lab")
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("lab.launch_server", add_help=False, allow_abbrev=False)
     parser.add_argument("--device-model", type=Path)
+    parser.add_argument("--model-path")
     own, rest = parser.parse_known_args(argv)
+    if own.model_path is not None:
+        rest = ["--model-path", own.model_path, *rest]
+        if is_random_model(Path(own.model_path)):
+            attach_to_own_server(random_model.ENVIRONMENT)
+            rest += random_model.SERVER_ARGS
     if own.device_model is None:
         return launch_server.main(rest)
     attach_to_own_server(environment(own.device_model))

@@ -11,9 +11,11 @@ usage: scripts/gpu_check.sh [--device cuda|cpu] [--tiny] [--out DIR] [--commit H
   --tiny     sizes that a CPU computes in seconds
   --out      folder of the JSON documents (default: benchmark/results/gpu)
   --commit   recorded in them, where the checkout has no git history
+  --limit    seconds for all checks (default: 300 for each)
   CHECK      server talker thinker code_predictor code2wav syncs voice_load speech
              page_copy write_back constants shared_memory elastic lending (default: all, in this
-             order)
+             order); full_constants full_load full_policies, which need a GPU of 141 GB, and
+             full_size, which is these three in 590 s
 
 Environment: PYTHON chooses the interpreter (default: .venv's if there is one, else python3).
 Sizes are options of a single check: python -m benchmark.gpu CHECK --help
@@ -24,12 +26,18 @@ TEXT
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 CHECKS=(server talker thinker code_predictor code2wav syncs voice_load speech page_copy
     write_back constants shared_memory elastic lending)
+# Of one GPU of 141 GB. The limits of the three are those of one session of 10 minutes.
+FULL_SIZE=(full_constants full_load full_policies)
+declare -A LIMITS=([full_constants]=270 [full_load]=160 [full_policies]=300)
 CHECK_TIMEOUT_S=300
+# Less is no start of a server.
+LEAST_S=90
 CANNOT_RUN=77
 
 device=cuda
 out=$ROOT/benchmark/results/gpu
 commit=
+limit=
 tiny=()
 checks=()
 
@@ -42,7 +50,7 @@ needs_value() {
 
 while (($#)); do
     case $1 in
-    --device | --out | --commit)
+    --device | --out | --commit | --limit)
         needs_value "$@"
         printf -v "${1#--}" '%s' "$2"
         shift
@@ -52,8 +60,12 @@ while (($#)); do
         usage
         exit 0
         ;;
+    full_size)
+        checks+=("${FULL_SIZE[@]}")
+        limit=${limit:-590}
+        ;;
     *)
-        if [[ " ${CHECKS[*]} " != *" $1 "* ]]; then
+        if [[ " ${CHECKS[*]} ${FULL_SIZE[*]} " != *" $1 "* ]]; then
             echo "gpu_check.sh: unknown option or check $1" >&2
             usage >&2
             exit 2
@@ -69,6 +81,10 @@ if [[ ! -d $out ]]; then
     exit 2
 fi
 out=$(cd "$out" && pwd)
+if [[ -n $limit && ! $limit =~ ^[1-9][0-9]*$ ]]; then
+    echo "gpu_check.sh: --limit takes seconds, got $limit" >&2
+    exit 2
+fi
 
 python=${PYTHON:-}
 if [[ -z $python ]]; then
@@ -106,7 +122,8 @@ if [[ $device == cuda* ]]; then
     fi
 fi
 
-# Without --commit, documents are moved at the end: each records whether the checkout is dirty.
+# Without --commit, documents are moved at the end: each records whether the checkout is dirty. With
+# it they are written in place, so that they are there when this script is killed.
 work=$(mktemp -d "${TMPDIR:-/tmp}/sglang_live_gpu.XXXXXX")
 keep_documents() {
     find "$work" \( -name '*.json' -o -name '*.toml' \) -exec mv -- {} "$out" \;
@@ -114,19 +131,31 @@ keep_documents() {
 trap 'keep_documents; rm -rf "$work"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
+documents=$work
+if [[ -n $commit ]]; then documents=$out; fi
 
 passed=()
 failed=()
 skipped=()
 for check in "${checks[@]}"; do
+    check_limit=${LIMITS[$check]:-$CHECK_TIMEOUT_S}
+    if [[ -n $limit ]]; then
+        left=$((limit - SECONDS))
+        if ((left < LEAST_S)); then
+            echo "=== $check: no time is left"
+            skipped+=("$check")
+            continue
+        fi
+        if ((left < check_limit)); then check_limit=$left; fi
+    fi
     echo "=== $check"
     status=0
     # A process of its own: a device error must not affect the next check.
-    timeout --kill-after=30 "$CHECK_TIMEOUT_S" "$python" -m benchmark.gpu "$check" \
-        --device "$device" "${tiny[@]}" --out "$work" ${commit:+--commit "$commit"} \
+    GPU_CHECK_LIMIT_S=$check_limit timeout --kill-after=30 "$check_limit" \
+        "$python" -m benchmark.gpu "$check" --device "$device" "${tiny[@]}" \
+        --out "$documents" ${commit:+--commit "$commit"} \
         </dev/null >"$work/output" 2>"$work/errors" || status=$?
     cat "$work/output"
-    if [[ -n $commit ]]; then keep_documents; fi
     case $status in
     0) passed+=("$check") ;;
     "$CANNOT_RUN") skipped+=("$check") ;;

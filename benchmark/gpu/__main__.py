@@ -1,5 +1,7 @@
 """Run one check and write its findings as JSON; scripts/gpu_check.sh runs all checks.
 
+A check that takes long yields its findings as they grow, and its document is written each time.
+
     python -m benchmark.gpu code_predictor --device cuda --batches 1,8,32
 
 Exit status: 0 passed, 1 failed, 2 wrong usage, 77 cannot run here.
@@ -34,6 +36,9 @@ CHECKS = {
     "talker": _ENGINE,
     "thinker": (*_ENGINE, "httpx"),
     "constants": (*_ENGINE, "httpx"),
+    "full_constants": (*_ENGINE, "httpx", "soundfile"),
+    "full_load": _SERVER,
+    "full_policies": _SERVER,
     "server": _SERVER,
     "syncs": _SERVER,
     "voice_load": _SERVER,
@@ -64,32 +69,43 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(name: str, check: Any, options: Any, args: argparse.Namespace) -> int:
     began_s = time.monotonic()
+    findings = Findings({}, (), ())
+
+    def write(problems: tuple[str, ...]) -> None:
+        document = {
+            "benchmark": f"gpu_{name}",
+            **facts(),
+            "device": _device_name(args.device),
+            "seed": args.seed,
+            "passed": not problems,
+            "problems": problems,
+            "wall_s": round(time.monotonic() - began_s, 1),
+            "options": asdict(options),
+            "figures": findings.figures,
+        }
+        if args.commit:
+            document |= {"git_commit": args.commit, "git_dirty": None}
+        path = args.out / _file_name(name, document["device"])
+        args.out.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+        for end, text in findings.files.items():
+            path.with_name(f"{path.stem}_{end}").write_text(text, "utf-8")
+
     try:
-        findings = check.run(options, args.device, args.seed)
+        found = check.run(options, args.device, args.seed)
+        for findings in [found] if isinstance(found, Findings) else found:
+            write((*findings.problems, "the check did not end"))
     except CannotRunError:
         raise
     except Exception as error:
         # The edge of the process: an exception fails the check and goes into its document.
         traceback.print_exc()
-        findings = Findings({}, (f"{type(error).__name__}: {error}",), ())
-    document = {
-        "benchmark": f"gpu_{name}",
-        **facts(),
-        "device": _device_name(args.device),
-        "seed": args.seed,
-        "passed": not findings.problems,
-        "problems": findings.problems,
-        "wall_s": round(time.monotonic() - began_s, 1),
-        "options": asdict(options),
-        "figures": findings.figures,
-    }
-    if args.commit:
-        document |= {"git_commit": args.commit, "git_dirty": None}
-    path = args.out / _file_name(name, document["device"])
-    args.out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-    for end, text in findings.files.items():
-        path.with_name(f"{path.stem}_{end}").write_text(text, "utf-8")
+        cause: BaseException = error
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        problem = f"{type(cause).__name__}: {cause}"
+        findings = replace(findings, problems=(*findings.problems, problem))
+    write(findings.problems)
     for line in (*findings.lines, *(f"PROBLEM: {problem}" for problem in findings.problems)):
         print(line)
     return FAILED if findings.problems else PASSED

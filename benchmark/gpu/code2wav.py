@@ -16,11 +16,11 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3Omni
 
 from benchmark.gpu.findings import Findings
 from benchmark.gpu.measuring import exact_float32, median_ms
+from lab.random_model.vocoder import random_code2wav
 from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
 
 N_CHECKED_STREAMS = 2
 CHECKED_CHUNKS = (2, 4, 4, 1)  # frames, in turn: first chunks are short
-RMS = 0.15
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -91,10 +91,7 @@ def run(options: Options, device: str, seed: int) -> Findings:
     return Findings(figures, tuple(problems), tuple(_lines(errors, rows)))
 
 
-@torch.no_grad()
 def build(options: Options, seed: int) -> Qwen3OmniMoeCode2Wav:
-    """A random vocoder on the CPU in which every path contributes, at a speech-like level."""
-    torch.manual_seed(seed)
     config = Qwen3OmniMoeCode2WavConfig(
         codebook_size=options.codebook,
         hidden_size=options.hidden,
@@ -105,24 +102,7 @@ def build(options: Options, seed: int) -> Qwen3OmniMoeCode2Wav:
         sliding_window=options.window,
         decoder_dim=options.decoder_dim,
     )
-    module = Qwen3OmniMoeCode2Wav(config).eval()
-    for name, weight in module.named_parameters():
-        if "embedding" in name:
-            weight.normal_(0, config.num_quantizers**0.5)  # the model takes a mean
-        elif weight.dim() > 1:
-            # Snake activations amplify; a smaller gain keeps the stack at unit size.
-            gain = 0.7 if name.startswith("decoder") else 1.0
-            weight.normal_(0, gain * weight[0].numel() ** -0.5)
-        elif name.endswith(("gamma", "scale", "norm.weight")):
-            weight.uniform_(0.3, 1.2)
-        else:
-            weight.normal_(0, 0.1)
-    last = module.decoder[-1].conv
-    last.bias.zero_()
-    last.weight.mul_(1e-3)  # below the clamp while the level is measured
-    wave = module(_codes(options, 1, 8, seed).transpose(1, 2))
-    last.weight.mul_(RMS / wave.std())
-    return module
+    return random_code2wav(config, seed)
 
 
 def compare(

@@ -239,9 +239,9 @@ async def _generate_ms(
     return 1e3 * (time.perf_counter() - began_s)
 
 
-def device_model(name: str, measured: Measured) -> str:
-    """The text of a device model of one device: H100 with the measured figures."""
-    base: dict[str, Any] = tomllib.loads(H100.read_text("utf-8"))
+def device_model(name: str, measured: Measured, like: Path = H100) -> str:
+    """The text of a device model of one device: that of `like` with the measured figures."""
+    base: dict[str, Any] = tomllib.loads(like.read_text("utf-8"))
     lines = [f'name = "{name}"', "n_devices = 1"]
     for section in ("thinker", "talker", "vocoder", "link"):
         lines += ["", f"[{section}]"]

@@ -49,17 +49,17 @@ async def run_arm(
 ) -> Arm:
     async with running_stage("talker", checkpoint, device, engine_args, start_timeout_s) as replica:
         client = replica.client
-        codes, _ = await _speak(client, request, "first")
+        codes, _ = await speak(client, request, "first")
         ms_per_frame = {}
         for n_responses in batches:
             responses = await asyncio.gather(
-                *(_speak(client, request, f"{n_responses}-{i}") for i in range(n_responses))
+                *(speak(client, request, f"{n_responses}-{i}") for i in range(n_responses))
             )
             ms_per_frame[n_responses] = float(np.median([ms for _, ms in responses]))
     return Arm(codes, ms_per_frame)
 
 
-async def _speak(client: StageClient, request: Request, name: str) -> tuple[np.ndarray, float]:
+async def speak(client: StageClient, request: Request, name: str) -> tuple[np.ndarray, float]:
     """A response's first frames [n_frames, num_code_groups], and ms per frame after the first."""
     first_id, *later_ids = request.response_ids
     frames: list[np.ndarray] = []

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmark.load.drawn_length_model import has_drawn_lengths
 from benchmark.load.server import LAUNCH_SERVER, NO_OVERLAP
 from sglang_live.capacity.control import CapacityConfig
 from sglang_live.errors import BadInputError
@@ -51,8 +52,8 @@ class LoadConfig:
         history_words: of a written message with which each session begins, as after a long call.
         frame_ms: microphone audio in one message.
         device_model: file of a device model; None: the machine itself.
-        drawn_replies: whether responses have lengths drawn from reply_durations, with a demo
-            model that keeps them (benchmark.load.drawn_length_model.py).
+        drawn_replies: whether responses have lengths drawn from reply_durations, with a model
+            that keeps them (benchmark.load.drawn_length_model.py).
         max_tokens: bound of every response, for models that write long ones. None: no bound.
         server_module: program that serves.
         kv: whether the thinker's KV is measured.
@@ -92,8 +93,8 @@ class LoadConfig:
         self._check_arms()
         self._check_load()
         self._check_interruptions()
-        if self.drawn_replies and self.model_path != "demo-random":
-            raise ValueError("--drawn-replies needs the random demo model")
+        if self.drawn_replies and not has_drawn_lengths(self.model_path):
+            raise ValueError("--drawn-replies needs demo-random, or a folder of lab.random_model")
         if self.max_tokens is not None and (self.drawn_replies or self.max_tokens < 1):
             raise ValueError("--max-tokens is at least 1, and not beside --drawn-replies")
         if self.device_model is not None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmark.load.config import FRAME_MS, LoadConfig, Run
 from benchmark.load.device_times import DeviceTimes, device_times, grown
-from benchmark.load.drawn_length_model import drawn_length_model
+from benchmark.load.drawn_length_model import drawn_length_model, frames_per_token
 from benchmark.load.history import history_message
 from benchmark.load.kv_use import KvUse
 from benchmark.load.process_usage import ProcessUsage, UsageMeter
@@ -139,7 +139,7 @@ class Workload:
 def response_lengths(config: LoadConfig, measured_s: np.ndarray) -> ResponseLengths | None:
     """Lengths that the users request; None: the model ends its responses."""
     if config.drawn_replies:
-        return ResponseLengths(measured_s)
+        return ResponseLengths(measured_s, frames_per_token(config.model_path))
     if config.max_tokens is not None:
         return ResponseLengths(np.array([config.max_tokens * FRAME_S]))
     return None
@@ -147,34 +147,42 @@ def response_lengths(config: LoadConfig, measured_s: np.ndarray) -> ResponseLeng
 
 def measure(config: LoadConfig, run: Run, workload: Workload) -> RunResult:
     """Start a server for this run, put the load on it, stop it."""
-    model_path = config.model_path
-    if config.drawn_replies:
-        model_path = str(drawn_length_model(shallow=config.device_model is not None))
-    with ServerProcess(
-        model_path,
+    with server_for(config, run) as server:
+        return measure_on(server, config, run, workload)
+
+
+def server_for(config: LoadConfig, run: Run) -> ServerProcess:
+    """A server with room for this run, not yet started."""
+    return ServerProcess(
+        _model_path(config),
         run.policies,
         config.server_args_for(run),
         config.start_timeout_s,
         config.server_module,
-    ) as server:
-        options = LoadOptions(
-            url=server.url,
-            # The server's model name is the last part of the path.
-            model=Path(model_path).name,
-            turn_timeout_s=config.turn_timeout_s,
-            frames_per_message=config.frame_ms // FRAME_MS,
-            truncate=config.truncate,
-            acks=config.acks,
-        )
-        frames = FrameCount(server.metrics)
-        frames.begin()
-        before = device_times(server.metrics())
-        load = Load(config, run, workload, options)
-        meter, kv = UsageMeter(server.pid), KvUse(server.metrics) if config.kv else None
-        kv_counted = asyncio.run(load.run(meter, kv))
-        talker_frames = frames.end()
-        device = grown(before, device_times(server.metrics()))
-        start_s = server.start_s
+    )
+
+
+def measure_on(
+    server: ServerProcess, config: LoadConfig, run: Run, workload: Workload
+) -> RunResult:
+    """Put the load of a run on a server that has the policies of the run, and no other load."""
+    options = LoadOptions(
+        url=server.url,
+        # The server's model name is the last part of the path.
+        model=Path(_model_path(config)).name,
+        turn_timeout_s=config.turn_timeout_s,
+        frames_per_message=config.frame_ms // FRAME_MS,
+        truncate=config.truncate,
+        acks=config.acks,
+    )
+    frames = FrameCount(server.metrics)
+    frames.begin()
+    before = device_times(server.metrics())
+    load = Load(config, run, workload, options)
+    meter, kv = UsageMeter(server.pid), KvUse(server.metrics) if config.kv else None
+    kv_counted = asyncio.run(load.run(meter, kv))
+    talker_frames = frames.end()
+    device = grown(before, device_times(server.metrics()))
     users = load.users
     rows = [row for user in users for row in user.rows]
     return RunResult(
@@ -182,7 +190,7 @@ def measure(config: LoadConfig, run: Run, workload: Workload) -> RunResult:
         rows=rows,
         wall_s=max([row.end_s for row in rows] + [user.played_out_s for user in users])
         - min(row.start_s for row in rows),
-        server_start_s=start_s,
+        server_start_s=server.start_s,
         late_frames=sum(c.frames_late for c in users) / max(1, sum(c.frames_sent for c in users)),
         usage=meter.usage(),
         talker_frames=talker_frames,
@@ -192,6 +200,12 @@ def measure(config: LoadConfig, run: Run, workload: Workload) -> RunResult:
         kv=kv_counted,
         most_kv_tokens=kv.most_tokens if kv else 0,
     )
+
+
+def _model_path(config: LoadConfig) -> str:
+    if config.drawn_replies and config.model_path == "demo-random":
+        return str(drawn_length_model(shallow=config.device_model is not None))
+    return config.model_path
 
 
 class Load:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from benchmark.ending import end_like_ctrl_c, tied
+from lab.random_model.folder import is_random_model
 from sglang_live.devices import may_have_gpu
 from sglang_live.policy.policies import POLICIES
 
@@ -54,9 +55,11 @@ def command(
     """
     if module == LAUNCH_SERVER and any(arg.startswith("--device-model") for arg in server_args):
         module = "lab.launch_server"
+    takes_turns = module != LAUNCH_SERVER or may_have_gpu()
+    if module == LAUNCH_SERVER and is_random_model(Path(model_path)):
+        module = "lab.launch_server"
     program = [sys.executable, "-m", module]
     place = ["--model-path", model_path, "--host", "127.0.0.1", "--port", str(port)]
-    takes_turns = module != LAUNCH_SERVER or may_have_gpu()
     without = {"admission"} if takes_turns else {"admission", "arbiter"}
     names = ",".join(name for name in POLICIES if name not in without)
     plain = policies.removesuffix(f"+{NO_OVERLAP}")

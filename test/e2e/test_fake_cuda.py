@@ -4,11 +4,15 @@ SGLang's Triton kernels, graphs of decode and of the vocoder, native operators: 
 without sgl-kernel, with the arithmetic of a CPU.
 """
 
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from sglang_live.extensions.planner.device_model.model import load_device_model
 from test.e2e.conftest import running_server
 from test.e2e.socket_client import NO_VAD, connected
 
@@ -26,6 +30,11 @@ FLAGS = [
 ]
 START_TIMEOUT_S = 400
 TURN_TIMEOUT_S = 200
+QUESTION = {
+    "type": "message",
+    "role": "user",
+    "content": [{"type": "input_text", "text": "What is the capital of France?"}],
+}
 
 
 async def test_the_server_talks_on_the_platform_of_cuda(tmp_path):
@@ -45,8 +54,20 @@ async def test_the_server_talks_on_the_platform_of_cuda(tmp_path):
         assert running.stage_load("vocoder", "graph_replays") > 0
 
 
-QUESTION = {
-    "type": "message",
-    "role": "user",
-    "content": [{"type": "input_text", "text": "What is the capital of France?"}],
-}
+def test_the_check_at_full_size_runs_on_the_platform_of_cuda(tmp_path):
+    """Random weights that are made there, an end that is in the talker's graph, and events."""
+    paths = os.pathsep.join([ENVIRONMENT["PYTHONPATH"], *filter(None, sys.path)])
+    sizes = "--graph-sizes=1,2 --streams=1,2 --prompts=10,30 --contexts=8,20 --rounds=3"
+    command = [sys.executable, "-m", "benchmark.gpu", "full_constants", "--device=cuda", "--tiny"]
+    command += [*sizes.split(), f"--start-timeout-s={START_TIMEOUT_S}", f"--out={tmp_path}"]
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": paths}
+    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stdout + done.stderr
+    [path] = tmp_path.glob("*.json")
+    figures = json.loads(path.read_text())["figures"]
+    assert figures["platform"] == "cuda_native"
+    assert set(figures["launch_ms"]) == {"thinker", "talker"}
+    for part in ("thinker_prefill", "thinker_decode", "talker_decode"):
+        assert all(row["ms"] > 0 for row in figures[part])
+    [model] = tmp_path.glob("*.toml")
+    assert load_device_model(model).n_devices == 1

@@ -84,7 +84,7 @@ SGLANG = (
 # raises its room's number and says why in the commit.
 BUDGETS = {
     "": 4_095,
-    "bridge": 9_830,
+    "bridge": 9_920,
     "capacity": 690,
     "client": 880,
     "engine_channel": 285,
@@ -92,7 +92,7 @@ BUDGETS = {
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
     "extensions/planner": 5_510,
-    "gateway": 16_100,
+    "gateway": 16_160,
     "interaction": 3_245,
     "kernels": 20,
     "kv": 1_020,

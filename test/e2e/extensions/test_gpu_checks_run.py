@@ -12,7 +12,19 @@ pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 @pytest.mark.parametrize(
     "check",
-    ["server", "talker", "thinker", "syncs", "voice_load", "speech", "constants", "lending"],
+    [
+        "server",
+        "talker",
+        "thinker",
+        "syncs",
+        "voice_load",
+        "speech",
+        "constants",
+        "lending",
+        "full_constants",
+        "full_load",
+        "full_policies",
+    ],
 )
 def test_a_check_passes_on_the_cpu(check, tmp_path):
     words = [check, "--device", "cpu", "--tiny", "--out", str(tmp_path)]

@@ -283,8 +283,8 @@ def test_measured_constants_are_a_device_model(tmp_path):
 
 def test_every_check_has_tiny_sizes_and_a_place_in_the_script():
     script = (Path(__file__).parents[3] / "scripts/gpu_check.sh").read_text()
-    (listed,) = re.findall(r"^CHECKS=\((.*?)\)$", script, re.MULTILINE | re.DOTALL)
-    assert sorted(listed.split()) == sorted(command.CHECKS)
+    listed = re.findall(r"^(?:CHECKS|FULL_SIZE)=\((.*?)\)$", script, re.MULTILINE | re.DOTALL)
+    assert sorted(" ".join(listed).split()) == sorted(command.CHECKS)
     for name in command.CHECKS:
         check = importlib.import_module(f"benchmark.gpu.{name}")
         assert isinstance(check.TINY, check.Options)

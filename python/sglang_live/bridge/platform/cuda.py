@@ -144,10 +144,11 @@ def _platform_class() -> type:
             return DISPATCH_KEY
 
         def init_backend(self) -> None:
-            from sglang_live.bridge.platform.native_moe import register
+            from sglang_live.bridge.platform import native_moe, native_norms
 
             check_hidden()
-            register(DISPATCH_KEY)
+            native_moe.register(DISPATCH_KEY)
+            native_norms.register(DISPATCH_KEY)
 
         def get_torch_profiler_activity_str(self) -> str:
             return "GPU"

@@ -53,31 +53,30 @@ def run_experts(x: Tensor, weights: Tensor, ids: Tensor, w13: Tensor, w2: Tensor
         [n_tokens, hidden], in the dtype of x.
     """
     n_tokens, top_k = ids.shape
-    expert_of = ids.clamp(min=0).flatten().long()
-    order = expert_of.argsort(stable=True)
-    expert_of = expert_of[order]
-    gate, up = _by_expert(x[order // top_k], w13, expert_of).chunk(2, dim=-1)
-    sorted_out = _by_expert(silu(gate) * up, w2, expert_of)
+    expert_of, order = ids.clamp(min=0).flatten().sort(stable=True)
+    experts = torch.arange(w13.shape[0], device=x.device, dtype=ids.dtype)
+    ends = torch.searchsorted(expert_of, experts, right=True, out_int32=True)
+    gate, up = _by_expert(x[order // top_k], w13, expert_of, ends).chunk(2, dim=-1)
+    sorted_out = _by_expert(silu(gate) * up, w2, expert_of, ends)
     out = torch.empty_like(sorted_out)
     out[order] = sorted_out
     parts = out.view(n_tokens, top_k, -1).to(weights.dtype)
     return (parts * weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
 
 
-def _by_expert(rows: Tensor, weight: Tensor, expert_of: Tensor) -> Tensor:
+def _by_expert(rows: Tensor, weight: Tensor, expert_of: Tensor, ends: Tensor) -> Tensor:
     """Multiply each row with its expert's weight.
 
     Args:
         rows: [n_rows, n_in], sorted by expert.
         weight: [n_experts, n_out, n_in].
         expert_of: [n_rows], ascending.
+        ends: [n_experts] int32, behind the last row of each.
     Returns:
         [n_rows, n_out].
     """
-    experts = torch.arange(weight.shape[0], device=rows.device)
-    ends = torch.searchsorted(expert_of, experts, right=True)
     if _has_grouped_product(rows, weight):
-        return grouped_mm(rows, weight.transpose(-2, -1), offs=ends.to(torch.int32))
+        return grouped_mm(rows, weight.transpose(-2, -1), offs=ends)
     if rows.shape[0] * weight[0].nbytes <= MAX_GATHERED_BYTES or _is_capturing(rows):
         return torch.bmm(weight[expert_of], rows.unsqueeze(-1)).squeeze(-1)
     # Waits for the device: only in eager prefills whose dtype or device has no grouped product.

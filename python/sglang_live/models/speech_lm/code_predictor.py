@@ -244,5 +244,4 @@ class _Layer(nn.Module):
 
 def _unit(x: Tensor, eps: float) -> Tensor:
     """RMS norm without weights, over the last dimension."""
-    scale = torch.rsqrt(x.float().square().mean(dim=-1, keepdim=True) + eps)
-    return (x * scale).to(x.dtype)
+    return F.rms_norm(x, x.shape[-1:], eps=eps)

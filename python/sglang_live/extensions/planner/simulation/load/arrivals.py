@@ -31,12 +31,15 @@ class ResponseLengths:
     """Responses of drawn lengths, so that arms are compared on the same work.
 
     durations_s: responses, measured or chosen, from which lengths are drawn.
+    frames_per_token: codec frames for each token of the thinker.
     """
 
     durations_s: np.ndarray
+    frames_per_token: float = 1.0
 
     def draw_tokens(self, rng: np.random.Generator) -> int:
-        return max(1, round(float(rng.choice(self.durations_s)) / FRAME_S))
+        n_frames = float(rng.choice(self.durations_s)) / FRAME_S
+        return max(1, round(n_frames / self.frames_per_token))
 
 
 @dataclass(frozen=True, slots=True)
