@@ -89,7 +89,7 @@ BUDGETS = {
     "extensions/batches": 2_850,
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
-    "extensions/planner": 5_510,
+    "extensions/planner": 6_350,
     "gateway": 13_640,
     "interaction": 3_230,
     "kernels": 20,
@@ -99,7 +99,7 @@ BUDGETS = {
     "policy": 2_080,
     "sound": 800,
     "speakable": 2_000,
-    "stages": 8_330,
+    "stages": 8_360,
     "telemetry": 710,
 }
 

@@ -103,6 +103,14 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             raise StalledError(repr(task))
         return task.result()
 
+    def end(self) -> None:
+        """End all tasks, of a run that is not to go on."""
+        self.events = Events()  # what was to happen, does not
+        while tasks := asyncio.all_tasks(self):
+            for task in tasks:
+                task.cancel()
+            self.run()
+
     def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         self._generators.discard(generator)
         self.create_task(generator.aclose())

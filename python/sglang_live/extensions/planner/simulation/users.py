@@ -11,10 +11,11 @@ from sglang_live.errors import LiveError
 from sglang_live.extensions.planner.simulation.events import Events
 from sglang_live.extensions.planner.simulation.load.arrivals import PlannedTurn, UserPlan
 from sglang_live.extensions.planner.simulation.load.rows import TurnRow
-from sglang_live.extensions.planner.simulation.server.session import NEW, History, Session
-from sglang_live.extensions.planner.simulation.server.turn import Listening, TurnSpec
+from sglang_live.extensions.planner.simulation.server.listening import Listening
+from sglang_live.extensions.planner.simulation.server.server import Session
+from sglang_live.extensions.planner.simulation.server.turn_spec import TurnSpec
 from sglang_live.extensions.planner.simulation.turn_record import BARGE_IN, MS_PER_S, TurnRecord
-from sglang_live.extensions.planner.simulation.workload import Clip
+from sglang_live.extensions.planner.simulation.workload import NEW, Clip, History
 
 # Voice that starts a turn (min_speech_ms of interaction/vad.py).
 _STARTED_S = 0.096
@@ -87,7 +88,7 @@ class Service(Protocol):
 
     def interrupt(self, session: Session) -> None: ...
 
-    def speech_started(self, session: Session) -> None: ...
+    def speech_started(self, session: Session, end_s: float) -> None: ...
 
 
 class User:
@@ -148,15 +149,16 @@ class User:
             interrupted.onset_s = onset_s
             stop_s = onset_s + self._settings.barge_in_s
             self._events.at(stop_s, lambda: self._stop(interrupted))
-        self._events.at(turn.start_s + turn.clip.onset_s + _STARTED_S, self._speech_started)
         known_s = turn.finished_s + turn.clip.end_known_s
+        started_s = turn.start_s + turn.clip.onset_s + _STARTED_S
+        self._events.at(started_s, lambda: self._speech_started(known_s))
         self._events.at(known_s, lambda: self._end_of_turn(turn))
         limit_s = turn.start_s + turn.clip.duration_s + self._settings.timeout_s
         self._events.at(limit_s, lambda: self._time_out(turn))
 
-    def _speech_started(self) -> None:
+    def _speech_started(self, known_s: float) -> None:
         if self._session is not None:
-            self._server.speech_started(self._session)
+            self._server.speech_started(self._session, known_s)
 
     def _end_of_turn(self, turn: _Spoken) -> None:
         assert self._session is not None

@@ -62,6 +62,7 @@ class Engine:
         rounds: None: no policy decides about rounds.
     Attributes:
         running: requests that decode, a new list whenever it changes.
+        n_prefilled: tokens of prompts that were computed.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Engine:
         self._prefill = Prefill(spec.chunk_tokens, pool, rounds)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.n_prefilled = 0
         self.paused: dict[str, Request] = {}
         self._inbox: list[Act] = []
         self._last: Batch | None = None
@@ -129,6 +131,7 @@ class Engine:
                 req.rid,
                 now_s=self.rounds.now_s,
                 managed=req.managed,
+                background=req.background,
                 prompt_tokens=req.prompt_tokens,
                 prefill_tokens=req.left_to_prefill,
                 audio_s=req.audio_s,
@@ -304,6 +307,7 @@ class Engine:
         if self.rounds is not None:
             for req, _ in items:
                 self.rounds.table.admit(req.rid, now_s)
+        self.n_prefilled += sum(n_tokens for _, n_tokens in items)
         cost_s, size = prefill_cost_s(items, self.spec.costs)
         if self.rounds is not None:
             work = self.rounds.launch_prefill(size, [req for req, _ in items])
