@@ -17,6 +17,7 @@ from sglang_live.extensions.planner.simulation.events import Events
 from sglang_live.kv.preload import (
     PROTECTED_S,
     REMAINING_SPEECH_S,
+    RESERVE_SHARE,
     Admit,
     PreloadConfig,
     PreloadView,
@@ -24,9 +25,6 @@ from sglang_live.kv.preload import (
     judge,
 )
 from sglang_live.messages import NextUseHint
-
-# As bridge/tiers/preload.py: stays free for the steps of running requests.
-_RESERVE_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +161,7 @@ class Tiers:
         now_s, link = self._events.now_s(), self._spec.link
         self._unused = {sid: one for sid, one in self._unused.items() if one[0] > now_s}
         own = self._unused.get(session.session_id, (0.0, 0))[1]
-        reserve = int(_RESERVE_SHARE * self._pool.total)
+        reserve = int(RESERVE_SHARE * self._pool.total)
         bytes_per_s = link.to_device_gb_per_s * 1e9
         return PreloadView(
             now_s=now_s,
