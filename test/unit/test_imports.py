@@ -89,7 +89,7 @@ BUDGETS = {
     "extensions/batches": 2_850,
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
-    "extensions/planner": 6_350,
+    "extensions/planner": 6_450,
     "gateway": 13_640,
     "interaction": 3_230,
     "kernels": 20,

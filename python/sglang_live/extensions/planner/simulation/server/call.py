@@ -198,7 +198,14 @@ class Call:
     # --- the client ---
 
     def ack(self, item_id: str, heard_s: float) -> None:
-        self._audible.ack(item_id, 1000 * heard_s)
+        """The client reports what it has played of an item."""
+        if not self._line.is_cut:
+            self._audible.ack(item_id, 1000 * heard_s)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether nothing reaches the client any more."""
+        return self._line.is_cut
 
     def vanish(self) -> None:
         """Nothing reaches the client any more."""

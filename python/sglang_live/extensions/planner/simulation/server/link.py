@@ -173,6 +173,11 @@ class SimulatedStage:
     ) -> None:
         """The session has been going on for a while: the stage holds these messages of it."""
 
+    @property
+    def held(self) -> dict[str, int]:
+        """Numbers of what it holds, by name."""
+        return {"jobs": len(self.jobs)}
+
     def die(self) -> None:
         self.is_dead = True
 

@@ -12,6 +12,7 @@ class Listening:
     Attributes:
         done_s: when response.done came; None: it has not.
         packets: audio packets.
+        item_id: of its item in the conversation; "" before that is known.
     """
 
     def __init__(self, events: Events, changed: Callable[[], None]):
@@ -25,6 +26,7 @@ class Listening:
         self.done_s: float | None = None
         self.status: str | None = None
         self.packets = 0
+        self.item_id = ""
 
     def audio(self, audio_s: float) -> None:
         now_s = self._events.now_s()

@@ -25,12 +25,10 @@ from sglang_live.extensions.planner.simulation.spec import ServerSpec
 from sglang_live.messages import Ready
 from sglang_live.policy.arbiter import lead_s
 from sglang_live.policy.policies import Policies
+from sglang_live.stage_specs import MIN_REQUEST_ROWS, SPARE_REQUEST_ROWS
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import Replica
 from sglang_live.stages.transport.client import StageClient
-
-# SGLang's rows beyond the sessions (stage_specs.py).
-_SPARE_ROWS = 8
 
 
 class _Results(Consumer):
@@ -235,7 +233,8 @@ class Replicas:
         engine = spec.thinker(device) if is_thinker else spec.talker
         total = spec.thinker_tokens if is_thinker else spec.talker_tokens
         constants = spec.thinker_policy if is_thinker else spec.talker_policy
-        rows = spec.max_running_requests or spec.max_sessions + _SPARE_ROWS
+        at_least = max(MIN_REQUEST_ROWS, spec.max_sessions + SPARE_REQUEST_ROWS)
+        rows = spec.max_running_requests or at_least
         return Engine(
             engine,
             self._events,

@@ -33,6 +33,15 @@ from sglang_live.stages.supervisor import PING_EVERY_S, Supervisor
 
 T = TypeVar("T")
 _VOICE = "voice"
+# Between two acks of a client that sends them.
+_ACK_EVERY_S = 0.2
+
+
+OnClientEvent = Callable[[Call, str, float, dict[str, Any]], None]
+
+
+def ignore_event(call: Call, event_type: str, audio_s: float, fields: dict[str, Any]) -> None:
+    """Until on_client_event is set to another."""
 
 
 class Server:
@@ -41,6 +50,9 @@ class Server:
         events, loop: time, and what runs in it.
         replicas: of the stages.
         sessions: open ones.
+        closing_s: for how long each session was closed that is.
+        on_client_event: called with all that reaches a client: the call, the event's type, the
+            seconds of audio in it, and its fields.
     """
 
     def __init__(self, spec: ServerSpec, policies: Policies, events: Events):
@@ -49,6 +61,7 @@ class Server:
         self.events = events
         self.loop = SimulatedLoop(events)  # type: ignore[abstract]
         self.sessions: dict[str, Session] = {}
+        self.closing_s: list[float] = []
         self._drawn: dict[str, TurnSpec] = {}
         self.replicas = Replicas(spec, policies, events, self._drawn)
         self.capacity = CapacityControl(
@@ -82,6 +95,7 @@ class Server:
             truncation=Truncation(retention=retention),
             turn_detection=None,
         )
+        self.on_client_event: OnClientEvent = ignore_event
         self._n_posts = 0
         self._pings = False
         self._closing: set[asyncio.Task[None]] = set()
@@ -141,8 +155,15 @@ class Server:
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
+    def vanish(self, session: "Session", noticed_s: float) -> None:
+        """Its client is gone without a word, which the gateway notices after a while."""
+        session.call.vanish()
+        self.events.after(noticed_s, lambda: self.close(session))
+
     async def _close(self, session: "Session") -> None:
+        began_s = self.events.now_s()
         await session.call.close()
+        self.closing_s.append(self.events.now_s() - began_s)
         self._drawn.pop(session.session_id, None)
 
     def _ping(self) -> None:
@@ -212,11 +233,18 @@ class Server:
 
 
 class Session:
-    """A session, and what its client hears. onset_s: of the user's latest voice."""
+    """A session, and what its client hears.
+
+    Attributes:
+        onset_s: of the user's latest voice.
+        acks: whether its client reports what it has played.
+        acks_lost_until_s: until then these reports are lost.
+    """
 
     def __init__(self, server: Server, voice: VoiceSession):
         self.session_id = voice.session_id
-        self.onset_s = 0.0
+        self.onset_s = self.acks_lost_until_s = 0.0
+        self.acks = False
         self._server = server
         self._heard: dict[str, Listening] = {}  # by response
         self.call = Call(
@@ -238,13 +266,28 @@ class Session:
     def _receive(
         self, event_type: str, response_id: str, audio_s: float, fields: dict[str, Any]
     ) -> None:
+        self._server.on_client_event(self.call, event_type, audio_s, fields)
         listening = self._heard.get(response_id)
         if listening is None:
             return
-        if event_type == "response.output_audio.delta":
+        if event_type == "response.output_item.added":
+            listening.item_id = fields["item"]["id"]
+        elif event_type == "response.output_audio.delta":
+            is_first = not listening.packets
             listening.audio(audio_s)
+            if is_first and self.acks:
+                self._ack(listening)
         elif event_type == "response.done":
             listening.done(fields["response"]["status"])
+
+    def _ack(self, listening: Listening) -> None:
+        """Report what was played, now and again until all is."""
+        events, playback = self._server.events, listening.playback
+        heard_s = playback.received_s - max(0.0, playback.buffered_s)
+        if events.now_s() >= self.acks_lost_until_s:
+            self.call.ack(listening.item_id, heard_s)
+        if listening.is_playing and not self.call.is_cut:
+            events.after(_ACK_EVERY_S, lambda: self._ack(listening))
 
 
 def _at_once(work: Coroutine[Any, Any, T]) -> T:

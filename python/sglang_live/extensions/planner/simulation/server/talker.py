@@ -16,6 +16,7 @@ from sglang_live.extensions.planner.simulation.events import Events
 from sglang_live.extensions.planner.simulation.server.link import SimulatedStage, Sizes, StageJob
 from sglang_live.extensions.planner.simulation.server.turn_spec import TurnSpec
 from sglang_live.ids import SPEAK_PREFIX
+from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import (
     AnyMessage,
     CodecFrames,
@@ -30,12 +31,10 @@ from sglang_live.messages import (
     WireSegment,
 )
 from sglang_live.stages.engine_link import HeardFeed
+from sglang_live.stages.talker.response import MAX_FRAMES
 
-# Prompt positions of the talker before its first frame (models/speech_lm/talker_ids.py), and frames
-# of a response at most (stages/talker/stage.py), which loads the engine.
-PREFIX_TOKENS, _MAX_FRAMES = 9, 16_384
-# Beside the window and the slack (TalkerWindow in bridge/scheduler/talker.py).
-_WINDOW_MARGIN = 11
+# Prompt positions of the talker before its first frame (models/speech_lm/talker_ids.py).
+PREFIX_TOKENS = 9
 _CODES = b"\0\0"
 
 
@@ -135,6 +134,11 @@ class SimulatedTalker(SimulatedStage):
         self._segments.pop(session_id, None)
         self._computed.pop(session_id, None)
 
+    @property
+    def held(self) -> dict[str, int]:
+        own = {"segments": len(self._segments), "prompts": len(self._computed)}
+        return {**super().held, **own, **self.engine.held}
+
     def die(self) -> None:
         super().die()
         self.engine.stop()
@@ -166,9 +170,12 @@ class SimulatedTalker(SimulatedStage):
         self._segments[session_id] = {key: known[key] for key in keys}
         self._computed[session_id] = {*keys}
         n_frames = self._drawn[session_id].n_frames
-        bound = _MAX_FRAMES
+        bound = MAX_FRAMES
         if self._has_window and request.window_frames is not None:
-            bound = request.window_frames + request.slack_frames + _WINDOW_MARGIN
+            kept = RetentionConfig(
+                window_tokens=request.window_frames, slack_tokens=request.slack_frames
+            )
+            bound = kept.most_frames(page_size=1)
         return Request(
             rid=f"{SPEAK_PREFIX}{job.job_id}",
             prompt_tokens=n_all + PREFIX_TOKENS + request.n_frames,

@@ -222,6 +222,16 @@ class SimulatedThinker(SimulatedStage):
                 session.lose()
         self._busy.pop(session_id, None)
 
+    @property
+    def held(self) -> dict[str, int]:
+        own = {
+            "sessions": len(self.sessions),
+            "histories": len(self._items),
+            "locks": len(self._busy),
+            "requests": len(self._live),
+        }
+        return {**super().held, **own, **self.engine.held}
+
     def die(self) -> None:
         super().die()
         self.engine.stop()

@@ -23,7 +23,14 @@ from sglang_live.ids import HEARD_PREFIXES, TEXT_PREFIX, THINK_PREFIX, TURN_PREF
 from sglang_live.kv.retention import compaction_of, media_after
 from sglang_live.messages import RetainSession, ThinkerRequest, UserSegment, WireSegment
 from sglang_live.policy.policies import Policies
-from sglang_live.stages.thinker.ledger import Keep, Ledger, Rebuild, TruncateTo, reconcile
+from sglang_live.stages.thinker.ledger import (
+    LEAST_PREHEAT_TOKENS,
+    Keep,
+    Ledger,
+    Rebuild,
+    TruncateTo,
+    reconcile,
+)
 
 if TYPE_CHECKING:  # it holds these sessions
     from sglang_live.extensions.planner.simulation.server.thinker import SimulatedThinker
@@ -31,8 +38,6 @@ if TYPE_CHECKING:  # it holds these sessions
 # Markup of Qwen3-Omni around a user's clip and before the response, and behind a response.
 TURN_MARKUP_TOKENS, END_MARKUP_TOKENS = 9, 2
 AUDIO_TOKENS_PER_S = 12.5
-# As stages/thinker/preheat.py, which needs the engine.
-_LEAST_TOKENS = 64
 
 
 def size_of_user(audio_s: float, n_text: int = 0) -> Sizes:
@@ -158,7 +163,9 @@ class ThinkerSession:
                 self._hold(new, sizes)
             else:
                 self._hold(new, sizes)
-                await self._generate(last, spec)
+                # What another replica has generated of the response is part of the prompt.
+                n_said = len(thought.request.continues)
+                await self._generate(replace(last, n_tokens=last.n_tokens + n_said), spec)
         except BaseException:
             if not self._kv.stateless:
                 self.lose()
@@ -179,16 +186,16 @@ class ThinkerSession:
         feed = self._thinker.feed
         if feed is None:
             return False
+        self._thought = thought
         if self._kv.tiers is not None:
             self._kv.tiers.begin(self.held)
-        n_held = await feed.kv_held(self.held.session_id)
-        self._went_idle()
-        if n_held is not None and self.ledger.n_tokens - n_held >= _LEAST_TOKENS:
-            self._thought = thought
-            try:
+        try:
+            n_held = await feed.kv_held(self.held.session_id)
+            if n_held is not None and self.ledger.n_tokens - n_held >= LEAST_PREHEAT_TOKENS:
                 await self._prefill(Sizes(0))
-            finally:
-                self._thought = None
+        finally:
+            self._thought = None
+            self._went_idle()
         return False
 
     async def drop_old(self, request: ThinkerRequest) -> list[str]:
