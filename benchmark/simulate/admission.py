@@ -33,8 +33,8 @@ from sglang_live.extensions.planner.simulation.load.rows import TurnRow
 from sglang_live.extensions.planner.simulation.load.stats import PointStats, RunTotals, point_stats
 from sglang_live.extensions.planner.simulation.run import ADMITTED, Arm, World, point_of
 from sglang_live.extensions.planner.simulation.server.server import Server
-from sglang_live.extensions.planner.simulation.server.session import NEW
 from sglang_live.extensions.planner.simulation.users import User
+from sglang_live.extensions.planner.simulation.workload import NEW
 
 # The last share of the time, which is judged, and the time between two looks at the sessions.
 _SETTLED_SHARE, _LOOK_S = 0.4, 1.0
@@ -222,7 +222,8 @@ class Experiment:
 
         for at_s in np.arange(settled_s, self._config.seconds, _LOOK_S):
             events.at(float(at_s), look)
-        events.run(until_s=self._config.seconds)
+        server.run(until_s=self._config.seconds)
+        server.end()
         rows = [row for user in users for row in user.rows if row.start_s >= settled_s]
         return [row for row in rows if row.record.status != "unstopped"], looks
 

@@ -11,10 +11,9 @@ from sglang_live.extensions.planner.device_model.model import H100, load_device_
 from sglang_live.extensions.planner.simulation.load.storm import StormSpec
 from sglang_live.extensions.planner.simulation.placement import APART, SHARED
 from sglang_live.extensions.planner.simulation.run import Arm
-from sglang_live.extensions.planner.simulation.server.session import History
 from sglang_live.extensions.planner.simulation.spec import ServerSpec
 from sglang_live.extensions.planner.simulation.users import UserSettings
-from sglang_live.extensions.planner.simulation.workload import RESPONSE_DURATIONS, Workload
+from sglang_live.extensions.planner.simulation.workload import RESPONSE_DURATIONS, History, Workload
 from sglang_live.policy.config import THINKER
 from sglang_live.stages.vocoder.config import VocoderConfig
 

@@ -18,7 +18,6 @@ from sglang_live.extensions.planner.layouts import layouts
 from sglang_live.extensions.planner.memory import memory_of
 from sglang_live.extensions.planner.search import world_of
 from sglang_live.extensions.planner.simulation.load.rows import TurnRow
-from sglang_live.extensions.planner.simulation.server.failures import kill
 from sglang_live.extensions.planner.simulation.server.server import Server
 
 # When the stage dies, and the time before it and after its restart that are compared.
@@ -63,8 +62,9 @@ def measure(config: FailureConfig, stage: str) -> Failure:
     world.workload = replace(world.workload, turns=math.ceil(n_turns))
 
     def prepare(server: Server) -> None:
-        replica = next(one for one in server.replicas.every if one.name.startswith(stage))
-        server.events.at(_AT_S, lambda: kill(server, replica, config.restart_s))
+        processes = server.replicas.processes
+        process = next(one for one in processes if one.entry.spec.stage == stage)
+        server.events.at(_AT_S, lambda: server.kill(process, config.restart_s))
 
     found = world.simulate("all", config.users, prepare=prepare)
     restart_s = _AT_S + config.restart_s

@@ -91,7 +91,7 @@ BUDGETS = {
     "extensions/batches": 2_850,
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
-    "extensions/planner": 5_510,
+    "extensions/planner": 6_460,
     "gateway": 16_160,
     "interaction": 3_245,
     "kernels": 20,
@@ -101,7 +101,7 @@ BUDGETS = {
     "policy": 2_080,
     "sound": 1_210,
     "speakable": 2_000,
-    "stages": 8_330,
+    "stages": 8_380,
     "telemetry": 710,
 }
 

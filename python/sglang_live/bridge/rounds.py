@@ -32,6 +32,10 @@ _CLASSES = {U0: "u0", U1: "u1", U2: "u2", -1: "unknown"}
 _LONGEST_ROUND_S = 2.0
 # Validity of a decision while no fact changes: a buffer changes by less than a frame in that time.
 REVIEW_S = 0.015
+# Longest wait for input while every request is paused. A message ends the wait at once.
+IDLE_WAIT_S = 0.02
+# Decoded tokens before a response's first sound, with margin: a chunk of the talker takes four.
+FIRST_TOKENS = 16
 
 
 _NO_POOL = Pool(free=0, total=0, free_rows=0)

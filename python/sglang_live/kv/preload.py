@@ -17,6 +17,9 @@ REMAINING_SPEECH_S = 2.3
 # user who only coughed must be released.
 PROTECTED_S = 10.0
 
+# Share of the pool that stays free for the steps of running requests between two reviews.
+RESERVE_SHARE = 0.05
+
 WaitReason = Literal["cap", "memory", "queue", "rows"]
 SkipReason = Literal["nothing", "link_unmeasured", "too_late", "cap", "memory", "queue", "rows"]
 

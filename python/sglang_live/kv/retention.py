@@ -55,6 +55,10 @@ class RetentionConfig:
             window = min(window, max(left, window // 4, 1))
         return replace(self, sink_tokens=sink, window_tokens=window)
 
+    def most_frames(self, page_size: int) -> int:
+        """Of a talker's response in KV, with margin: compaction comes before, in whole pages."""
+        return self.window_tokens + self.slack_tokens + 3 * page_size + 8
+
 
 _USUAL = RetentionConfig()
 

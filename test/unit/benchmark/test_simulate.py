@@ -15,10 +15,9 @@ from sglang_live.client.clip import FRAME_S
 from sglang_live.extensions.planner.device_model.model import load_device_model
 from sglang_live.extensions.planner.simulation.placement import APART
 from sglang_live.extensions.planner.simulation.run import ADMITTED, World, point_of
-from sglang_live.extensions.planner.simulation.server.session import History
 from sglang_live.extensions.planner.simulation.spec import HostTimes, ServerSpec
 from sglang_live.extensions.planner.simulation.users import UserSettings
-from sglang_live.extensions.planner.simulation.workload import Workload
+from sglang_live.extensions.planner.simulation.workload import History, Workload
 from sglang_live.stages.spec import STAGES
 from sglang_live.stages.vocoder.config import VocoderConfig
 

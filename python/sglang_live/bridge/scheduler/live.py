@@ -18,6 +18,7 @@ from sglang.srt.managers.scheduler_components.pool_stats_observer import Schedul
 from sglang.srt.server_args import PortArgs
 from sglang.utils import TypeBasedDispatcher
 
+from sglang_live.bridge.rounds import IDLE_WAIT_S
 from sglang_live.bridge.scheduler.channel import Channel
 from sglang_live.bridge.scheduler.composition import parts_of
 from sglang_live.bridge.scheduler.memory import Memory
@@ -26,8 +27,6 @@ from sglang_live.bridge.scheduler.paused import ReqsView
 from sglang_live.bridge.scheduler.pausing import Pausing
 from sglang_live.messages import Feed
 
-# Longest wait for input while every request is paused. A message ends the wait at once.
-IDLE_WAIT_MS = 20
 _IDLE_SLEEP_S = 1.0  # SGLang's own, in an engine without work
 
 Kind = TypeVar("Kind", bound=Part)
@@ -213,7 +212,7 @@ class LiveScheduler(Scheduler):
             is_held = not plan.running_batch.is_empty()
             if is_held or self._awaits_input():
                 limits_s = [part.wait_limit_s() for part in self.parts]
-                self.channel.wait(min(IDLE_WAIT_MS / 1000, *limits_s))
+                self.channel.wait(min(IDLE_WAIT_S, *limits_s))
         return plan
 
     def _awaits_input(self) -> bool:

@@ -11,14 +11,10 @@ from typing import TYPE_CHECKING
 
 from sglang.srt.managers.schedule_batch import Req
 
-from sglang_live.bridge.rounds import Rounds
+from sglang_live.bridge.rounds import FIRST_TOKENS, Rounds
 from sglang_live.bridge.scheduler.memory import decode_tokens_left, prefill_tokens_left
 from sglang_live.bridge.scheduler.part import Part, Prefill
 from sglang_live.policy.sliced_prefill import is_long, passing, rank_s, slice_tokens
-
-# Decoded tokens before a response's first sound, with margin: a chunk of the talker takes four.
-_FIRST_TOKENS = 16
-
 
 if TYPE_CHECKING:
     from sglang_live.bridge.scheduler.live import LiveScheduler
@@ -203,5 +199,5 @@ class Slicing(Part):
 
 
 def _is_before_first_sound(req: Req) -> bool:
-    first = min(_FIRST_TOKENS, req.sampling_params.max_new_tokens)
+    first = min(FIRST_TOKENS, req.sampling_params.max_new_tokens)
     return not req.finished() and len(req.output_ids) < first

@@ -252,8 +252,7 @@ class TalkerWindow(Part):
 
     def _set_limit(self, req: Req) -> None:
         config, stream = self._configs[req.rid], self._streams[req.rid]
-        # Compaction comes first, so a running request never reaches this limit.
-        most = config.window_tokens + config.slack_tokens + 3 * self._page_size + 8
+        most = config.most_frames(self._page_size)
         n_positions = self._scheduler.model_config.context_len - 1 - stream.prompt_len
         left = min(self._talker.model.rows.max_frames, n_positions) - stream.n_dropped
         req.sampling_params.max_new_tokens = min(most, left, self._limits[req.rid])

@@ -19,6 +19,7 @@ from sglang_live.bridge.tiers.host import SessionTier
 from sglang_live.kv.preload import (
     PROTECTED_S,
     REMAINING_SPEECH_S,
+    RESERVE_SHARE,
     Admit,
     PreloadConfig,
     PreloadView,
@@ -26,8 +27,6 @@ from sglang_live.kv.preload import (
     judge,
 )
 
-# Share of the pool that stays free for the steps of running requests between two reviews.
-_RESERVE_SHARE = 0.05
 # A round that waited for input is longer, and says nothing about the next one.
 _LONGEST_ROUND_S = 0.1
 # Time before the transfer must begin, in which a preload may wait for memory.
@@ -287,7 +286,7 @@ class Preloads:
             others_tokens=others_tokens,
             own_tokens=own_tokens,
             cap_tokens=int(share * allocator.size),
-            free_tokens=free - int(_RESERVE_SHARE * allocator.size),
+            free_tokens=free - int(RESERVE_SHARE * allocator.size),
             later_tokens=self._idle.later_tokens(needed_at_s, n_tokens),
             has_row=n_tokens == 0 or tier.loads.has_spare_row(session_id),
         )

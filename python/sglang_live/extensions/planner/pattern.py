@@ -6,13 +6,12 @@ from typing import Annotated
 
 import numpy as np
 
-from sglang_live.extensions.planner.simulation.server.session import History
-from sglang_live.extensions.planner.simulation.server.sessions import (
+from sglang_live.extensions.planner.simulation.server.thinker_session import (
     AUDIO_TOKENS_PER_S,
     END_MARKUP_TOKENS,
     TURN_MARKUP_TOKENS,
 )
-from sglang_live.extensions.planner.simulation.workload import Workload
+from sglang_live.extensions.planner.simulation.workload import History, Workload
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.policy.view import FRAME_S
 from sglang_live.settings import Check, Count, Settings, Share, flag

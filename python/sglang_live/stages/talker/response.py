@@ -8,6 +8,8 @@ from sglang_live.messages import TalkerInput
 from sglang_live.models.family import TextReader
 from sglang_live.speakable.pieces import Limits, Pieces
 
+# Four frames per token are usual, and a response has at most 4096 tokens: 22 minutes.
+MAX_FRAMES = 16_384
 # A talker reads one token per frame, several times as fast as it speaks: it needs the next words
 # before a sentence is complete. Figures and marks need the words beside them.
 _LIMITS = Limits(first_words=2, first_most=6, enough=20, much=60, longest=120)

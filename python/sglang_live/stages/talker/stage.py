@@ -43,15 +43,13 @@ from sglang_live.stages.engine_link import (
     StreamEventRoutes,
 )
 from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.talker.response import FrameQueue, SpeechBound, SpokenIds
+from sglang_live.stages.talker.response import MAX_FRAMES, FrameQueue, SpeechBound, SpokenIds
 from sglang_live.stages.talker.segments import Segments, first_kept, n_left_out
 from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.server import ServedJob
 
 log = logging.getLogger(__name__)
 
-# Four frames per token are usual, and a response has at most 4096 tokens: 22 minutes.
-MAX_FRAMES = 16_384
 MAX_RUNNING = 32
 
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 
 from sglang_live.core import HistoryItem
 
+# Evicted KV that is worth a preheat: the turn itself computes less in about a decode round.
+LEAST_PREHEAT_TOKENS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class HeldItem:

@@ -1,13 +1,10 @@
-"""What a thinker sends of a response: that its prompt is prefilled, its text as it grows, function
-calls at the end.
-"""
+"""What a thinker sends of a response: its text as it grows, function calls at the end."""
 
-import asyncio
 from collections.abc import Callable
 
 import msgspec
 
-from sglang_live.messages import FunctionCallProgress, Heard, PrefillStarted, TextTokens
+from sglang_live.messages import FunctionCallProgress, Heard, TextTokens
 from sglang_live.models.tool_prompt import ResponseParts
 from sglang_live.policy.view import FRAME_S
 from sglang_live.stages.thinker.session import Generated
@@ -98,31 +95,3 @@ def _whole_characters(text: str) -> str:
     at its token limit or is interrupted.
     """
     return text.rstrip("\ufffd")
-
-
-SIGN_EVERY_S = 5.0
-# Other prompts may be prefilled before a turn that is stuck: no turn's prefill takes longer.
-LONGEST_PREFILL_S = 600.0
-
-
-async def show_prefill(
-    job: ServedJob, prefill_tokens: Callable[[], tuple[int, int]], writes: Callable[[], bool]
-) -> None:
-    """Send PrefillStarted until cancelled, or until the response has begun.
-
-    Behind a full KV pool nothing is prefilled and nothing is sent: the turn fails by the
-    orchestrator's limit.
-
-    Args:
-        prefill_tokens: tokens of prompts computed so far, and left to compute.
-        writes: whether the response has begun.
-    """
-    computed, left = prefill_tokens()
-    for _ in range(round(LONGEST_PREFILL_S / SIGN_EVERY_S)):
-        await asyncio.sleep(SIGN_EVERY_S)
-        if writes():
-            return
-        now_computed, now_left = prefill_tokens()
-        if now_computed > computed or now_left < left:
-            job.post(PrefillStarted(job.job_id))
-        computed, left = now_computed, now_left

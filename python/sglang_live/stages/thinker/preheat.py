@@ -12,11 +12,8 @@ from typing import Literal
 
 from sglang_live.core import HistoryItem
 from sglang_live.messages import UserSpeaking
-from sglang_live.stages.thinker.ledger import Rebuild, reconcile
+from sglang_live.stages.thinker.ledger import LEAST_PREHEAT_TOKENS, Rebuild, reconcile
 from sglang_live.stages.thinker.session import ThinkerSession, TurnState
-
-# The turn itself computes less than this in about a decode round.
-_LEAST_TOKENS = 64
 
 # "session": there is no engine session, or it has to be built anew. "kv": it is there, and its KV
 # is evicted.
@@ -39,7 +36,7 @@ async def loss(
     if feed is None:
         return "nothing"
     held = await feed.kv_held(session.engine_session)
-    is_lost = held is not None and ledger.n_resident - held >= _LEAST_TOKENS
+    is_lost = held is not None and ledger.n_resident - held >= LEAST_PREHEAT_TOKENS
     return "kv" if is_lost else "nothing"
 
 

@@ -49,7 +49,8 @@ from sglang_live.stages.thinker.engine_control import ThinkerFeed
 from sglang_live.stages.thinker.given_text import recite, transcribe
 from sglang_live.stages.thinker.hearing import Hearing
 from sglang_live.stages.thinker.items import Packing, formed, history_item
-from sglang_live.stages.thinker.output import ResponseOutput, show_prefill
+from sglang_live.stages.thinker.output import ResponseOutput
+from sglang_live.stages.thinker.prefill_signs import show_prefill
 from sglang_live.stages.thinker.preheat import Preheats
 from sglang_live.stages.thinker.prompt_sizes import PromptSizes
 from sglang_live.stages.thinker.request import retention_of, sampling_of

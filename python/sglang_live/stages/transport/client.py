@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 
 import zmq
@@ -19,7 +20,7 @@ _CANCELLED = object()
 class Job:
     """One job. An asynchronous context manager: leaving it cancels the job in its stage."""
 
-    def __init__(self, client: "StageClient", job_id: str):
+    def __init__(self, client: "JobClient", job_id: str):
         self.job_id = job_id
         self._client = client
         self._unread = Unread()
@@ -162,8 +163,85 @@ class Job:
 log = logging.getLogger(__name__)
 
 
-class StageClient:
+class JobClient(ABC):
+    """The open jobs of one stage replica. How messages reach it and come back is a subclass's.
+
+    Args:
+        name: of the replica, e.g. "talker/0".
+        counts: of limits that were met; they outlive this client.
     """
+
+    def __init__(self, name: str, counts: queues.QueueCounts | None = None):
+        self.name = name
+        self.counts = counts or queues.QueueCounts()
+        self._jobs: dict[str, Job] = {}
+        self._down: StageUnavailableError | None = None
+
+    @abstractmethod
+    def tensors(self) -> wire.TensorFrames:
+        """Tensors for one message."""
+
+    @abstractmethod
+    async def send(self, message: AnyMessage, tensors: wire.TensorFrames | None = None) -> None:
+        """Raises StageUnavailableError if the stage is down, or reads nothing."""
+
+    @abstractmethod
+    def send_later(self, message: AnyMessage) -> None:
+        """As send, without waiting. Does nothing if the stage is down."""
+
+    def open(self, job_id: str) -> Job:
+        """An open job with the same id fails: the stage serves the later one alone.
+
+        Raises StageUnavailableError while the stage is down.
+        """
+        if self._down is not None:
+            raise self._down
+        if (earlier := self._jobs.get(job_id)) is not None:
+            earlier.replaced()
+        job = Job(self, job_id)
+        self._jobs[job_id] = job
+        return job
+
+    def receive(self, message: AnyMessage, frames: list[bytes]) -> None:
+        """A message of the stage has come."""
+        job = self._jobs.get(message.job_id)
+        if job is None:
+            wire.discard(message)
+        elif not job.receive(message, frames):
+            self.counts.flooded += 1
+            log.error("stage_floods %s job=%s", self.name, job.job_id)
+
+    @property
+    def n_jobs(self) -> int:
+        return len(self._jobs)
+
+    def unfinished(self) -> list[str]:
+        """Ids of jobs that the stage has begun and not ended."""
+        return [job_id for job_id, job in self._jobs.items() if job.in_stage]
+
+    def forget(self, job: Job) -> None:
+        if self._jobs.get(job.job_id) is job:
+            del self._jobs[job.job_id]
+
+    @property
+    def is_down(self) -> bool:
+        """Whether it refuses jobs for good; a new client is needed then."""
+        return self._down is not None
+
+    def fail_all(self, reason: str) -> None:
+        """End every job now and refuse new ones, because the stage has ended."""
+        self._down = StageUnavailableError(f"{self.name}: {reason}", retry_after_s=10)
+        self._fail_jobs(self._down)
+
+    def _fail_jobs(self, error: LiveError) -> None:
+        for job in self._jobs.values():
+            job.fail(error)
+        self._jobs.clear()
+
+
+class StageClient(JobClient):
+    """A client over one DEALER socket.
+
     Args:
         name: of the replica, e.g. "talker/0".
         address: ZMQ endpoint that the stage binds.
@@ -191,11 +269,10 @@ class StageClient:
         counts: queues.QueueCounts | None = None,
         patience_s: float = queues.PATIENCE_S,
     ):
-        self.name = name
+        super().__init__(name, counts)
         self.same_host = same_host
         self._patience_s = patience_s
         self._shm_run = shm_run
-        self.counts = counts or queues.QueueCounts()
         self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         queues.bound(self._socket)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -212,40 +289,8 @@ class StageClient:
             monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
             self._watcher = asyncio.create_task(self._watch(monitor), name=f"watch {name}")
         self._socket.connect(address)
-        self._jobs: dict[str, Job] = {}
         self._ready: asyncio.Future[Ready] | None = None
-        self._down: StageUnavailableError | None = None
         self._reader = asyncio.create_task(self._read(), name=f"read {name}")
-
-    def open(self, job_id: str) -> Job:
-        """An open job with the same id fails: the stage serves the later one alone.
-
-        Raises StageUnavailableError while the stage is down.
-        """
-        if self._down is not None:
-            raise self._down
-        if (earlier := self._jobs.get(job_id)) is not None:
-            earlier.replaced()
-        job = Job(self, job_id)
-        self._jobs[job_id] = job
-        return job
-
-    @property
-    def n_jobs(self) -> int:
-        return len(self._jobs)
-
-    def unfinished(self) -> list[str]:
-        """Ids of jobs that the stage has begun and not ended."""
-        return [job_id for job_id, job in self._jobs.items() if job.in_stage]
-
-    def forget(self, job: Job) -> None:
-        if self._jobs.get(job.job_id) is job:
-            del self._jobs[job.job_id]
-
-    @property
-    def is_down(self) -> bool:
-        """Whether it refuses jobs for good; a new client is needed then."""
-        return self._down is not None
 
     def tensors(self) -> wire.TensorFrames:
         return wire.TensorFrames(self.same_host, self._shm_run)
@@ -284,16 +329,6 @@ class StageClient:
             return await asyncio.wait_for(asyncio.shield(self._ready), timeout_s)
         except TimeoutError:
             return None
-
-    def fail_all(self, reason: str) -> None:
-        """End every job now and refuse new ones, because the stage has ended."""
-        self._down = StageUnavailableError(f"{self.name}: {reason}", retry_after_s=10)
-        self._fail_jobs(self._down)
-
-    def _fail_jobs(self, error: LiveError) -> None:
-        for job in self._jobs.values():
-            job.fail(error)
-        self._jobs.clear()
 
     async def close(self) -> None:
         if self._down is None:
@@ -339,9 +374,4 @@ class StageClient:
                     self._ready.set_result(message)
                 self._ready = None
                 continue
-            job = self._jobs.get(message.job_id)
-            if job is None:
-                wire.discard(message)
-            elif not job.receive(message, frames):
-                self.counts.flooded += 1
-                log.error("stage_floods %s job=%s", self.name, job.job_id)
+            self.receive(message, frames)

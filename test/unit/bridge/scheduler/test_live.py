@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 from sglang.srt.managers.scheduler import Scheduler
 
+from sglang_live.bridge.rounds import IDLE_WAIT_S
 from sglang_live.bridge.scheduler.channel import Channel, SilentChannel
-from sglang_live.bridge.scheduler.live import IDLE_WAIT_MS, audio_within
+from sglang_live.bridge.scheduler.live import audio_within
 from sglang_live.bridge.scheduler.part import Part
 from test.unit.bridge.scheduler.fake_scheduler import FakeScheduler
 
@@ -92,14 +93,14 @@ def test_an_engine_whose_only_prefill_is_deferred_sleeps_until_it_is_due(world):
     assert world.waits == []
     world.part.awaits = True
     world.round()
-    assert world.waits == [IDLE_WAIT_MS]
+    assert world.waits == [1000 * IDLE_WAIT_S]
 
 
 def test_a_round_in_which_kv_is_loaded_ahead_is_not_late(world):
     world.part.awaits = True
     for world.part.limit_s in (1.0, 0.005):
         world.round()
-    assert world.waits == [IDLE_WAIT_MS, 5]
+    assert world.waits == [1000 * IDLE_WAIT_S, 5]
 
 
 def test_an_idle_engine_sleeps_until_a_preload_is_judged(world):

@@ -6,8 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_live.messages import CodecFrames, TalkerDone, TalkerInput, TalkerRequest
-from sglang_live.stages.talker.response import FRAMES_PER_TOKEN, SPARE_FRAMES, SpeechBound
-from sglang_live.stages.talker.stage import MAX_FRAMES, TalkerStage
+from sglang_live.stages.talker.response import (
+    FRAMES_PER_TOKEN,
+    MAX_FRAMES,
+    SPARE_FRAMES,
+    SpeechBound,
+)
+from sglang_live.stages.talker.stage import TalkerStage
 
 
 @pytest.mark.parametrize("n_ids", [1, 20, 10_000])

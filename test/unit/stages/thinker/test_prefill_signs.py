@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_live.messages import PrefillStarted
-from sglang_live.stages.thinker import output
+from sglang_live.stages.thinker import prefill_signs
 
 pytestmark = pytest.mark.asyncio
 
@@ -13,8 +13,8 @@ async def signs_of(
     counts: list[tuple[int, int]], monkeypatch, writes_after: int | None = None
 ) -> int:
     """How many signs are given while the engine's count goes so, one value per look."""
-    monkeypatch.setattr(output, "SIGN_EVERY_S", 0.001)
-    monkeypatch.setattr(output, "LONGEST_PREFILL_S", 0.001 * (len(counts) - 1))
+    monkeypatch.setattr(prefill_signs, "SIGN_EVERY_S", 0.001)
+    monkeypatch.setattr(prefill_signs, "LONGEST_PREFILL_S", 0.001 * (len(counts) - 1))
     sent, left, looks = [], iter(counts), 0
 
     def writes() -> bool:
@@ -23,7 +23,7 @@ async def signs_of(
         return writes_after is not None and looks > writes_after
 
     job = SimpleNamespace(job_id="job", post=sent.append)
-    await asyncio.wait_for(output.show_prefill(job, lambda: next(left), writes), 5.0)
+    await asyncio.wait_for(prefill_signs.show_prefill(job, lambda: next(left), writes), 5.0)
     assert all(message == PrefillStarted("job") for message in sent)
     return len(sent)
 

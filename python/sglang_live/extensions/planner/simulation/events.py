@@ -4,8 +4,10 @@ Owner: one Events per run. Deterministic: of events at the same time the one tha
 happens first.
 """
 
+import asyncio
 import heapq
 import itertools
+from asyncio import TimerHandle
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -30,12 +32,25 @@ class Events(SimClock):
     def after(self, delay_s: float, act: Act) -> None:
         self.at(self._now_s + delay_s, act)
 
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(max(0.0, seconds))
+
     def run(self, until_s: float = float("inf")) -> None:
         """Advance from event to event until there is none, or the next is later than until_s."""
+        while self.step(until_s):
+            pass
+
+    def step(self, until_s: float) -> bool:
+        """The next event. Returns False if there is none, or it is later than until_s."""
         queue = self._queue
         while queue and queue[0][0] <= until_s:
-            self._now_s, _, act = heapq.heappop(queue)
+            time_s, _, act = heapq.heappop(queue)
+            if isinstance(act, TimerHandle) and act.cancelled():
+                continue
+            self._now_s = time_s
             act()
+            return True
+        return False
 
 
 class Device:

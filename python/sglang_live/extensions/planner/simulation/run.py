@@ -145,7 +145,10 @@ class World:
         if self._noise is not None:
             devices = list(server.replicas.devices.values())
             self._noise.begin(events, devices, repeat, have_left)
-        events.run()
+        try:
+            server.run()
+        finally:
+            server.end()
         found = _simulated(server, users)
         return found if storm is None else replace(found, storm_rows=tuple(storm.rows))
 
@@ -162,13 +165,13 @@ def _simulated(server: Server, users: list[User]) -> Simulated:
     end_s = max(ends_s)
     wall_s = end_s - min(row.start_s for row in rows)
     replicas = server.replicas
-    engines = [one.engine for one in (*replicas.thinkers, *replicas.talkers)]
+    engines = replicas.engines
     return Simulated(
         rows=rows,
         wall_s=wall_s,
         end_s=end_s,
         talker_frames=server.n_frames,
-        n_rebuilt=sum(thinker.kv.n_rebuilt for thinker in replicas.thinkers),
+        n_rebuilt=replicas.n_rebuilt,
         most_used={
             stage: max(one.pool.most_used for one in engines if one.pool.name == stage)
             for stage in ("thinker", "talker")

@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass, field
 
 from sglang_live.extensions.planner.device_model.model import DeviceModel
 from sglang_live.extensions.planner.simulation.engine.engine import EngineSpec
+from sglang_live.extensions.planner.simulation.engine.tiers import TierSpec
 from sglang_live.extensions.planner.simulation.placement import SHARED, DividedCosts, Placement
-from sglang_live.extensions.planner.simulation.server.tiers import TierSpec
 from sglang_live.policy.config import TALKER, THINKER, PolicyConfig
 from sglang_live.policy.policies import Policies
 from sglang_live.stages.vocoder.config import VocoderConfig

@@ -45,7 +45,7 @@ class Storm:
         def came() -> None:
             self._first_s.setdefault(message, self._events.now_s())
 
-        self._server.posts.send(self._spec.clip_s, MAX_OUTPUT_TOKENS, came)
+        self._server.post(self._spec.clip_s, MAX_OUTPUT_TOKENS, came)
 
     def _row(self, wave: int, session: int, start_s: float) -> StormRow:
         first_s = self._first_s.get((wave, session))

@@ -11,10 +11,11 @@ from sglang_live.errors import LiveError
 from sglang_live.extensions.planner.simulation.events import Events
 from sglang_live.extensions.planner.simulation.load.arrivals import PlannedTurn, UserPlan
 from sglang_live.extensions.planner.simulation.load.rows import TurnRow
-from sglang_live.extensions.planner.simulation.server.session import NEW, History, Session
-from sglang_live.extensions.planner.simulation.server.turn import Listening, TurnSpec
+from sglang_live.extensions.planner.simulation.server.listening import Listening
+from sglang_live.extensions.planner.simulation.server.server import Session
+from sglang_live.extensions.planner.simulation.server.turn_spec import TurnSpec
 from sglang_live.extensions.planner.simulation.turn_record import BARGE_IN, MS_PER_S, TurnRecord
-from sglang_live.extensions.planner.simulation.workload import Clip
+from sglang_live.extensions.planner.simulation.workload import NEW, Clip, History
 
 # Voice that starts a turn (min_speech_ms of interaction/vad.py).
 _STARTED_S = 0.096
@@ -31,6 +32,7 @@ class UserSettings:
     reply_scale: factor of the drawn durations of responses.
     timeout_s: time that a turn may take beyond the user's speech.
     returns: whether a user who was refused tries again, with the next turn.
+    acks: whether clients report what they have played.
     longest: history of a session at its end. Users begin in the middle of theirs: at parts of it
         that are spread evenly.
     """
@@ -40,6 +42,7 @@ class UserSettings:
     reply_scale: float = 1.0
     timeout_s: float = 60.0
     returns: bool = True
+    acks: bool = False
     longest: History = NEW
 
     def history_of(self, user: int) -> History:
@@ -87,18 +90,21 @@ class Service(Protocol):
 
     def interrupt(self, session: Session) -> None: ...
 
-    def speech_started(self, session: Session) -> None: ...
+    def vanish(self, session: Session, noticed_s: float) -> None: ...
+
+    def speech_started(self, session: Session, end_s: float) -> None: ...
 
 
 class User:
     """
     rows: of all turns, once the simulation is over. played_out_s: end of the latest playback.
+    plan: what it was to do. is_gone: its client has vanished.
     """
 
     def __init__(
         self, plan: UserPlan, clips: Mapping[str, Clip], server: Service, settings: UserSettings
     ):
-        self._plan = plan
+        self.plan = plan
         self._clips = clips
         self._server = server
         self._settings = settings
@@ -108,7 +114,23 @@ class User:
         self._history = settings.history_of(plan.user)
         self._turns: list[_Spoken] = []
         self.played_out_s = 0.0
-        self._events.at(plan.start_s, self._speak)
+        self.is_gone = False
+        self._at(plan.start_s, self._speak)
+
+    def vanish(self, noticed_s: float) -> None:
+        """Its client is gone without a word, which the server notices after a while."""
+        if self._session is not None and not self.is_gone:
+            self.is_gone = True
+            self._server.vanish(self._session, noticed_s)
+
+    def _at(self, time_s: float, act: Callable[[], None]) -> None:
+        """What the user will do, if the client is there then."""
+        self._events.at(time_s, lambda: None if self.is_gone else act())
+
+    @property
+    def heard(self) -> list[Listening]:
+        """What it has of the responses, those that were cancelled included."""
+        return [turn.listening for turn in self._turns if turn.listening is not None]
 
     @property
     def rows(self) -> list[TurnRow]:
@@ -118,25 +140,26 @@ class User:
     def present_s(self) -> tuple[float, float]:
         """When the user came and left."""
         ends_s = [turn.end_s for turn in self._turns if turn.end_s is not None]
-        return self._plan.start_s, max([self._plan.start_s, self.played_out_s, *ends_s])
+        return self.plan.start_s, max([self.plan.start_s, self.played_out_s, *ends_s])
 
     @property
     def has_left(self) -> bool:
-        all_begun = len(self._turns) == len(self._plan.turns)
-        return all_begun and self._turns[-1].status is not None
+        all_begun = len(self._turns) == len(self.plan.turns)
+        return self.is_gone or (all_begun and self._turns[-1].status is not None)
 
     # --- a turn ---
 
     def _speak(self, interrupted: _Spoken | None = None) -> None:
-        planned = self._plan.turns[len(self._turns)]
+        planned = self.plan.turns[len(self._turns)]
         turn = _Spoken(planned, self._events.now_s(), self._clips[planned.clip])
         self._turns.append(turn)
         if self._session is None:
             self._n_sessions += 1
             try:
                 self._session = self._server.open(
-                    f"{self._plan.user:04d}-{self._n_sessions}", self._history
+                    f"{self.plan.user:04d}-{self._n_sessions}", self._history
                 )
+                self._session.acks = self._settings.acks
             except LiveError:
                 turn.status = "refused"
                 turn.end_s = turn.start_s
@@ -147,16 +170,17 @@ class User:
             onset_s = turn.start_s + turn.clip.onset_s
             interrupted.onset_s = onset_s
             stop_s = onset_s + self._settings.barge_in_s
-            self._events.at(stop_s, lambda: self._stop(interrupted))
-        self._events.at(turn.start_s + turn.clip.onset_s + _STARTED_S, self._speech_started)
+            self._at(stop_s, lambda: self._stop(interrupted))
         known_s = turn.finished_s + turn.clip.end_known_s
-        self._events.at(known_s, lambda: self._end_of_turn(turn))
+        started_s = turn.start_s + turn.clip.onset_s + _STARTED_S
+        self._at(started_s, lambda: self._speech_started(known_s))
+        self._at(known_s, lambda: self._end_of_turn(turn))
         limit_s = turn.start_s + turn.clip.duration_s + self._settings.timeout_s
-        self._events.at(limit_s, lambda: self._time_out(turn))
+        self._at(limit_s, lambda: self._time_out(turn))
 
-    def _speech_started(self) -> None:
+    def _speech_started(self, known_s: float) -> None:
         if self._session is not None:
-            self._server.speech_started(self._session)
+            self._server.speech_started(self._session, known_s)
 
     def _end_of_turn(self, turn: _Spoken) -> None:
         assert self._session is not None
@@ -172,16 +196,21 @@ class User:
     def _changed(self, turn: _Spoken) -> None:
         """The first packet has come, or the end of the response."""
         listening, now_s = turn.listening, self._events.now_s()
-        if turn.barged_s is not None or turn.status is not None or listening is None:
+        if (
+            self.is_gone
+            or turn.barged_s is not None
+            or turn.status is not None
+            or listening is None
+        ):
             return
         if listening.done_s is None:
             planned = turn.planned.interruption
             if planned is not None and planned.kind == BARGE_IN:
-                self._events.at(now_s + planned.after_s, lambda: self._barge_in(turn))
+                self._at(now_s + planned.after_s, lambda: self._barge_in(turn))
             return
         turn.end_s = now_s
         played_s = now_s + max(0.0, listening.playback.buffered_s)
-        self._events.at(played_s, lambda: self._played_out(turn))
+        self._at(played_s, lambda: self._played_out(turn))
 
     def _barge_in(self, turn: _Spoken) -> None:
         listening = turn.listening
@@ -218,8 +247,8 @@ class User:
 
     def _over(self, turn: _Spoken, gap_s: float) -> None:
         turn.end_s = self._events.now_s() if turn.end_s is None else turn.end_s
-        if len(self._turns) < len(self._plan.turns):
-            self._events.after(gap_s, self._speak)
+        if len(self._turns) < len(self.plan.turns):
+            self._at(self._events.now_s() + gap_s, self._speak)
         elif self._session is not None:
             self._server.close(self._session)
             self._session = None
@@ -228,7 +257,7 @@ class User:
 
     def _row(self, number: int, turn: _Spoken) -> TurnRow:
         return TurnRow(
-            user=self._plan.user,
+            user=self.plan.user,
             turn=number,
             clip=turn.planned.clip,
             response_gap_s=turn.planned.response_gap_s,

@@ -42,6 +42,21 @@ class Clip:
     end_known_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a session holds of a conversation.
+
+    n_user: tokens of the user's messages. has_kv: otherwise its first turn computes it all.
+    """
+
+    n_tokens: int
+    n_user: int
+    has_kv: bool = True
+
+
+NEW = History(0, 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """

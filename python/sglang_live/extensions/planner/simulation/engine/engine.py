@@ -13,16 +13,14 @@ from sglang_live.bridge.batch_work import Launch
 from sglang_live.bridge.best_effort_facts import BestEffortClass
 from sglang_live.bridge.rate_meter import RateMeter
 from sglang_live.bridge.round_facts import Pool, RoundStamp
-from sglang_live.bridge.rounds import Rounds
+from sglang_live.bridge.rounds import IDLE_WAIT_S, Rounds
 from sglang_live.extensions.planner.device_model.costs import EngineCosts
 from sglang_live.extensions.planner.simulation.engine.pool import KvPool
 from sglang_live.extensions.planner.simulation.engine.prefill import Prefill, prefill_cost_s
 from sglang_live.extensions.planner.simulation.engine.requests import Batch, Request
 from sglang_live.extensions.planner.simulation.events import Act, Device, Events
 
-# As bridge/scheduler/live.py.
-_IDLE_WAIT_S = 0.02
-_LEAST_WAIT_S = 0.001
+_LEAST_WAIT_S = 0.001  # a scheduler waits for whole milliseconds
 _N_LAYERS = 48  # of Qwen3-Omni's thinker
 
 
@@ -62,6 +60,7 @@ class Engine:
         rounds: None: no policy decides about rounds.
     Attributes:
         running: requests that decode, a new list whenever it changes.
+        n_prefilled: tokens of prompts that were computed.
     """
 
     def __init__(
@@ -84,6 +83,7 @@ class Engine:
         self._prefill = Prefill(spec.chunk_tokens, pool, rounds)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.n_prefilled = 0
         self.paused: dict[str, Request] = {}
         self._inbox: list[Act] = []
         self._last: Batch | None = None
@@ -96,6 +96,13 @@ class Engine:
         """The process has died: nothing that it had comes any more."""
         self._is_dead = True
         self._device.leave(self)
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Numbers of what it holds, by name."""
+        rows = 0 if self.rounds is None else len(self.rounds.table)
+        requests = len(self.waiting) + len(self.paused) + self.pool.rows_used
+        return {"requests in the engine": requests, "tokens": self.pool.used, "table rows": rows}
 
     # --- messages ---
 
@@ -129,6 +136,7 @@ class Engine:
                 req.rid,
                 now_s=self.rounds.now_s,
                 managed=req.managed,
+                background=req.background,
                 prompt_tokens=req.prompt_tokens,
                 prefill_tokens=req.left_to_prefill,
                 audio_s=req.audio_s,
@@ -194,7 +202,7 @@ class Engine:
         if self._inbox:
             self.post(lambda: None)
         elif self.paused or self.waiting or self.running:
-            limit_s = _IDLE_WAIT_S
+            limit_s = IDLE_WAIT_S
             if self.rounds is not None:
                 limit_s = min(limit_s, self.rounds.wait_limit_s())
             self._wake_number += 1
@@ -304,6 +312,7 @@ class Engine:
         if self.rounds is not None:
             for req, _ in items:
                 self.rounds.table.admit(req.rid, now_s)
+        self.n_prefilled += sum(n_tokens for _, n_tokens in items)
         cost_s, size = prefill_cost_s(items, self.spec.costs)
         if self.rounds is not None:
             work = self.rounds.launch_prefill(size, [req for req, _ in items])

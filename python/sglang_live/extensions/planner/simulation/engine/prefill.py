@@ -7,7 +7,7 @@ is not modelled: it concerns prompts of thousands of tokens.
 """
 
 from sglang_live.bridge.batch_work import BatchWork
-from sglang_live.bridge.rounds import Rounds
+from sglang_live.bridge.rounds import FIRST_TOKENS, Rounds
 from sglang_live.extensions.planner.device_model.costs import EngineCosts
 from sglang_live.extensions.planner.simulation.engine.pool import KvPool
 from sglang_live.extensions.planner.simulation.engine.requests import Request
@@ -15,8 +15,6 @@ from sglang_live.extensions.planner.simulation.engine.requests import Request
 # SGLang's estimate of what running requests will still decode, as a share of what they may: it
 # falls from the first value to the second within this number of decode rounds.
 _FIRST_RATIO, _LEAST_RATIO, _DECAY_ROUNDS = 0.7, 0.098, 600
-# As bridge/scheduler/slicing.py.
-_FIRST_TOKENS = 16
 
 Items = list[tuple[Request, int]]
 
@@ -93,7 +91,7 @@ class Prefill:
             return False
         live = [req for req in running if not req.is_finished]
         idle_s = rounds.now_s - self._sliced_s
-        is_silent = any(req.n_out < min(_FIRST_TOKENS, req.max_new) for req in live)
+        is_silent = any(req.n_out < min(FIRST_TOKENS, req.max_new) for req in live)
         if is_silent and idle_s < rounds.config.slicing.max_preempt_s:
             return True
         return self._decodes_next and any(not rounds.is_well_buffered(r.rid) for r in live)

@@ -24,6 +24,7 @@ class Request:
         owner: the job in the pipeline.
         keeps_prefix: its cached tokens are a session's, which the pool counts already.
         load: begins the load of cached tokens that are on the host, and returns its end.
+        background: no consumer waits for it yet.
         n_text: input tokens that have come, for a talker.
         kv: tokens it holds. n_steps: decode steps that were launched.
         computed: tokens of the prompt that were launched.
@@ -41,6 +42,7 @@ class Request:
     load: Callable[[], float] | None = None
     prefilled: Callable[[], None] | None = None
     managed: bool = True
+    background: bool = False
     n_text: float = math.inf
     kv: int = 0
     n_out: int = 0

@@ -1,1 +1,1 @@
-"""A simulated server: its three stages, its sessions, and a turn through them."""
+"""A simulated server that runs the orchestrator itself, over stages that book device time."""

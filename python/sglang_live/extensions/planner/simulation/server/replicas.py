@@ -1,131 +1,240 @@
-"""The replicas of a simulated server's stages, and what each of them holds."""
+"""The stage replicas of a simulated server, as the supervisor's list has them.
 
-from dataclasses import dataclass, field
+Owner: one Replicas per server. A replica that dies serves again as another process: nothing of what
+it held is there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
 
 from sglang_live.bridge.rounds import rounds_of
-from sglang_live.extensions.planner.simulation.engine.engine import (
-    Consumer,
-    Engine,
-    EngineSpec,
-)
+from sglang_live.extensions.planner.simulation.engine.engine import Consumer, Engine
 from sglang_live.extensions.planner.simulation.engine.pool import KvPool
-from sglang_live.extensions.planner.simulation.events import (
-    ArbitratedDevice,
-    Device,
-    Events,
-)
-from sglang_live.extensions.planner.simulation.server.playback import HeardFeed
-from sglang_live.extensions.planner.simulation.server.sessions import Sessions
-from sglang_live.extensions.planner.simulation.server.tiers import Tiers
-from sglang_live.extensions.planner.simulation.server.vocoder import Vocoder
+from sglang_live.extensions.planner.simulation.engine.requests import Request
+from sglang_live.extensions.planner.simulation.engine.tiers import Tiers
+from sglang_live.extensions.planner.simulation.engine.vocoder import Vocoder
+from sglang_live.extensions.planner.simulation.events import ArbitratedDevice, Device, Events
+from sglang_live.extensions.planner.simulation.server.link import Hops, SimulatedStage, StageLink
+from sglang_live.extensions.planner.simulation.server.talker import SimulatedTalker
+from sglang_live.extensions.planner.simulation.server.thinker import SimulatedThinker
+from sglang_live.extensions.planner.simulation.server.thinker_session import ThinkerKv
+from sglang_live.extensions.planner.simulation.server.turn_spec import TurnSpec
+from sglang_live.extensions.planner.simulation.server.vocoder import SimulatedVocoder
 from sglang_live.extensions.planner.simulation.spec import ServerSpec
+from sglang_live.messages import Ready
 from sglang_live.policy.arbiter import lead_s
-from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.policies import Policies
-
-# SGLang's rows beyond the sessions (stage_specs.py).
-_SPARE_ROWS = 8
-
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class Replica:
-    """sessions: ids of those that stay with it, as in stages/supervisor.py."""
-
-    name: str
-    device: int
-    is_up: bool = True
-    sessions: set[str] = field(default_factory=set)
+from sglang_live.stage_specs import MIN_REQUEST_ROWS, SPARE_REQUEST_ROWS
+from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.supervisor import Replica
+from sglang_live.stages.transport.client import StageClient
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
-class EngineReplica(Replica):
-    engine: Engine
-    feed: HeardFeed
+class _Results(Consumer):
+    """What is told of an engine's results: its stage, which is made after it."""
+
+    stage: SimulatedThinker | SimulatedTalker
+
+    def outputs(self, reqs: list[Request]) -> None:
+        self.stage.outputs(reqs)
+
+    def finished(self, req: Request) -> None:
+        self.stage.finished(req)
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
-class ThinkerReplica(EngineReplica):
-    """kv: what it holds of each session."""
+@dataclass(eq=False, slots=True)
+class Process:
+    """One replica, and its present process.
 
-    kv: Sessions
+    entry: as the orchestrator sees it. number: of its device.
+    n_frames, n_rebuilt: of its processes that have died.
+    """
 
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class VocoderReplica(Replica):
-    vocoder: Vocoder
+    entry: Replica
+    number: int
+    stage: SimulatedStage
+    link: StageLink
+    n_frames: int = 0
+    n_rebuilt: int = 0
 
 
 class Replicas:
     """
+    Args:
+        drawn: what the response of each session's turn will be.
     Attributes:
         devices: by number.
+        processes: of all stages.
     """
 
     def __init__(
-        self, spec: ServerSpec, policies: Policies, events: Events, consumers: tuple[Consumer, ...]
+        self,
+        spec: ServerSpec,
+        policies: Policies,
+        events: Events,
+        drawn: Mapping[str, TurnSpec],
     ):
         self._spec = spec
         self._policies = policies
         self._events = events
-        self._consumers = consumers
-        placement = spec.placement
-        used = {*placement.thinkers, *placement.talkers, *placement.vocoders}
+        self._drawn = drawn
+        place = spec.placement
+        used = {*place.thinkers, *place.talkers, *place.vocoders}
         self.devices = {number: self._device(number) for number in sorted(used)}
-        self.thinkers = [self._thinker(n, at) for n, at in enumerate(placement.thinkers)]
-        self.talkers = [self._talker(n, at) for n, at in enumerate(placement.talkers)]
-        self.vocoders = [self._vocoder(n, at) for n, at in enumerate(placement.vocoders)]
-
-    def _device(self, number: int) -> Device:
-        by_turns = self._policies.arbiter and self._spec.placement.is_shared(number)
-        return (
-            ArbitratedDevice(self._events, lead_s([self._spec.host.launch_s]))
-            if by_turns
-            else Device()
-        )
+        self.processes = [
+            self._process(stage, number, device)
+            for stage, devices in (
+                ("thinker", place.thinkers),
+                ("talker", place.talkers),
+                ("vocoder", place.vocoders),
+            )
+            for number, device in enumerate(devices)
+        ]
 
     @property
-    def every(self) -> list[Replica]:
-        return [*self.thinkers, *self.talkers, *self.vocoders]
+    def replicas(self) -> list[Replica]:
+        """As the supervisor's."""
+        return [process.entry for process in self.processes]
 
-    def restart(self, replica: Replica) -> None:
-        """Give a replica what a new process of it has. Its sessions stay with it."""
-        if isinstance(replica, ThinkerReplica):
-            replica.engine = self._engine(replica.device, is_thinker=True)
-            n_rebuilt = replica.kv.n_rebuilt
-            replica.kv = self._kv(replica.engine.pool)
-            replica.kv.n_rebuilt = n_rebuilt
-            replica.feed = self._feed(replica.engine)
-        elif isinstance(replica, EngineReplica):
-            replica.engine = self._engine(replica.device, is_thinker=False)
-            replica.feed = self._feed(replica.engine)
-        elif isinstance(replica, VocoderReplica):
-            replica.vocoder = self._decoder(replica.device)
+    @property
+    def thinkers(self) -> list[SimulatedThinker]:
+        stages = (process.stage for process in self.processes)
+        return [stage for stage in stages if isinstance(stage, SimulatedThinker)]
 
-    def _thinker(self, number: int, device: int) -> ThinkerReplica:
-        engine = self._engine(device, is_thinker=True)
-        return ThinkerReplica(
-            name=f"thinker/{number}",
-            device=device,
-            engine=engine,
-            feed=self._feed(engine),
-            kv=self._kv(engine.pool),
+    @property
+    def talkers(self) -> list[SimulatedTalker]:
+        stages = (process.stage for process in self.processes)
+        return [stage for stage in stages if isinstance(stage, SimulatedTalker)]
+
+    @property
+    def engines(self) -> list[Engine]:
+        return [*(one.engine for one in self.thinkers), *(one.engine for one in self.talkers)]
+
+    @property
+    def n_frames(self) -> int:
+        return sum(p.n_frames for p in self.processes) + sum(t.n_made for t in self.talkers)
+
+    @property
+    def n_rebuilt(self) -> int:
+        before = sum(process.n_rebuilt for process in self.processes)
+        return before + sum(thinker.kv.n_rebuilt for thinker in self.thinkers)
+
+    # --- processes ---
+
+    def kill(self, process: Process) -> None:
+        """End a process now."""
+        stage = process.stage
+        process.entry.ready = None
+        stage.die()
+        process.link.fail_all("process ended")
+        if isinstance(stage, SimulatedTalker):
+            process.n_frames += stage.n_made
+        if isinstance(stage, SimulatedThinker):
+            process.n_rebuilt += stage.kv.n_rebuilt
+
+    def start(self, process: Process) -> None:
+        """Have another process serve in the place of one that has died."""
+        entry = process.entry
+        assert not entry.is_up, "it serves"
+        process.stage, process.link = self._started(entry.spec, process.number)
+        entry.client = cast(StageClient, process.link)
+        entry.n_starts += 1
+        self.ping(process)
+
+    def ping(self, process: Process) -> None:
+        """Read the gauges of a process that serves, as the supervisor does."""
+        stage = process.stage
+        load = {}
+        if isinstance(stage, SimulatedThinker | SimulatedTalker):
+            pool = stage.engine.pool
+            load = {"kv_tokens_used": float(pool.used), "kv_tokens_total": float(pool.total)}
+        process.entry.ready = Ready(
+            "", stage=process.entry.spec.stage, pid=1, startup_s=0, load=load
         )
 
-    def _talker(self, number: int, device: int) -> EngineReplica:
-        engine = self._engine(device, is_thinker=False)
-        name = f"talker/{number}"
-        return EngineReplica(name=name, device=device, engine=engine, feed=self._feed(engine))
+    def _process(self, stage: str, number: int, device: int) -> Process:
+        spec = StageSpec(
+            stage=stage,
+            replica=number,
+            model_path="",
+            family="",
+            cache_dir="",
+            address="",
+            same_host=True,
+            run_dir="",
+            served_name="",
+            device=str(device),
+            policies=self._policies,
+        )
+        served, link = self._started(spec, device)
+        entry = Replica(spec, client=cast(StageClient, link), n_starts=1)
+        process = Process(entry, device, served, link)
+        self.ping(process)
+        return process
 
-    def _vocoder(self, number: int, device: int) -> VocoderReplica:
-        name = f"vocoder/{number}"
-        return VocoderReplica(name=name, device=device, vocoder=self._decoder(device))
+    def _started(self, spec: StageSpec, device: int) -> tuple[SimulatedStage, StageLink]:
+        host = self._spec.host
+        stage: SimulatedStage
+        if spec.stage == "thinker":
+            hops = Hops(host.report_s / 2, host.text_s / 2)
+            stage = self._thinker(spec.name, device, hops)
+        elif spec.stage == "talker":
+            hops = Hops(host.text_s / 2, host.to_client_s / 4)
+            stage = self._talker(spec.name, device, hops)
+        else:
+            hops = Hops(host.to_client_s / 4, host.to_client_s / 4)
+            stage = SimulatedVocoder(spec.name, self._decoder(device))
+        return stage, StageLink(stage, self._events, hops)
 
-    def _engine(self, device: int, *, is_thinker: bool) -> Engine:
+    # --- stages ---
+
+    def _thinker(self, name: str, device: int, hops: Hops) -> SimulatedThinker:
+        spec, policies, results = self._spec, self._policies, _Results()
+        engine = self._engine(device, results, is_thinker=True)
+        tiers = None
+        if policies.next_use:
+            tiers = Tiers(spec.tier(policies), self._events, engine.pool)
+        kv = ThinkerKv(
+            pool=engine.pool,
+            policies=policies,
+            header=spec.header_tokens,
+            tiers=tiers,
+            stateless=spec.stateless,
+        )
+        results.stage = SimulatedThinker(
+            name,
+            self._events,
+            engine,
+            kv,
+            spec.host,
+            self._drawn,
+            to_engine_s=max(0.0, spec.host.report_s - hops.to_stage_s),
+            prepare_s=max(0.0, spec.host.to_thinker_s - hops.to_stage_s),
+            has_feed=bool(policies),
+        )
+        return results.stage
+
+    def _talker(self, name: str, device: int, hops: Hops) -> SimulatedTalker:
+        host, results = self._spec.host, _Results()
+        results.stage = SimulatedTalker(
+            name,
+            self._events,
+            self._engine(device, results, is_thinker=False),
+            self._drawn,
+            to_engine_s=max(0.0, host.report_s - hops.to_stage_s),
+            prepare_s=max(0.0, host.to_talker_s - host.text_s),
+            has_window=self._policies.retention,
+        )
+        return results.stage
+
+    def _engine(self, device: int, results: Consumer, *, is_thinker: bool) -> Engine:
         spec = self._spec
-        constants: PolicyConfig = spec.thinker_policy if is_thinker else spec.talker_policy
-        engine: EngineSpec = spec.thinker(device) if is_thinker else spec.talker
+        engine = spec.thinker(device) if is_thinker else spec.talker
         total = spec.thinker_tokens if is_thinker else spec.talker_tokens
-        rows = spec.max_running_requests or spec.max_sessions + _SPARE_ROWS
+        constants = spec.thinker_policy if is_thinker else spec.talker_policy
+        at_least = max(MIN_REQUEST_ROWS, spec.max_sessions + SPARE_REQUEST_ROWS)
+        rows = spec.max_running_requests or at_least
         return Engine(
             engine,
             self._events,
@@ -133,17 +242,8 @@ class Replicas:
             KvPool(name=engine.name, total=total, rows=rows),
             # The decisions take no simulated time: to measure theirs would take most of the run.
             rounds_of(self._policies, constants, spec.chunk_tokens, cpu_s=lambda: 0.0),
-            self._consumers[0 if is_thinker else 1],
+            results,
         )
-
-    def _kv(self, pool: KvPool) -> Sessions:
-        spec, policies = self._spec, self._policies
-        tiers = Tiers(spec.tier(policies), self._events, pool) if policies.next_use else None
-        header, stateless = spec.header_tokens, spec.stateless
-        return Sessions(pool, policies, header, tiers, stateless=stateless)
-
-    def _feed(self, engine: Engine) -> HeardFeed:
-        return HeardFeed(self._events, engine, self._spec.host.report_s)
 
     def _decoder(self, device: int) -> Vocoder:
         spec = self._spec
@@ -155,3 +255,8 @@ class Replicas:
             spec.host.vocoder_round_s,
             spec.host.launch_s,
         )
+
+    def _device(self, number: int) -> Device:
+        by_turns = self._policies.arbiter and self._spec.placement.is_shared(number)
+        lead = lead_s([self._spec.host.launch_s])
+        return ArbitratedDevice(self._events, lead) if by_turns else Device()

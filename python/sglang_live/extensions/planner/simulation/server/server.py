@@ -1,51 +1,68 @@
-"""The simulated server: three stages on devices, and the way of a turn through them.
+"""The simulated server: the orchestrator and the gateway's sessions over simulated stages.
 
 In: sessions, ends of utterances, interruptions. Out: audio packets and ends of responses, to the
 turn's Listening. Times that the device model does not have are in HostTimes.
 """
 
-import math
-from collections.abc import Callable
-from functools import partial
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, cast
 
-from sglang_live.capacity.control import CapacityConfig, CapacityControl, Pool
-from sglang_live.extensions.planner.simulation.engine.engine import Consumer, Engine
-from sglang_live.extensions.planner.simulation.engine.requests import Request
+from sglang_live.capacity.control import CapacityConfig, CapacityControl
+from sglang_live.core import AudioPart, HistoryItem, TextPart, TranscriptDelta, TurnRequest
 from sglang_live.extensions.planner.simulation.events import Events
-from sglang_live.extensions.planner.simulation.server.posts import Frames, Posts, Tokens
-from sglang_live.extensions.planner.simulation.server.replicas import Replicas
-from sglang_live.extensions.planner.simulation.server.session import NEW, History, Session
-from sglang_live.extensions.planner.simulation.server.startup import StartupDelays
-from sglang_live.extensions.planner.simulation.server.thinking import Thinking
-from sglang_live.extensions.planner.simulation.server.turn import Listening, Places, Turn, TurnSpec
+from sglang_live.extensions.planner.simulation.loop import SimulatedLoop
+from sglang_live.extensions.planner.simulation.server.call import Call, silence
+from sglang_live.extensions.planner.simulation.server.link import Sizes
+from sglang_live.extensions.planner.simulation.server.listening import Listening
+from sglang_live.extensions.planner.simulation.server.replicas import Process, Replicas
+from sglang_live.extensions.planner.simulation.server.thinker_session import TURN_MARKUP_TOKENS
+from sglang_live.extensions.planner.simulation.server.turn_spec import TurnSpec
 from sglang_live.extensions.planner.simulation.spec import ServerSpec
-from sglang_live.interaction.user_stats import UserPrior, UserStats
-from sglang_live.orchestrator.replica_choice import least_loaded
+from sglang_live.extensions.planner.simulation.workload import NEW, History
+from sglang_live.gateway.call.settings import SessionConfig, Truncation, TurnConfig
+from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.parts import GatewayParts
+from sglang_live.interaction.silero import SpeechModel
+from sglang_live.kv.retention import RetentionConfig
+from sglang_live.orchestrator.sessions import Orchestrator, VoiceSession
+from sglang_live.orchestrator.stage_jobs import Segment
 from sglang_live.policy.policies import Policies
+from sglang_live.stages.supervisor import PING_EVERY_S, Supervisor
 
-_PACKET_S = 0.16
+T = TypeVar("T")
+_VOICE = "voice"
+# Between two acks of a client that sends them.
+_ACK_EVERY_S = 0.2
+
+
+OnClientEvent = Callable[[Call, str, float, dict[str, Any]], None]
+
+
+def ignore_event(call: Call, event_type: str, audio_s: float, fields: dict[str, Any]) -> None:
+    """Until on_client_event is set to another."""
 
 
 class Server:
     """
     Attributes:
-        n_frames: codec frames that the talkers have made.
-        posts: messages of others than the sessions here.
-        sessions: open ones, with the replicas that they stay with.
-        turns: the latest of each session.
+        events, loop: time, and what runs in it.
+        replicas: of the stages.
+        sessions: open ones.
+        closing_s: for how long each session was closed that is.
+        on_client_event: called with all that reaches a client: the call, the event's type, the
+            seconds of audio in it, and its fields.
     """
 
     def __init__(self, spec: ServerSpec, policies: Policies, events: Events):
         self.spec = spec
         self.policies = policies
         self.events = events
-        self.host = spec.host
-        consumers: tuple[Consumer, Consumer] = Tokens(self), Frames(self)
-        self.replicas = Replicas(spec, policies, events, consumers)
-        self.posts = Posts(events, spec.host, self.replicas)
-        self._prior = UserPrior()
-        self.sessions: dict[str, tuple[Session, Places]] = {}
-        self._startup = StartupDelays(events) if policies.startup_delay else None
+        self.loop = SimulatedLoop(events)  # type: ignore[abstract]
+        self.sessions: dict[str, Session] = {}
+        self.closing_s: list[float] = []
+        self._drawn: dict[str, TurnSpec] = {}
+        self.replicas = Replicas(spec, policies, events, self._drawn)
         self.capacity = CapacityControl(
             CapacityConfig(
                 max_sessions=spec.max_sessions,
@@ -53,350 +70,229 @@ class Server:
                 admission_first_audio_ms=1000 * spec.first_audio_s,
             ),
             events,
-            self._pools,
+            lambda: self.orchestrator.pools(),
         )
-        self.turns: dict[str, Turn] = {}  # by session, until its thinker's request has ended
-        self._next: dict[str, Callable[[], None]] = {}
-        self._n_turns = self.n_frames = 0
+        self.orchestrator = Orchestrator(
+            cast(Supervisor, self.replicas),
+            model_name="simulated",
+            voices=(_VOICE,),
+            capacity=self.capacity,
+            policies=policies,
+            clock=events,
+        )
+        retention = RetentionConfig() if policies.retention else None
+        self.parts = GatewayParts(
+            orchestrator=self.orchestrator,
+            config=GatewayConfig(turns=TurnConfig(preheat=policies.preheat), retention=retention),
+            speech_model=cast(SpeechModel, None),  # no microphone is simulated
+            clock=events,
+            suspects=self.orchestrator.suspects,
+        )
+        self._config = SessionConfig(
+            model="simulated",
+            voice=_VOICE,
+            truncation=Truncation(retention=retention),
+            turn_detection=None,
+        )
+        self.on_client_event: OnClientEvent = ignore_event
+        self._n_posts = 0
+        self._pings = False
+        self._closing: set[asyncio.Task[None]] = set()
 
-    def _pools(self) -> dict[str, Pool]:
-        """As the server's process reads them."""
-        pools = {}
-        for replica in (*self.replicas.thinkers, *self.replicas.talkers):
-            own, n = replica.engine.pool, len(replica.sessions)
-            pools[replica.name] = Pool(stage=own.name, share=own.used / own.total, n_sessions=n)
-        return pools
+    @property
+    def n_frames(self) -> int:
+        """Codec frames that the talkers have made."""
+        return self.replicas.n_frames
 
     @property
     def is_up(self) -> bool:
         """As /health, which a load balancer reads: whether every replica serves."""
-        return all(replica.is_up for replica in self.replicas.every)
+        return all(replica.is_up for replica in self.replicas.replicas)
+
+    def run(self, until_s: float = float("inf")) -> None:
+        """Run until nothing is left to happen, or until then."""
+        self.loop.run(until_s)
+
+    def end(self) -> None:
+        """Of a run that is not to go on."""
+        self.loop.end()
 
     # --- sessions ---
 
-    def open(self, session_id: str, history: History = NEW) -> Session:
+    def open(self, session_id: str, history: History = NEW) -> "Session":
         """Raises LiveError if the server has no room, or no replica of a stage is up."""
-        has_room = self.capacity.has_room_in
-        places = Places(
-            thinker=least_loaded("thinker", self.replicas.thinkers, has_room),
-            talker=least_loaded("talker", self.replicas.talkers, has_room),
-            vocoder=least_loaded("vocoder", self.replicas.vocoders),
-        )
-        self.capacity.admit(session_id)
-        for replica in places.every:
-            replica.sessions.add(session_id)
-        session = Session(session_id, UserStats(self._prior))
-        self.sessions[session_id] = session, places
+        voice = _at_once(self.orchestrator.open_session(session_id))
+        session = Session(self, voice)
+        self.sessions[session_id] = session
         if history.n_tokens:
-            places.thinker.kv.resume(session, history)
+            self._resume(session, history)
+        self._ping()
         return session
 
-    def close(self, session: Session) -> None:
-        if session.is_closed:
+    def _resume(self, session: "Session", history: History) -> None:
+        """The new session has been going on for a while."""
+        n_user = max(TURN_MARKUP_TOKENS, history.n_user)
+        text = TextPart("x" * (n_user - TURN_MARKUP_TOKENS))
+        ids = tuple(range(1, max(1, history.n_tokens - n_user) + 1))
+        user = HistoryItem(key="before-user", role="user", parts=(text,))
+        said = HistoryItem(key="before-said", role="assistant", parts=(), token_ids=ids)
+        session.call.restore((user, said))
+        if not history.has_kv:
             return
-        self.interrupt(session)
-        self._next.pop(session.session_id, None)
-        session.is_closed = True
-        _, places = self.sessions.pop(session.session_id)
-        for replica in places.every:
-            replica.sessions.discard(session.session_id)
-        turn = self.turns.get(session.session_id)
-        if turn is None or turn.thinker_ended:
-            places.thinker.kv.close(session)
-        self.capacity.release(session.session_id)
+        sizes = {user.key: Sizes(n_user), said.key: Sizes(len(ids))}
+        for process in self.replicas.processes:
+            if session.session_id in process.entry.sessions:
+                process.stage.resume(session.session_id, (user, said), sizes)
+        segments = session.call.voice.links.thinker.segments
+        segments[user.key] = Segment([0] * n_user, None)
+
+    def close(self, session: "Session") -> None:
+        """Its client ends the connection."""
+        if self.sessions.pop(session.session_id, None) is not None:
+            session.call.vanish()
+            task = self.loop.create_task(self._close(session), name="close")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def vanish(self, session: "Session", noticed_s: float) -> None:
+        """Its client is gone without a word, which the gateway notices after a while."""
+        session.call.vanish()
+        self.events.after(noticed_s, lambda: self.close(session))
+
+    async def _close(self, session: "Session") -> None:
+        began_s = self.events.now_s()
+        await session.call.close()
+        self.closing_s.append(self.events.now_s() - began_s)
+        self._drawn.pop(session.session_id, None)
+
+    def _ping(self) -> None:
+        """The supervisor's pings, while there are sessions."""
+        if not self._pings:
+            self._pings = True
+            self.events.after(PING_EVERY_S, self._pinged)
+
+    def _pinged(self) -> None:
+        self._pings = False
+        for process in self.replicas.processes:
+            if process.entry.is_up:
+                self.replicas.ping(process)
+        if self.orchestrator.sessions:
+            self._ping()
 
     # --- turns ---
 
-    def take_turn(self, session: Session, spec: TurnSpec, changed: Callable[[], None]) -> Listening:
-        """The user's turn is over: respond. Waits for an earlier turn that has not ended."""
-        listening = Listening(self.events, changed)
-        _, places = self.sessions[session.session_id]
-        self.capacity.turn_begins(session.session_id)
-        deadline = self.capacity.first_packet_due(session.session_id)
+    def take_turn(
+        self, session: "Session", spec: TurnSpec, changed: Callable[[], None]
+    ) -> Listening:
+        """The user's turn is over: respond."""
+        return session.take_turn(spec, changed)
 
-        def begin() -> None:
-            self._n_turns += 1
-            turn = Turn(self, session, places, spec, listening, self._n_turns)
-            turn.deadline = deadline
-            self.turns[session.session_id] = turn
-            if places.are_up:
-                self.events.after(self.host.to_thinker_s, lambda: self._to_thinker(turn))
-            else:
-                turn.thinker_ended = True
-                self.events.after(0.0, lambda: self.fail(turn))
+    def interrupt(self, session: "Session") -> None:
+        """The user speaks over a response."""
+        session.call.interrupt(session.onset_s)
 
-        before = self.turns.get(session.session_id)
-        if before is None or (before.is_over and before.thinker_ended):
-            begin()
-        else:
-            self._next[session.session_id] = begin
-        return listening
+    def speech_started(self, session: "Session", end_s: float = 0.0) -> None:
+        """A voice, which may be the user's turn; over a response it may be none."""
+        session.onset_s = self.events.now_s()
+        session.call.speech_began(session.onset_s, end_s)
 
-    def _to_thinker(self, turn: Turn) -> None:
-        if turn.is_over:
-            return self._thinker_ended(turn)
-        kv = turn.places.thinker.kv
-        prompt = kv.prompt(turn.session, turn.spec.audio_s)
-        header = kv.header
-        n_prompt = header + prompt.n_cached + prompt.n_new
-        turn.thinker = Request(
-            rid=f"think-{turn.rid}",
-            prompt_tokens=n_prompt,
-            cached_tokens=n_prompt - prompt.pieces[-1].n_tokens,
-            max_new=turn.spec.n_tokens,
-            reserve=turn.spec.n_tokens,
-            audio_s=turn.spec.audio_s,
-            owner=turn,
-            keeps_prefix=True,
-        )
-        if kv.tiers is not None and kv.tiers.on_host(turn.session):
-            turn.thinker.load = kv.tiers.load(turn.session)
-        turn.talker = turn.talker_request(prompt.n_user, self._talker_reserve)
-        Thinking(
-            events=self.events,
-            engine=turn.places.thinker.engine,
-            host=self.host,
-            header=header,
-            session=turn.session,
-            prompt=prompt,
-            request=turn.thinker,
-        ).begin()
+    def draw(self, session_id: str, spec: TurnSpec) -> None:
+        """The response of the session's next turn."""
+        self._drawn[session_id] = spec
 
-    @property
-    def _talker_reserve(self) -> int:
-        """max_new_tokens of the talker's requests (TalkerWindow in bridge/scheduler/talker.py)."""
-        return 2048 + 256 + 11 if self.policies.retention else 16_384
+    # --- messages of others than the sessions here ---
 
-    def _thinker_ended(self, turn: Turn) -> None:
-        turn.thinker_ended = True
-        self._go_on(turn)
+    def post(self, audio_s: float, n_tokens: int, came: Callable[[], None]) -> None:
+        """A message in a session of its own, answered in text. came: called with each token."""
+        self._n_posts += 1
+        session_id = f"post-{self._n_posts}"
+        self.draw(session_id, TurnSpec(audio_s=audio_s, n_tokens=n_tokens, n_frames=1))
+        task = self.loop.create_task(self._post(session_id, audio_s, came))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
-    def _go_on(self, turn: Turn) -> None:
-        """Begin the session's next turn, if it waits for the end of this one."""
-        session = turn.session
-        if not (turn.is_over and turn.thinker_ended):
-            return
-        if session.is_closed and session.n_tokens:
-            turn.places.thinker.kv.close(session)
-        begin = self._next.pop(session.session_id, None)
-        if begin is not None:
-            begin()
-
-    # --- results of the thinker ---
-
-    def tokens_came(self, reqs: list[Request]) -> None:
-        first: list[Turn] = []
-        later: list[Turn] = []
-        for req in reqs:
-            turn: Turn = req.owner
-            turn.n_tokens += 1
-            (later if turn.n_tokens > 1 else first).append(turn)
-        for turn in first:
-            self.events.after(self.host.to_talker_s, partial(self._to_talker, turn))
-        news: dict[Engine, list[tuple[Turn, int]]] = {}
-        for turn in later:
-            news.setdefault(turn.places.talker.engine, []).append((turn, turn.n_tokens))
-        for engine, own in news.items():
-            self.events.after(self.host.text_s, partial(engine.post, partial(self._text_came, own)))
-
-    def _to_talker(self, turn: Turn) -> None:
-        request = turn.talker
-        if turn.is_over or request is None:
-            return
-        engine = turn.places.talker.engine
-        engine.post(lambda: engine.add(request))
-
-    @staticmethod
-    def _text_came(news: list[tuple[Turn, int]]) -> None:
-        for turn, n_tokens in news:
-            assert turn.talker is not None
-            is_complete = n_tokens >= turn.spec.n_tokens
-            turn.talker.n_text = math.inf if is_complete else max(turn.talker.n_text, n_tokens)
-
-    def thinker_finished(self, req: Request) -> None:
-        turn: Turn = req.owner
-        session, thinker = turn.session, turn.places.thinker
-        thinker.feed.forget(req.rid)
-        header = thinker.kv.header
-        n_kept = req.prompt_tokens - header + req.n_out
-        held = req.kv - header if req.computed else session.n_device
-        thinker.engine.pool.release(max(0, held - n_kept))
-        n_kept = min(n_kept, held)
-        thinker.kv.ended(session, n_kept, req.n_out, aborted=req.is_aborted)
-        turn.thinker_ended = True
-        self._expect(turn)
-        if turn.is_over:
-            self._keep_heard(turn)
-        self._complete(turn)
-        self._go_on(turn)
-
-    # --- results of the talker ---
-
-    def frames_came(self, reqs: list[Request]) -> None:
-        turns = []
-        for req in reqs:
-            if req.n_out > 1:  # the prefill completes no frame
-                req.owner.n_frames += 1
-                turns.append(req.owner)
-        self.n_frames += len(turns)
-        if turns:
-            self.events.after(self.host.to_client_s / 2, lambda: self._to_vocoder(turns))
-
-    def _to_vocoder(self, turns: list[Turn]) -> None:
-        for turn in turns:
-            if not turn.is_over:
-                turn.frame_came()
-                turn.places.vocoder.vocoder.feed(turn.vocoder, 1)
-
-    def talker_finished(self, req: Request) -> None:
-        turn: Turn = req.owner
-        turn.places.talker.feed.forget(req.rid)
-        if not turn.is_over:
-            vocoder = turn.places.vocoder.vocoder
-            self.events.after(self.host.to_client_s / 2, lambda: vocoder.end(turn.vocoder))
-
-    # --- audio ---
-
-    def audio_came(self, turn: Turn, audio_s: float) -> None:
-        if self._startup is None:
-            self._pass_on(turn, audio_s)
-        else:
-            self._startup.came(turn, audio_s, lambda one_s: self._pass_on(turn, one_s))
-
-    def _pass_on(self, turn: Turn, audio_s: float) -> None:
-        self.events.after(self.host.to_client_s / 2, lambda: self._send(turn, audio_s))
-
-    def _send(self, turn: Turn, audio_s: float) -> None:
-        if turn.is_over:
-            return
-        if turn.deadline is not None:
-            self.capacity.came(turn.deadline)
-            turn.deadline = None
-        turn.playback.sent(audio_s)
-        left_s = audio_s
-        while left_s > 1e-9:
-            turn.listening.audio(min(left_s, _PACKET_S))
-            left_s -= _PACKET_S
-
-    def audio_complete(self, turn: Turn) -> None:
-        def end() -> None:
-            self.events.after(self.host.to_client_s / 2, lambda: self._all_sent(turn))
-
-        if self._startup is None:
-            end()
-        else:
-            self._startup.ended(turn, end)
-
-    def _all_sent(self, turn: Turn) -> None:
-        if not turn.is_over:
-            turn.playback.finish()
-            self._complete(turn)
-
-    def _complete(self, turn: Turn) -> None:
-        """End the response if text and audio are complete."""
-        if turn.is_over or not (turn.playback.clock.finished and turn.n_tokens):
-            return
-        if turn.thinker is None or not turn.thinker.is_finished:
-            return
-        turn.is_over = True
-        gap_s = max(turn.listening.playback.gaps_s, default=0.0)
-        self.capacity.flowed(turn.session.session_id, gap_s)
-        turn.listening.done("completed")
-        self._go_on(turn)
-
-    # --- interruption ---
-
-    def interrupt(self, session: Session) -> None:
-        """The user speaks, or leaves: end the response, and keep what was heard of it."""
-        turn = self.turns.get(session.session_id)
-        if turn is None or (turn.is_over and turn.playback.is_over):
-            return
-        was_over = turn.is_over
-        turn.is_over = True
-        turn.n_heard_tokens = int(turn.playback.stop() / turn.per_token_s)
-        if was_over:  # all was sent, and not all was heard
-            self._keep_heard(turn)
-            return
-        if turn.deadline is not None:
-            self.capacity.abandoned(turn.deadline)
-        if self._startup is not None:
-            self._startup.dropped(turn)
-        if turn.control.can_interrupt:
-            turn.control.interrupt()
-        else:
-            self.end_thinker(turn, keeps_kv=False)
-            self.cancel_talker(turn)
-            turn.places.vocoder.vocoder.cancel(turn.vocoder)
-        turn.listening.done("cancelled")
-        if turn.thinker_ended:
-            self._keep_heard(turn)
-            self._go_on(turn)
-
-    def speech_started(self, session: Session) -> None:
-        """The user speaks; over a response that is audible it is an interruption."""
-        turn = self.turns.get(session.session_id)
-        _, places = self.sessions[session.session_id]
-        tiers = places.thinker.kv.tiers
-        if turn is not None and turn.is_over and turn.playback.is_over:
-            gap_s = max(0.0, self.events.now_s() - turn.playback.clock.dry_at_s)
-            session.stats.add_gap(gap_s)
-            if tiers is not None:
-                tiers.expect(session, 0.0, gap_s)
-        if tiers is not None:
-            tiers.speech_started(session)
-
-    def _expect(self, turn: Turn) -> None:
-        """Tell when the user will have heard all of the text that the thinker has made."""
-        tiers = turn.places.thinker.kv.tiers
-        if tiers is not None and turn.thinker is not None:
-            heard_s = turn.playback.clock.heard_s(self.events.now_s())
-            to_play_s = 0.0 if turn.is_over else turn.n_tokens * turn.per_token_s - heard_s
-            tiers.expect(turn.session, to_play_s)
-
-    def _keep_heard(self, turn: Turn) -> None:
-        assert turn.thinker is not None
-        n_response = turn.thinker.n_out
-        turn.places.thinker.kv.heard(turn.session, n_response, min(turn.n_heard_tokens, n_response))
-
-    def end_thinker(self, turn: Turn, *, keeps_kv: bool) -> None:
-        request, engine = turn.thinker, turn.places.thinker.engine
-        if request is None or request.is_finished:
-            return
-
-        def end() -> None:
-            if request.is_finished:
-                return
-            if keeps_kv:
-                request.max_new = max(1, request.n_out)
-            else:
-                engine.abort(request)
-
-        self.events.after(self.host.report_s, lambda: engine.post(end))
-
-    def cancel_talker(self, turn: Turn) -> None:
-        request, engine = turn.talker, turn.places.talker.engine
-        if request is None or request.is_finished:
-            return
-
-        def end() -> None:
-            if not request.is_finished:
-                engine.abort(request)
-
-        self.events.after(self.host.report_s, lambda: engine.post(end))
+    async def _post(self, session_id: str, audio_s: float, came: Callable[[], None]) -> None:
+        voice = await self.orchestrator.open_session(session_id, admitted=False)
+        item = HistoryItem(key="message", role="user", parts=(AudioPart(silence(audio_s)),))
+        turn = TurnRequest(instructions="", history=(item,), voice=_VOICE, wants_audio=False)
+        try:
+            async for event in voice.respond(turn):
+                if isinstance(event, TranscriptDelta):
+                    came()
+        finally:
+            await voice.close()
+            del self._drawn[session_id]
 
     # --- failures ---
 
-    def fail(self, turn: Turn) -> None:
-        """A stage is down: the turn ends."""
-        if not turn.is_over:
-            turn.is_over = True
-            turn.playback.stop()
-            if turn.deadline is not None:
-                self.capacity.failed(turn.deadline)
-            if self._startup is not None:
-                self._startup.dropped(turn)
-            self.end_thinker(turn, keeps_kv=False)
-            self.cancel_talker(turn)
-            turn.places.vocoder.vocoder.cancel(turn.vocoder)
-            turn.listening.done("failed")
-        self._go_on(turn)
+    def kill(self, process: Process, restart_s: float) -> None:
+        """End a replica's process now; the next one serves after restart_s."""
+        self.replicas.kill(process)
+        self.events.after(restart_s, lambda: self.replicas.start(process))
+
+
+class Session:
+    """A session, and what its client hears.
+
+    Attributes:
+        onset_s: of the user's latest voice.
+        acks: whether its client reports what it has played.
+        acks_lost_until_s: until then these reports are lost.
+    """
+
+    def __init__(self, server: Server, voice: VoiceSession):
+        self.session_id = voice.session_id
+        self.onset_s = self.acks_lost_until_s = 0.0
+        self.acks = False
+        self._server = server
+        self._heard: dict[str, Listening] = {}  # by response
+        self.call = Call(
+            voice,
+            server.parts,
+            server._config,
+            server.events,
+            server.spec.host.to_client_s / 4,
+            self._receive,
+        )
+
+    def take_turn(self, spec: TurnSpec, changed: Callable[[], None]) -> Listening:
+        now_s = self._server.events.now_s()
+        listening = Listening(self._server.events, changed)
+        self._server.draw(self.session_id, spec)
+        self._heard[self.call.respond(spec.audio_s, now_s)] = listening
+        return listening
+
+    def _receive(
+        self, event_type: str, response_id: str, audio_s: float, fields: dict[str, Any]
+    ) -> None:
+        self._server.on_client_event(self.call, event_type, audio_s, fields)
+        listening = self._heard.get(response_id)
+        if listening is None:
+            return
+        if event_type == "response.output_item.added":
+            listening.item_id = fields["item"]["id"]
+        elif event_type == "response.output_audio.delta":
+            is_first = not listening.packets
+            listening.audio(audio_s)
+            if is_first and self.acks:
+                self._ack(listening)
+        elif event_type == "response.done":
+            listening.done(fields["response"]["status"])
+
+    def _ack(self, listening: Listening) -> None:
+        """Report what was played, now and again until all is."""
+        events, playback = self._server.events, listening.playback
+        heard_s = playback.received_s - max(0.0, playback.buffered_s)
+        if events.now_s() >= self.acks_lost_until_s:
+            self.call.ack(listening.item_id, heard_s)
+        if listening.is_playing and not self.call.is_cut:
+            events.after(_ACK_EVERY_S, lambda: self._ack(listening))
+
+
+def _at_once(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration as ended:
+        return cast(T, ended.value)
+    raise AssertionError("it waits")

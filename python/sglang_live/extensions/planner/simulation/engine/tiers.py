@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.extensions.planner.device_model.costs import LinkCosts
 from sglang_live.extensions.planner.simulation.engine.pool import KvPool
+from sglang_live.extensions.planner.simulation.engine.session import SessionKv
 from sglang_live.extensions.planner.simulation.events import Events
-from sglang_live.extensions.planner.simulation.server.session import Session
 from sglang_live.kv.preload import (
     PROTECTED_S,
     REMAINING_SPEECH_S,
+    RESERVE_SHARE,
     Admit,
     PreloadConfig,
     PreloadView,
@@ -24,9 +25,6 @@ from sglang_live.kv.preload import (
     judge,
 )
 from sglang_live.messages import NextUseHint
-
-# As bridge/tiers/preload.py: stays free for the steps of running requests.
-_RESERVE_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +52,7 @@ class Tiers:
         self._pool = pool
         self._idle = IdleSessions(page_size=1)
         self._config = PreloadConfig()
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, SessionKv] = {}
         self._to_device_s = self._to_host_s = 0.0  # when the link's directions are free
         self._host_used = 0
         self._unused: dict[str, tuple[float, int]] = {}
@@ -66,21 +64,21 @@ class Tiers:
 
     # --- sessions ---
 
-    def begin(self, session: Session) -> None:
+    def begin(self, session: SessionKv) -> None:
         """A request of the session has come."""
         self._tick()
         self._idle.remove(session.session_id)
         self._unused.pop(session.session_id, None)
         self._wanting.discard(session.session_id)
 
-    def end(self, session: Session) -> None:
+    def end(self, session: SessionKv) -> None:
         """Its request has ended, and the session is idle."""
         self._tick()
         self._sessions[session.session_id] = session
         self._idle.request_ended(session.session_id)
         self._idle.put(session.session_id, session.n_device)
 
-    def changed(self, session: Session) -> None:
+    def changed(self, session: SessionKv) -> None:
         """The idle session was truncated or compacted."""
         over = max(0, session.n_host - session.n_tokens)
         session.n_host -= over
@@ -88,27 +86,25 @@ class Tiers:
         if session.session_id in self._idle:
             self._idle.put(session.session_id, session.n_device)
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: SessionKv) -> None:
         self._host_used -= session.n_host
         session.n_host = 0
         self._idle.forget(session.session_id)
         self._sessions.pop(session.session_id, None)
         self._wanting.discard(session.session_id)
 
-    def expect(self, session: Session, to_play_s: float, gap_s: float | None = None) -> None:
+    def expect(self, hint: NextUseHint) -> None:
         """Record when the user will have heard the response, or a gap that was observed."""
         self._tick()
-        gap = session.stats.response_gap_s
-        hint = NextUseHint(session.session_id, max(0.0, to_play_s), gap, gap_s)
         self._idle.expect(hint)
 
     # --- loads ---
 
-    def on_host(self, session: Session) -> int:
+    def on_host(self, session: SessionKv) -> int:
         """Tokens that a request would load."""
         return max(0, min(session.n_host, session.n_tokens) - session.n_device)
 
-    def load(self, session: Session) -> Callable[[], float]:
+    def load(self, session: SessionKv) -> Callable[[], float]:
         """What a request calls when its prefill is launched: returns the end of the load."""
         n_tokens = self.on_host(session)
 
@@ -119,14 +115,14 @@ class Tiers:
 
         return begin
 
-    def speech_started(self, session: Session) -> None:
+    def speech_started(self, session: SessionKv) -> None:
         """The session's user speaks: its KV is needed soon."""
         self._tick()
         self._idle.speech_started(session.session_id)
         if self._spec.preloads:
             self._review(session, self._events.now_s() + REMAINING_SPEECH_S)
 
-    def _review(self, session: Session, needed_at_s: float) -> None:
+    def _review(self, session: SessionKv, needed_at_s: float) -> None:
         if session.session_id not in self._idle:
             return
         self._tick()
@@ -149,7 +145,7 @@ class Tiers:
         else:
             self.counts[f"preloads_skipped_{verdict.reason}"] += 1
 
-    def _preload(self, session: Session, n_tokens: int) -> None:
+    def _preload(self, session: SessionKv, n_tokens: int) -> None:
         until_s = self._events.now_s() + PROTECTED_S
         own = self._unused.get(session.session_id, (0.0, 0))[1]
         self._unused[session.session_id] = until_s, own + n_tokens
@@ -161,11 +157,11 @@ class Tiers:
         self._idle.put(session.session_id, session.n_device)
         self._idle.protect(session.session_id, until_s)
 
-    def _view(self, session: Session, n_tokens: int, needed_at_s: float) -> PreloadView:
+    def _view(self, session: SessionKv, n_tokens: int, needed_at_s: float) -> PreloadView:
         now_s, link = self._events.now_s(), self._spec.link
         self._unused = {sid: one for sid, one in self._unused.items() if one[0] > now_s}
         own = self._unused.get(session.session_id, (0.0, 0))[1]
-        reserve = int(_RESERVE_SHARE * self._pool.total)
+        reserve = int(RESERVE_SHARE * self._pool.total)
         bytes_per_s = link.to_device_gb_per_s * 1e9
         return PreloadView(
             now_s=now_s,
