@@ -92,7 +92,7 @@ BUDGETS = {
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
     "extensions/planner": 5_510,
-    "gateway": 15_860,
+    "gateway": 16_340,
     "interaction": 3_245,
     "kernels": 20,
     "kv": 1_020,

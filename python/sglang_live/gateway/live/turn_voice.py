@@ -112,6 +112,10 @@ class TurnVoice:
         if kind == "commentary":
             self._port.wants = "commentary"
 
+    def conversation(self) -> tuple[HistoryItem, ...]:
+        items = self._call.conversation.items
+        return tuple(piece for item in items for piece in item.pieces())
+
     def stop_speaking(self) -> None:
         self._port.wants = None
         self._call.responses.interrupt()

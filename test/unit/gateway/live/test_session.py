@@ -103,8 +103,48 @@ async def test_a_session_shows_its_settings_and_those_of_the_server():
         ),
         (
             {"delegation": {"type": "responses", "responses": {"model": "m"}}},
-            "unsupported_parameter",
-            "session.delegation.type",
+            "model_not_found",
+            "session.delegation.responses.model",
+        ),
+        (
+            {"delegation": {"type": "responses", "responses": {}}},
+            "missing_required_parameter",
+            "session.delegation.responses.model",
+        ),
+        (
+            {"delegation": {"type": "responses"}},
+            "missing_required_parameter",
+            "session.delegation.responses",
+        ),
+        (
+            {
+                "delegation": {
+                    "type": "responses",
+                    "responses": {"model": "gpt-5.6-luna", "tools": [{"type": "web_search"}]},
+                }
+            },
+            "invalid_value",
+            "session.delegation.responses.tools[0].type",
+        ),
+        (
+            {
+                "delegation": {
+                    "type": "responses",
+                    "responses": {"model": "gpt-5.6-luna", "temperature": 1},
+                }
+            },
+            "unknown_parameter",
+            "session.delegation.responses.temperature",
+        ),
+        (
+            {
+                "delegation": {
+                    "type": "responses",
+                    "responses": {"model": "gpt-5.6-luna", "max_output_tokens": 8},
+                }
+            },
+            "invalid_value",
+            "session.delegation.responses.max_output_tokens",
         ),
         (
             {"delegation": {"type": "decisions", "decisions": {"model": "m"}}},
