@@ -86,7 +86,7 @@ BUDGETS = {
     "": 4_050,
     "bridge": 9_800,
     "capacity": 690,
-    "client": 880,
+    "client": 1_060,
     "engine_channel": 285,
     "extensions/batches": 2_850,
     "extensions/elastic": 2_250,
