@@ -87,9 +87,10 @@ class ActiveSession:
 
     def start(self, event_id: str | None) -> None:
         self._outbox.emit("session.started", session=self._resource(), **echo(event_id))
-        ticker = background(self._tick(), "live ticks")
-        ticker.add_done_callback(self._on_ticks_done)
-        self._tasks = [ticker, background(self._ear.run(), "live ear")]
+        works = (self._tick(), "live ticks"), (self._ear.run(), "live ear")
+        self._tasks = [background(work, name) for work, name in works]
+        for task in self._tasks:
+            task.add_done_callback(self._on_task_done)
 
     async def handle(self, event: AnyClientEvent) -> None:
         """Raises LiveError if the event is refused; it then has no effect."""
@@ -169,6 +170,7 @@ class ActiveSession:
         if fault:
             raise ClientEventError(fault, code="invalid_audio", param="audio")
         self.voice.stop_speaking()
+        self._ear.deaf = True
         self._stream.play(pcm, event_id)
 
     def _audio(self, text: str, form: WireFormat) -> bytes:
@@ -186,12 +188,12 @@ class ActiveSession:
             due_s = began_s + self._stream.now_ms / 1000
             await self._clock.sleep(due_s - self._clock.now_s())
 
-    def _on_ticks_done(self, ticks: asyncio.Task[None]) -> None:
-        if ticks.cancelled():
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
             return
-        if ticks.exception() is None:
+        if task.exception() is None:
             self.finish("expired")
-        else:  # a bug, which is logged: without ticks the session is dead
+        else:  # a bug, which is logged: without ticks, or deaf, the session is dead
             self._outbox.emit("error", **error_fields(internal_error(), None))
             self._on_over(CLOSE_INTERNAL_ERROR, internal_error().code)
 

@@ -331,10 +331,12 @@ async def test_a_full_server_says_so():
     assert world.wire.closed[0] == 1013
 
 
-async def test_a_bug_in_a_tick_ends_the_session(monkeypatch, caplog):
+@pytest.mark.parametrize("where", ["speech.Speech.take", "turn_voice.TurnVoice.hear"])
+async def test_a_bug_in_a_tick_ends_the_session(monkeypatch, caplog, where):
     world = LiveWorld()
+    monkeypatch.setattr(f"sglang_live.gateway.live.{where}", lambda self, n: 1 / 0)
     async with world.connect() as client:
-        monkeypatch.setattr("sglang_live.gateway.live.speech.Speech.take", lambda self, n: 1 / 0)
+        client.append(bytes(4800))
         await client.ticks(2)
         assert errors(client.events)[-1]["type"] == "server_error"
     assert world.wire.closed[0] == 1011
