@@ -110,12 +110,14 @@ async def test_the_application_does_what_is_delegated(tmp_path):
     assert tool[0].parts[0].text.endswith("It is raining.")
 
 
-async def framework(name: str, scheme: str, folder: Path, *scripts: list) -> dict[str, Any]:
+async def framework(
+    name: str, scheme: str, folder: Path, *scripts: list, more: tuple[str, ...] = ()
+) -> dict[str, Any]:
     recording = folder / "said.pcm"
     recording.write_bytes(clip_24k("sp_librivox_0880.flac").tobytes())
     orchestrator = FakeOrchestrator([*scripts], model_name="demo")
     async with listening(app_of(orchestrator, speech_model=SileroModel())) as host:
-        command = (PYTHON, CLIENT.with_name(name), f"{scheme}://{host}", recording)
+        command = (PYTHON, CLIENT.with_name(name), f"{scheme}://{host}", recording, *more)
         printed = await run(*command, cwd=folder)
     return json.loads(printed.splitlines()[-1])
 
@@ -137,8 +139,21 @@ async def test_livekit_greets_and_answers_what_is_delegated(tmp_path):
     greeting, answer = spoken("Welcome to you.", 1200), spoken("It rains.", 1200)
     delegating = [*spoken("Let me look.", 800)[:-1], CALL]
     heard = written("What is the weather?")
-    told = await framework("livekit_live.py", "http", tmp_path, greeting, delegating, heard, answer)
+    scripts = (greeting, delegating, heard, answer)
+    told = await framework("livekit_live.py", "http", tmp_path, *scripts, more=("client",))
     assert told["errors"] == []
     assert told["greeting"] == "Welcome to you."
     assert told["answer"].split() == ["Let", "me", "look.", "It", "rains."]
     assert told["sound_s"] == pytest.approx(3.2)
+
+
+async def test_livekits_functions_are_called_by_the_text_model(tmp_path):
+    greeting, answer = spoken("Welcome to you.", 1200), spoken("It rains.", 1200)
+    delegating = [*spoken("Let me look.", 800)[:-1], CALL]
+    heard, result = written("What is the weather?"), written("Rain in Rome.")
+    calls = [done(function_calls=('{"name": "weather", "arguments": {"town": "Rome"}}',))]
+    scripts = (greeting, delegating, heard, calls, result, answer)
+    told = await framework("livekit_live.py", "http", tmp_path, *scripts, more=("responses",))
+    assert told["errors"] == []
+    assert told["called"] == ["Rome"]
+    assert told["answer"].split() == ["Let", "me", "look.", "It", "rains."]

@@ -33,8 +33,18 @@ class _Audio(_Strict):
     output: _Output
 
 
+class _Responses(_Strict):
+    model: str
+    instructions: str | None
+    tools: list[dict[str, Any]]
+    tool_choice: str | dict[str, Any]
+    parallel_tool_calls: bool
+    max_output_tokens: int | None
+
+
 class _Delegation(_Strict):
-    type: Literal["client"]
+    type: Literal["client", "responses"]
+    responses: _Responses | None = None
     acknowledgement_delay_ms: int
 
 
@@ -100,7 +110,8 @@ class _Appended(_Event):
 class _Delegated(_Strict):
     id: str
     type: Literal["delegation"]
-    target: Literal["client"]
+    target: Literal["client", "responses"]
+    response_id: str | None = None
 
 
 class _DelegationCreated(_Event):
@@ -125,6 +136,12 @@ class _Closed(_Event):
     usage: _Usage
 
 
+class _ResponseEvent(_Event):
+    type: Literal["response.event"]
+    delegation_id: str | None = None
+    event: dict[str, Any]
+
+
 class _ErrorBody(_Strict):
     type: str
     code: str
@@ -147,6 +164,7 @@ _EVENT: TypeAdapter[Any] = TypeAdapter(
     | _DelegationCreated
     | _UsageUpdated
     | _Closed
+    | _ResponseEvent
     | _Error
 )
 
@@ -162,6 +180,8 @@ class LiveEvents:
         self._starts = {"session.input_transcript.delta": 0, "session.output_transcript.delta": 0}
         self._session: dict[str, Any] | None = None
         self._is_closed = False
+        self._n_nested = 0
+        self._response: str | None = None  # that runs
 
     def see(self, event: dict[str, Any]) -> None:
         assert all(value is not None for name, value in event.items())
@@ -176,6 +196,8 @@ class LiveEvents:
             self._session = event["session"]
         elif kind != "error":
             assert self._session is not None, f"{kind} before session.started"
+        if kind == "response.event":
+            self._see_nested(event["event"])
         if kind in self._starts:
             assert event["delta"]
             assert self._starts[kind] <= event["start_ms"] <= event["end_ms"]
@@ -188,3 +210,22 @@ class LiveEvents:
         elif kind == "session.closed":
             assert event["session"]["id"] == self._session["id"]
             self._is_closed = True
+
+    def _see_nested(self, event: dict[str, Any]) -> None:
+        """Of a Responses stream: one response after another, all of them in order."""
+        assert event["sequence_number"] == self._n_nested
+        self._n_nested += 1
+        kind = event["type"]
+        if "response" in event:
+            response = event["response"]
+            assert response["output"] == [] and response["tools"] == []
+            assert response["instructions"] is None and "input" not in response
+        if kind == "response.created":
+            assert self._response is None
+            self._response = event["response"]["id"]
+            return
+        assert self._response is not None, kind
+        if kind in ("response.completed", "response.incomplete", "response.failed"):
+            assert event["response"]["id"] == self._response
+            assert (event["response"]["usage"] is None) == (kind == "response.failed")
+            self._response = None

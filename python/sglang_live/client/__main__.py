@@ -14,11 +14,13 @@ from typing import Any
 from sglang_live.client import clip
 from sglang_live.client.connection import SessionError, SessionOptions
 from sglang_live.client.conversation import Conversation, Event, Turn
+from sglang_live.client.live import LiveConversation
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.environment import start_in_utf8_mode
 
 API_KEY_VARIABLE = "SGLANG_LIVE_API_KEY"
 PAUSE_BETWEEN_RESPONSES_S = 0.5
+_SERVER = "ws://127.0.0.1:30000"
 _MILESTONES = {
     "input_audio_buffer.speech_started": "server detects speech",
     "input_audio_buffer.speech_stopped": "server detects the end of the turn",
@@ -87,7 +89,8 @@ async def converse(options: SessionOptions, planned: list[Said], taken: list[Tur
     """
     clock = MonotonicClock()
     progress = Progress(clock)
-    async with Conversation(options, clock, progress.on_event) as conversation:
+    kind = LiveConversation if options.live else Conversation
+    async with kind(options, clock, progress.on_event) as conversation:
         show(f"connected to {options.url}, session {conversation.session.get('id')}")
         for number, said in enumerate(planned, start=1):
             progress.turn_begins(number, len(planned), said.what)
@@ -166,11 +169,12 @@ def parse_args(argv: list[str] | None = None) -> tuple[SessionOptions, argparse.
     """The session, and `turns`, `out` and `json`."""
     parser = argparse.ArgumentParser(
         prog="python -m sglang_live.client",
-        description="Speak into a /v1/realtime server at real-time pace and measure the responses. "
+        description="Speak into a realtime server at real-time pace and measure the responses. "
         "Exit code 0: every turn has a response; 1: one has none; 2: wrong arguments.",
     )
     add = parser.add_argument
-    add("--url", default="ws://127.0.0.1:30000/v1/realtime", help="default: %(default)s")
+    add("--url", help=f"default: {_SERVER}/v1/realtime, with --live {_SERVER}/v1/live/sessions")
+    add("--live", action="store_true", help="speak the Live API; --text is what to speak about")
     add(
         "--wav",
         dest="turns",
@@ -210,11 +214,12 @@ def parse_args(argv: list[str] | None = None) -> tuple[SessionOptions, argparse.
     args.turns = args.turns or [_spoken(str(clip.BUNDLED_CLIP))]
     try:
         options = SessionOptions(
-            url=args.url,
+            url=args.url or _SERVER + ("/v1/live/sessions" if args.live else "/v1/realtime"),
             model=args.model,
             voice=args.voice,
             instructions=args.instructions,
             push_to_talk=args.push_to_talk,
+            live=args.live,
             api_key=args.api_key or os.environ.get(API_KEY_VARIABLE),
             turn_timeout_s=args.turn_timeout_s,
         )

@@ -26,6 +26,7 @@ class SessionOptions:
         voice: None: the model's first voice.
         instructions: system prompt; None: the server's default.
         push_to_talk: no turn detection; the client commits each clip.
+        live: the session has the Live API.
         api_key: None: no key is sent.
         turn_timeout_s: longest wait for a response after the user's clip.
     """
@@ -35,6 +36,7 @@ class SessionOptions:
     voice: str | None = None
     instructions: str | None = None
     push_to_talk: bool = False
+    live: bool = False
     api_key: str | None = None
     turn_timeout_s: float = 60.0
 
@@ -42,12 +44,15 @@ class SessionOptions:
         parts = urlsplit(self.url)
         if parts.scheme not in ("ws", "wss") or not parts.hostname:
             raise ValueError(f"url must look like ws://host:port/v1/realtime, not {self.url!r}")
+        if self.live and self.push_to_talk:
+            raise ValueError("the Live API has no push-to-talk")
         if self.turn_timeout_s <= 0:
             raise ValueError(f"turn timeout must be positive, not {self.turn_timeout_s}")
 
     def full_url(self) -> str:
         parts = urlsplit(self.url)
-        query = ({"model": self.model} if self.model else {}) | dict(parse_qsl(parts.query))
+        named = {"model": self.model} if self.model and not self.live else {}
+        query = named | dict(parse_qsl(parts.query))
         return urlunsplit(parts._replace(query=urlencode(query)))
 
     def session_update(self) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """LiveKit Agents as a client of the Live API: a session without a room, with a microphone.
 
-    python livekit_live.py URL RECORDING
+    python livekit_live.py URL RECORDING client|responses
 
-RECORDING: int16 at 24 kHz. The application asks for a greeting; then the user speaks, and the
-application answers what the model delegates. Prints one JSON object.
+RECORDING: int16 at 24 kHz. The application asks for a greeting; then the user speaks. The
+application answers what the model delegates, or has a function for the text model that does.
+Prints one JSON object.
 """
 
 import asyncio
@@ -13,14 +14,25 @@ import time
 from pathlib import Path
 
 from livekit import rtc
-from livekit.agents import Agent, AgentSession
+from livekit.agents import Agent, AgentSession, function_tool
 from livekit.agents.voice import io
 from livekit.plugins.openai import realtime
 
 RATE_HZ, FRAME_BYTES, FRAME_S = 24_000, 960, 0.02
 SAID = Path(sys.argv[2]).read_bytes()
+DELEGATION = sys.argv[3]
 WITHIN_S = 60
 RESULT = "It rains."
+
+
+called: list[str] = []
+
+
+@function_tool
+async def weather(town: str) -> str:
+    """The weather of a town."""
+    called.append(town)
+    return "rain"
 
 
 class Microphone(io.AudioInput):
@@ -65,7 +77,7 @@ class Loudspeaker(io.AudioOutput):
 
 
 async def main(url: str) -> None:
-    model = realtime.GPTLiveModel(base_url=f"{url}/v1", api_key="none", delegation="client")
+    model = realtime.GPTLiveModel(base_url=f"{url}/v1", api_key="none", delegation=DELEGATION)
     session = AgentSession(llm=model)
     microphone, loudspeaker = Microphone(), Loudspeaker()
     session.input.audio, session.output.audio = microphone, loudspeaker
@@ -88,7 +100,8 @@ async def main(url: str) -> None:
                 if whose == role:
                     return text
 
-    await session.start(Agent(instructions="Be brief."))
+    tools = [weather] if DELEGATION == "responses" else []
+    await session.start(Agent(instructions="Be brief.", tools=tools))
     live = session.current_agent.duplex_session
 
     @live.on("delegation_created")
@@ -104,7 +117,7 @@ async def main(url: str) -> None:
         answer += await next_of("assistant")
     await session.aclose()
     await model.aclose()
-    report = {"greeting": greeting, "answer": answer, "errors": errors}
+    report = {"greeting": greeting, "answer": answer, "errors": errors, "called": called}
     print(json.dumps({**report, "sound_s": loudspeaker.sound_s}))
 
 

@@ -15,6 +15,7 @@ from sglang_live.gateway.audio.codec import PCM, WireFormat, decode_base64
 from sglang_live.gateway.call.outbox import Outbox
 from sglang_live.gateway.call.wire import CLOSE_INTERNAL_ERROR, CLOSE_NORMAL
 from sglang_live.gateway.errors import ClientEventError, internal_error
+from sglang_live.gateway.live.backend import Backend
 from sglang_live.gateway.live.ear import Ear
 from sglang_live.gateway.live.events import (
     AnyClientEvent,
@@ -59,6 +60,7 @@ class ActiveSession:
         *,
         max_append_bytes: int,
         on_over: Callable[[int, str], None],
+        backend: Backend | None = None,
     ):
         """
         Args:
@@ -66,6 +68,7 @@ class ActiveSession:
             on_over: called with code and reason to close the socket.
         """
         self.voice = voice
+        self._backend = backend
         self._session_id = session_id
         self._config = config
         self._stream = stream
@@ -77,11 +80,17 @@ class ActiveSession:
         self._expires_at = int(time.time()) + _MOST_S
         self._tasks: list[asyncio.Task[None]] = []
 
+    @property
+    def at_work(self) -> bool:
+        """Whether it speaks, or works."""
+        return self.voice.at_work or (self._backend is not None and self._backend.at_work)
+
     def start(self, event_id: str | None) -> None:
         self._outbox.emit("session.started", session=self._resource(), **echo(event_id))
-        ticker = background(self._tick(), "live ticks")
-        ticker.add_done_callback(self._on_ticks_done)
-        self._tasks = [ticker, background(self._ear.run(), "live ear")]
+        works = (self._tick(), "live ticks"), (self._ear.run(), "live ear")
+        self._tasks = [background(work, name) for work, name in works]
+        for task in self._tasks:
+            task.add_done_callback(self._on_task_done)
 
     async def handle(self, event: AnyClientEvent) -> None:
         """Raises LiveError if the event is refused; it then has no effect."""
@@ -101,9 +110,15 @@ class ActiveSession:
             case SessionUpdate():
                 self._config = update_config(self._config, event.session)
                 self.voice.acknowledgement_delay_ms = self._config.acknowledgement_delay_ms
+                if self._backend is not None and self._config.backend is not None:
+                    self._backend.settings = self._config.backend
                 self._outbox.emit(
                     "session.updated", session=self._resource(), **echo(event.event_id)
                 )
+            case ResponseItemCreate() if self._backend is not None:
+                self._backend.add_item(event.item)
+            case ResponseCreate() if self._backend is not None:
+                self._backend.create()
             case SessionClose():
                 self.finish("close_requested", event.event_id)
             case SessionStart():
@@ -114,6 +129,8 @@ class ActiveSession:
     def finish(self, reason: str, event_id: str | None = None) -> None:
         """Report the end of the session. reason: of the protocol."""
         self._end_tasks()
+        if self._backend is not None:
+            self._backend.stop()
         self._stream.end()
         self._outbox.emit(
             "session.closed",
@@ -125,11 +142,17 @@ class ActiveSession:
         self._on_over(CLOSE_NORMAL, reason)
 
     async def close(self) -> None:
-        await close_all(self._end_tasks, self.voice.close)
+        closes = () if self._backend is None else (self._backend.close,)
+        await close_all(self._end_tasks, *closes, self.voice.close)
 
     async def _append(self, event: Append) -> None:
         if self._stream.plays_fixture:
             raise ClientEventError("A fixture is playing.", code="fixture_active", param="type")
+        if self._backend is not None and event.delegation_id is not None:
+            raise ClientEventError(
+                "This session delegates to responses: delegation_id is null.",
+                param="delegation_id",
+            )
         kind = _KINDS[type(event)]
         await self.voice.append(kind, event.content, event.delegation_id)
         self._stream.acknowledge(kind, event.event_id)
@@ -147,6 +170,7 @@ class ActiveSession:
         if fault:
             raise ClientEventError(fault, code="invalid_audio", param="audio")
         self.voice.stop_speaking()
+        self._ear.deaf = True
         self._stream.play(pcm, event_id)
 
     def _audio(self, text: str, form: WireFormat) -> bytes:
@@ -164,12 +188,12 @@ class ActiveSession:
             due_s = began_s + self._stream.now_ms / 1000
             await self._clock.sleep(due_s - self._clock.now_s())
 
-    def _on_ticks_done(self, ticks: asyncio.Task[None]) -> None:
-        if ticks.cancelled():
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
             return
-        if ticks.exception() is None:
+        if task.exception() is None:
             self.finish("expired")
-        else:  # a bug, which is logged: without ticks the session is dead
+        else:  # a bug, which is logged: without ticks, or deaf, the session is dead
             self._outbox.emit("error", **error_fields(internal_error(), None))
             self._on_over(CLOSE_INTERNAL_ERROR, internal_error().code)
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from sglang_live.gateway.errors import ClientEventError, cut
-from sglang_live.gateway.json_forms import Ignored, Strict, loosely_read, read_form
+from sglang_live.gateway.json_forms import Ignored, ServiceTier, Strict, loosely_read, read_form
 
 _MAX_ID = 512
 # Of an append: OpenAI's limit is 500 tokens, and few words are longer than 16 characters.
@@ -56,11 +56,23 @@ class ClientDelegation(Strict, tag="client", tag_field="type"):
     acknowledgement_delay_ms: Delay | UnsetType | None = UNSET
 
 
-class ResponsesDelegation(Strict, tag="responses", tag_field="type"):
-    """responses: not read, because this type is refused."""
+class ResponsesForm(Strict):
+    """reasoning, service_tier, text: no effect."""
 
-    responses: dict[str, Any] | None = None
-    acknowledgement_delay_ms: Delay | None = None
+    model: Id | UnsetType | None = UNSET
+    instructions: str | UnsetType | None = UNSET
+    tools: list[dict[str, Any]] | UnsetType | None = UNSET
+    tool_choice: str | dict[str, Any] | UnsetType | None = UNSET
+    parallel_tool_calls: bool | UnsetType | None = UNSET
+    max_output_tokens: Annotated[int, Meta(ge=16)] | UnsetType | None = UNSET
+    reasoning: Ignored = None
+    service_tier: ServiceTier | None = None
+    text: Ignored = None
+
+
+class ResponsesDelegation(Strict, tag="responses", tag_field="type"):
+    responses: ResponsesForm | None = None
+    acknowledgement_delay_ms: Delay | UnsetType | None = UNSET
 
 
 class DecisionsDelegation(Strict, tag="decisions", tag_field="type"):
@@ -209,6 +221,7 @@ SUPPORTED = (
     *("session.input_audio.mute", "session.input_audio.unmute"),
     *("session.output_audio.fixture.play", "session.instructions.append"),
     *("session.thinking.append", "session.commentary.append"),
+    *("response.item.create", "response.create"),
 )
 
 

@@ -13,6 +13,7 @@ from sglang_live.gateway.call.link import IdleSessionError
 from sglang_live.gateway.call.outbox import Outbox
 from sglang_live.gateway.errors import CLOSE_POLICY_VIOLATION, ClientEventError
 from sglang_live.gateway.live.active import ActiveSession
+from sglang_live.gateway.live.backend import Backend
 from sglang_live.gateway.live.events import (
     AnyClientEvent,
     MessageForm,
@@ -52,7 +53,7 @@ class LiveSession:
 
     @property
     def at_work(self) -> bool:
-        return self._active is not None and self._active.voice.at_work
+        return self._active is not None and self._active.at_work
 
     async def handle(self, frame: str) -> None:
         """Raises LiveError if the event is refused. Before the start, that is the end."""
@@ -97,6 +98,10 @@ class LiveSession:
             await voice.close()
             raise
         stream.voice = voice
+        if config.backend is not None:
+            stream.backend = Backend(
+                self._session, voice, self._outbox, self._parts, self._owner, config.backend
+            )
         self._start_limit.disarm()
         self._active = ActiveSession(
             self._session.session_id,
@@ -107,6 +112,7 @@ class LiveSession:
             self._parts.clock,
             max_append_bytes=self._parts.config.inputs.max_append_bytes,
             on_over=self._end,
+            backend=stream.backend,
         )
         self._active.start(event.event_id)
 

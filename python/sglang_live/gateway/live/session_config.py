@@ -4,7 +4,7 @@ In: SessionForm of session.start. Out: LiveConfig, or ClientEventError with the 
 wrong or not honoured: all of that is refused before the session starts.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from msgspec import UNSET
@@ -12,20 +12,25 @@ from msgspec import UNSET
 from sglang_live.gateway.audio.codec import PCM, PCM_16K, PCMA, PCMU, WireFormat
 from sglang_live.gateway.call.settings import SessionConfig, Truncation
 from sglang_live.gateway.errors import ClientEventError
-from sglang_live.gateway.json_forms import unsupported_parameter
+from sglang_live.gateway.json_forms import missing_parameter, unsupported_parameter
+from sglang_live.gateway.live.backend import BackendSettings
 from sglang_live.gateway.live.events import (
     AudioForm,
     ClientDelegation,
+    DecisionsDelegation,
     Delegation,
     MessageForm,
     PcmaForm,
     PcmuForm,
+    ResponsesDelegation,
+    ResponsesForm,
     SessionForm,
     UpdateForm,
     VoiceRef,
 )
-from sglang_live.gateway.model import known_voice
+from sglang_live.gateway.model import check_model, known_voice
 from sglang_live.gateway.parts import GatewayParts
+from sglang_live.gateway.tools import check_choice, read_choice, read_tools
 from sglang_live.interaction.vad import TurnDetection
 
 # What OpenAI's servers speak with unless they are told another voice.
@@ -47,6 +52,7 @@ class LiveConfig:
     call: settings of the call.
     instructions: the client's, for the echo. voice, input, safety_identifier: likewise.
     acknowledgement_delay_ms: from a delegation without words to a spoken acknowledgement.
+    backend: of a session that delegates to responses; None: the application does the work.
     """
 
     call: SessionConfig
@@ -55,9 +61,13 @@ class LiveConfig:
     input: tuple[MessageForm, ...] = ()
     safety_identifier: str | None = None
     acknowledgement_delay_ms: int = 0
+    backend: BackendSettings | None = None
 
     def to_json(self, session_id: str, expires_at: int) -> dict[str, Any]:
         form = self.call.input_format
+        target: dict[str, Any] = {"type": "client"}
+        if self.backend is not None:
+            target = {"type": "responses", "responses": self.backend.to_json()}
         return {
             "id": session_id,
             "expires_at": expires_at,
@@ -69,7 +79,7 @@ class LiveConfig:
                 "output": {"voice": self.voice},
             },
             "delegation": {
-                "type": "client",
+                **target,
                 "acknowledgement_delay_ms": self.acknowledgement_delay_ms,
             },
             "input": [_message_json(message) for message in self.input],
@@ -120,6 +130,7 @@ def start_config(form: SessionForm, parts: GatewayParts) -> LiveConfig:
         input=tuple(form.input or ()),
         safety_identifier=form.safety_identifier,
         acknowledgement_delay_ms=_delay_ms(form.delegation, 0),
+        backend=_first_backend(form.delegation, orchestrator.model_name),
     )
 
 
@@ -136,25 +147,71 @@ def update_config(config: LiveConfig, form: UpdateForm) -> LiveConfig:
     _refuse_triggers(form.triggers)
     if form.delegation is UNSET:
         return config
-    if form.delegation is not None and not isinstance(form.delegation, ClientDelegation):
+    kind = ClientDelegation if config.backend is None else ResponsesDelegation
+    is_null = form.delegation is None and config.backend is None  # null is the client
+    if not is_null and not isinstance(form.delegation, kind):
         raise ClientEventError(
             "The type of delegation cannot change.",
             code="immutable_field_update",
             param="session.delegation.type",
         )
+    backend = config.backend
+    if backend is not None and isinstance(form.delegation, ResponsesDelegation):
+        backend = _merged(backend, form.delegation.responses or ResponsesForm(), config.call.model)
     delay_ms = _delay_ms(form.delegation, config.acknowledgement_delay_ms)
-    return replace(config, acknowledgement_delay_ms=delay_ms)
+    return replace(config, acknowledgement_delay_ms=delay_ms, backend=backend)
+
+
+_BACKEND = "session.delegation.responses"
+
+
+def _first_backend(delegation: Delegation | None, served: str) -> BackendSettings | None:
+    if not isinstance(delegation, ResponsesDelegation):
+        return None
+    form = delegation.responses
+    if form is None:
+        raise missing_parameter(_BACKEND)
+    if form.model is UNSET or form.model is None:
+        raise missing_parameter(f"{_BACKEND}.model")
+    return _merged(BackendSettings(model=form.model), form, served)
+
+
+def _merged(current: BackendSettings, form: ResponsesForm, served: str) -> BackendSettings:
+    """The settings with those of a form: absent keys keep their value, null ones are the default.
+
+    Raises:
+        ClientEventError: a tool is no function, or a choice names none.
+        ModelNotFoundError: another model is named.
+    """
+    default = BackendSettings(model=current.model)
+    changes: dict[str, Any] = {}
+    for name in (field.name for field in fields(BackendSettings)):
+        if (sent := getattr(form, name)) is not UNSET:
+            changes[name] = getattr(default, name) if sent is None else sent
+    if form.model not in (UNSET, None):
+        check_model(served, changes["model"], f"{_BACKEND}.model", stock=True)
+    if form.tools:
+        changes["tools"] = read_tools(form.tools, f"{_BACKEND}.tools")
+    elif "tools" in changes:
+        changes["tools"] = ()
+    if form.tool_choice:
+        changes["tool_choice"] = read_choice(form.tool_choice, f"{_BACKEND}.tool_choice")
+    merged = replace(current, **changes)
+    check_choice(merged.tools, merged.tool_choice, path=f"{_BACKEND}.tool_choice")
+    return merged
 
 
 def _delay_ms(delegation: Delegation | None, current_ms: int) -> int:
-    sent = delegation.acknowledgement_delay_ms if delegation else UNSET
+    if not isinstance(delegation, ClientDelegation | ResponsesDelegation):
+        return current_ms
+    sent = delegation.acknowledgement_delay_ms
     return current_ms if sent is UNSET else sent or 0
 
 
 def _refuse_unserved(form: SessionForm) -> None:
-    if form.delegation is not None and not isinstance(form.delegation, ClientDelegation):
+    if isinstance(form.delegation, DecisionsDelegation):
         raise unsupported_parameter(
-            "session.delegation.type", "is 'client' on this server: the application does the work."
+            "session.delegation.type", "is client or responses: this server makes no decisions."
         )
     if form.store:
         raise unsupported_parameter("session.store", "is false: sessions are not stored.")

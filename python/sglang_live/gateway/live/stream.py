@@ -13,6 +13,7 @@ from sglang_live.errors import LiveError
 from sglang_live.gateway.audio.codec import WireEncoder, WireFormat, encode_base64
 from sglang_live.gateway.call.outbox import Outbox
 from sglang_live.gateway.errors import ClientEventError, error_body
+from sglang_live.gateway.live.backend import Backend
 from sglang_live.gateway.live.voice import TICK_MS, Voice
 from sglang_live.telemetry.metrics import GatewayMetrics
 
@@ -49,9 +50,13 @@ class _Fixture:
 
 
 class Stream:
-    """voice: to be set before the first tick."""
+    """
+    voice: to be set before the first tick.
+    backend: does the work that is delegated; None: the application does.
+    """
 
     voice: Voice
+    backend: Backend | None = None
 
     def __init__(self, outbox: Outbox, form: WireFormat, metrics: GatewayMetrics):
         self._outbox = outbox
@@ -154,6 +159,9 @@ class Stream:
         if self._is_over:
             return
         delegation = {"id": delegation_id, "type": "delegation", "target": "client"}
+        if self.backend is not None:
+            response_id = self.backend.delegate(delegation_id)
+            delegation |= {"target": "responses", "response_id": response_id}
         self._outbox.emit(
             "session.delegation.created", delegation=delegation, offset_ms=self.now_ms
         )

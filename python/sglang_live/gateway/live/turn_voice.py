@@ -112,6 +112,10 @@ class TurnVoice:
         if kind == "commentary":
             self._port.wants = "commentary"
 
+    def conversation(self) -> tuple[HistoryItem, ...]:
+        items = self._call.conversation.items
+        return tuple(piece for item in items for piece in item.pieces())
+
     def stop_speaking(self) -> None:
         self._port.wants = None
         self._call.responses.interrupt()
@@ -215,6 +219,8 @@ class _Port:
         self._unwritten.add(item_id)
 
     def words_heard(self, item_id: str, text: str, start_ms: float, end_ms: float) -> None:
+        if not text:
+            return
         begin_ms = self._turn_starts.get(item_id, 0)
         if self._heard_item not in (None, item_id) and not text[:1].isspace():
             text = f" {text}"  # clients join the fragments of a session as they are

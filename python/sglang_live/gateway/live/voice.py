@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from sglang_live.core import HistoryItem
 from sglang_live.errors import LiveError
 
 TICK_MS = 100
@@ -75,6 +76,10 @@ class Voice(Protocol):
         Raises:
             ClientEventError: there is no such delegation, or the text is too long.
         """
+
+    def conversation(self) -> tuple[HistoryItem, ...]:
+        """All that was said and appended so far, as the model knows it."""
+        ...
 
     def stop_speaking(self) -> None: ...
 

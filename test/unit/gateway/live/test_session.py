@@ -103,8 +103,48 @@ async def test_a_session_shows_its_settings_and_those_of_the_server():
         ),
         (
             {"delegation": {"type": "responses", "responses": {"model": "m"}}},
-            "unsupported_parameter",
-            "session.delegation.type",
+            "model_not_found",
+            "session.delegation.responses.model",
+        ),
+        (
+            {"delegation": {"type": "responses", "responses": {}}},
+            "missing_required_parameter",
+            "session.delegation.responses.model",
+        ),
+        (
+            {"delegation": {"type": "responses"}},
+            "missing_required_parameter",
+            "session.delegation.responses",
+        ),
+        (
+            {
+                "delegation": {
+                    "type": "responses",
+                    "responses": {"model": "gpt-5.6-luna", "tools": [{"type": "web_search"}]},
+                }
+            },
+            "invalid_value",
+            "session.delegation.responses.tools[0].type",
+        ),
+        (
+            {
+                "delegation": {
+                    "type": "responses",
+                    "responses": {"model": "gpt-5.6-luna", "temperature": 1},
+                }
+            },
+            "unknown_parameter",
+            "session.delegation.responses.temperature",
+        ),
+        (
+            {
+                "delegation": {
+                    "type": "responses",
+                    "responses": {"model": "gpt-5.6-luna", "max_output_tokens": 8},
+                }
+            },
+            "invalid_value",
+            "session.delegation.responses.max_output_tokens",
         ),
         (
             {"delegation": {"type": "decisions", "decisions": {"model": "m"}}},
@@ -291,10 +331,12 @@ async def test_a_full_server_says_so():
     assert world.wire.closed[0] == 1013
 
 
-async def test_a_bug_in_a_tick_ends_the_session(monkeypatch, caplog):
+@pytest.mark.parametrize("where", ["speech.Speech.take", "turn_voice.TurnVoice.hear"])
+async def test_a_bug_in_a_tick_ends_the_session(monkeypatch, caplog, where):
     world = LiveWorld()
+    monkeypatch.setattr(f"sglang_live.gateway.live.{where}", lambda self, n: 1 / 0)
     async with world.connect() as client:
-        monkeypatch.setattr("sglang_live.gateway.live.speech.Speech.take", lambda self, n: 1 / 0)
+        client.append(bytes(4800))
         await client.ticks(2)
         assert errors(client.events)[-1]["type"] == "server_error"
     assert world.wire.closed[0] == 1011

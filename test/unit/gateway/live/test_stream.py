@@ -204,6 +204,18 @@ async def test_a_fixture_takes_the_place_of_the_voice_and_of_the_users():
         assert not client.of("error")
 
 
+async def test_nothing_is_heard_from_the_fixtures_event_on():
+    world = LiveWorld()
+    async with world.connect() as client:
+        sound = base64.b64encode(voice(500)).decode()
+        client.send("session.output_audio.fixture.play", audio=sound)
+        client.append(voice(500))
+        await client.ticks(30)
+        assert not world.session.turns
+        await client.ticks(30, voice(500))
+        assert world.session.turns
+
+
 async def test_what_the_voice_says_last_is_told_when_the_session_closes():
     world = LiveWorld(spoken("Well then goodbye my friend.", 2000))
     async with world.connect() as client:
