@@ -19,10 +19,6 @@ from sglang_live.extensions.planner.simulation.events import Events
 T = TypeVar("T")
 
 
-class StalledError(RuntimeError):
-    """A coroutine waits for something that will never happen."""
-
-
 class Call(asyncio.TimerHandle):
     """A callback that is due. Called when its time has come."""
 
@@ -90,18 +86,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         finally:
             asyncio._set_running_loop(None)
             sys.set_asyncgen_hooks(*before)
-
-    def complete(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run until the coroutine has ended, and what else happens by then. For tests.
-
-        Raises:
-            StalledError: it waits for something that will never happen.
-        """
-        task = self.create_task(work)
-        self.run()
-        if not task.done():
-            raise StalledError(repr(task))
-        return task.result()
 
     def end(self) -> None:
         """End all tasks, of a run that is not to go on."""
