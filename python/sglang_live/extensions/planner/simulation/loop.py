@@ -12,15 +12,12 @@ import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 from sglang_live.extensions.planner.simulation.events import Events
 
 T = TypeVar("T")
-
-
-class StalledError(RuntimeError):
-    """A coroutine waits for something that will never happen."""
+Act = Callable[..., Any]
+Context = contextvars.Context | None
 
 
 class Call(asyncio.TimerHandle):
@@ -28,16 +25,10 @@ class Call(asyncio.TimerHandle):
 
     __slots__ = ("_what",)
 
-    def __init__(
-        self,
-        when_s: float,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        context: contextvars.Context | None,
-    ):
+    def __init__(self, when_s: float, callback: Act, args: tuple[Any, ...], context: Context):
         # Not asyncio's initialiser, which copies and formats more than is read here.
         self._when = when_s
-        self._what: tuple[Callable[..., object], tuple[Any, ...]] | None = callback, args
+        self._what: tuple[Act, tuple[Any, ...]] | None = callback, args
         self._context = context or contextvars.copy_context()
 
     def cancel(self) -> None:
@@ -69,7 +60,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.events = events
         self.errors: list[BaseException | str] = []
         self._ready: deque[Call] = deque()
-        self._generators: WeakSet[AsyncGenerator[Any, Any]] = WeakSet()
 
     # --- running ---
 
@@ -79,7 +69,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         Raises whatever a callback or an event raises.
         """
         before = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(self._generators.add, self._close_generator)
+        sys.set_asyncgen_hooks(finalizer=self._close_generator)
         asyncio._set_running_loop(self)
         try:
             while True:
@@ -91,18 +81,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             asyncio._set_running_loop(None)
             sys.set_asyncgen_hooks(*before)
 
-    def complete(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run until the coroutine has ended, and what else happens by then. For tests.
-
-        Raises:
-            StalledError: it waits for something that will never happen.
-        """
-        task = self.create_task(work)
-        self.run()
-        if not task.done():
-            raise StalledError(repr(task))
-        return task.result()
-
     def end(self) -> None:
         """End all tasks, of a run that is not to go on."""
         self.events = Events()  # what was to happen, does not
@@ -112,7 +90,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self.run()
 
     def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
-        self._generators.discard(generator)
         self.create_task(generator.aclose())
 
     # --- what asyncio asks of a loop ---
@@ -120,32 +97,15 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return self.events.now_s()
 
-    def call_soon(  # type: ignore[override]
-        self,
-        callback: Callable[..., object],
-        *args: Any,
-        context: contextvars.Context | None = None,
-    ) -> Call:
+    def call_soon(self, callback: Act, *args: Any, context: Context = None) -> Call:  # type: ignore[override]
         call = Call(0.0, callback, args, context)
         self._ready.append(call)
         return call
 
-    def call_later(  # type: ignore[override]
-        self,
-        delay: float,
-        callback: Callable[..., object],
-        *args: Any,
-        context: contextvars.Context | None = None,
-    ) -> Call:
+    def call_later(self, delay: float, callback: Act, *args: Any, context: Context = None) -> Call:  # type: ignore[override]
         return self.call_at(self.events.now_s() + delay, callback, *args, context=context)
 
-    def call_at(  # type: ignore[override]
-        self,
-        when: float,
-        callback: Callable[..., object],
-        *args: Any,
-        context: contextvars.Context | None = None,
-    ) -> Call:
+    def call_at(self, when: float, callback: Act, *args: Any, context: Context = None) -> Call:  # type: ignore[override]
         call = Call(when, callback, args, context)
         self.events.at(when, call)
         return call
@@ -154,11 +114,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return asyncio.Future(loop=self)
 
     def create_task(  # type: ignore[override]
-        self,
-        coro: Coroutine[Any, Any, T],
-        *,
-        name: str | None = None,
-        context: contextvars.Context | None = None,
+        self, coro: Coroutine[Any, Any, T], *, name: str | None = None, context: Context = None
     ) -> asyncio.Task[T]:
         return asyncio.Task(coro, loop=self, name=name, context=context)
 
@@ -177,10 +133,4 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.errors.append(context.get("exception") or context["message"])
 
     def get_debug(self) -> bool:
-        return False
-
-    def is_running(self) -> bool:
-        return True
-
-    def is_closed(self) -> bool:
         return False

@@ -48,6 +48,7 @@ class Server:
     Attributes:
         events, loop: time, and what runs in it.
         replicas: of the stages.
+        config: of all sessions.
         sessions: open ones.
         closing_s: for how long each session was closed that is.
         on_client_event: called with all that reaches a client: the call, the event's type, the
@@ -88,7 +89,7 @@ class Server:
             clock=events,
             suspects=self.orchestrator.suspects,
         )
-        self._config = SessionConfig(
+        self.config = SessionConfig(
             model="simulated",
             voice=_VOICE,
             truncation=Truncation(retention=retention),
@@ -249,7 +250,7 @@ class Session:
         self.call = Call(
             voice,
             server.parts,
-            server._config,
+            server.config,
             server.events,
             server.spec.host.to_client_s / 4,
             self._receive,

@@ -12,8 +12,3 @@ class TurnSpec:
     audio_s: float
     n_tokens: int
     n_frames: int
-
-    @property
-    def per_token(self) -> float:
-        """Frames of one token."""
-        return self.n_frames / self.n_tokens
