@@ -147,7 +147,8 @@ async def test_a_client_secret_refuses_what_a_session_refuses():
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
         for body in client_secret_requests():
             settings = body.get("session") or {"type": "realtime"}
-            async with connected(FakeOrchestrator()) as client:
+            protocol = {"transcribes": settings["type"] == "transcription"}
+            async with connected(FakeOrchestrator(), protocol=protocol) as client:
                 client.send("session.update", session=settings)
                 event = await client.next()
             response = await http.post(SECRETS, json=body)
