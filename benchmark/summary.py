@@ -285,6 +285,8 @@ def baseline_tables(results: Path) -> str:
             "",
         ]
         for load in document["loads"]:
+            if "capacity" not in load:
+                continue
             within = ", ".join(f"`{arm}` {c['users']}" for arm, c in load["capacity"].items())
             parts += [f"Users within the SLO, interruptions {load['barge_in']:g}: {within}.", ""]
     return "\n".join(parts).rstrip()
