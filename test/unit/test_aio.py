@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -392,3 +393,11 @@ async def test_a_lasting_task_begins_anew_after_an_error():
     assert n_begun == 3 and failed_tasks.n_by_name["loop"] == 2
     task.cancel()
     await asyncio.wait([task])
+
+
+def test_no_cancellation_is_lost_to_wait_for():
+    """Before Python 3.12 wait_for returns the result, and no cancellation, where both come at once:
+    a loop around it then runs on after its end was asked for."""
+    package = Path(__file__).parents[2] / "python" / "sglang_live"
+    files = list(package.rglob("*.py"))
+    assert files and [p for p in files if "asyncio.wait_for(" in p.read_text("utf-8")] == []

@@ -244,7 +244,9 @@ class KvMover:
     async def _review(self) -> None:
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), _REVIEW_S)
+                # Python 3.11's wait_for loses a cancellation that comes with the news.
+                async with asyncio.timeout(_REVIEW_S):
+                    await self._news.wait()
             self._news.clear()
             try:
                 async with self._moving:

@@ -167,7 +167,8 @@ class CallLink:
         await drain.began.wait()
         while session.at_work and not drain.over.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(drain.over.wait(), _DRAIN_POLL_S)
+                async with asyncio.timeout(_DRAIN_POLL_S):
+                    await drain.over.wait()
 
     async def _until_idle(self, session: CallSession) -> IdleSessionError:
         """Wait until the client has sent nothing for too long and no response runs or plays."""
@@ -220,7 +221,8 @@ class CallLink:
 
     async def _close(self, code: int, reason: str) -> None:
         try:
-            await asyncio.wait_for(self._wire.close(code, reason), _CLOSE_GRACE_S)
+            async with asyncio.timeout(_CLOSE_GRACE_S):
+                await self._wire.close(code, reason)
         except Exception as error:  # of any type that a socket raises; the client has gone
             log.debug("close_failed session=%s error=%r", self.session_id, error)
 

@@ -126,7 +126,8 @@ class FrameQueue:
             self._all_in.clear()
         self._notify()
         try:
-            await asyncio.wait_for(self._all_in.wait(), FRAMES_TIMEOUT_S)
+            async with asyncio.timeout(FRAMES_TIMEOUT_S):
+                await self._all_in.wait()
         except TimeoutError as error:
             raise StageFailedError(f"{self._next} of {n_frames} codec frames came") from error
 

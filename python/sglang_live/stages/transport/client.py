@@ -326,7 +326,8 @@ class StageClient(JobClient):
             self.counts.full += 1
             return None
         try:
-            return await asyncio.wait_for(asyncio.shield(self._ready), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(self._ready)
         except TimeoutError:
             return None
 

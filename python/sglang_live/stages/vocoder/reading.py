@@ -197,7 +197,8 @@ class ReadingStage:
             self._orders.put_nowait(order)
             self._changed.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left_s)
+                async with asyncio.timeout(left_s):
+                    await self._changed.wait()
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
