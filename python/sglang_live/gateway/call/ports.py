@@ -78,7 +78,12 @@ class ItemPort(Protocol):
     def item_added(self, item: Item, previous_id: str | None) -> None: ...
 
     def item_dropped(self, item_id: str, response_id: str | None) -> None:
-        """The server dropped it. response_id: response whose turn did, and which is told first."""
+        """The server dropped the item.
+
+        Args:
+            response_id: id of the response whose turn dropped it. The client learns of that
+                response first.
+        """
 
     def item_truncated(self, item_id: str, heard_ms: int) -> None:
         """The user has not heard the rest of its audio."""

@@ -23,6 +23,7 @@ from sglang_live.gateway.errors import (
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.rate_limits import RateLimitError
 from sglang_live.gateway.realtime.client_secrets import ClientSecret, ClientSecrets
+from sglang_live.gateway.realtime.conversation_session import ConversationSession
 from sglang_live.gateway.realtime.events import SessionForm, event_id_of
 from sglang_live.gateway.realtime.session import RealtimeSession
 from sglang_live.gateway.realtime.transcription_session import (
@@ -50,17 +51,15 @@ class RealtimeProtocol:
     transcribes: bool = False
     model: str | None = None
 
-    def open(
-        self, session: VoiceSession, outbox: Outbox
-    ) -> "RealtimeSession | TranscriptionSession":
+    def open(self, session: VoiceSession, outbox: Outbox) -> RealtimeSession:
         preset = self.preset
-        opened: RealtimeSession | TranscriptionSession
+        opened: RealtimeSession
         if self.transcribes:
             opened = TranscriptionSession(
                 session, outbox, self.parts, preset, self.model, self.owner
             )
         else:
-            opened = RealtimeSession(session, outbox, self.parts, preset, self.owner)
+            opened = ConversationSession(session, outbox, self.parts, preset, self.owner)
         opened.greet()
         return opened
 

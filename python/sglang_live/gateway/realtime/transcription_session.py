@@ -1,38 +1,27 @@
-"""One open transcription session: the user's turns and their words, without responses.
+"""A session of the Realtime protocol that transcribes: turns and their words, no responses.
 
 In: client events, in order. Out: server events; what they ask of the call.
 Owner: one TranscriptionSession per connection.
 """
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
 from msgspec import UNSET
 
-from sglang_live.errors import LiveError
-from sglang_live.gateway.audio.codec import decode_base64
 from sglang_live.gateway.auth import ANONYMOUS
-from sglang_live.gateway.call.call import Call
-from sglang_live.gateway.call.link import IdleSessionError
 from sglang_live.gateway.call.outbox import Outbox
 from sglang_live.gateway.call.settings import SessionConfig
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.errors import ClientEventError, error_body
+from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.model import check_model, is_of_openai
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.events import (
-    AudioAppend,
-    AudioClear,
-    AudioCommit,
-    ItemDelete,
-    ItemRetrieve,
+    AnyClientEvent,
     SessionForm,
     SessionUpdate,
-    parse_client_event,
 )
-from sglang_live.gateway.realtime.item_events import ItemEvents
-from sglang_live.gateway.realtime.server_events import RealtimePort
+from sglang_live.gateway.realtime.session import RealtimeSession
 from sglang_live.gateway.realtime.session_config import (
     common_changes,
     config_json,
@@ -49,7 +38,7 @@ _OTHER_SETTINGS = (
 )
 
 
-class TranscriptionSession:
+class TranscriptionSession(RealtimeSession):
     """
     preset: settings of the session from its client secret; None: the defaults.
     model: that the client named for it, one of OpenAI's or this server's.
@@ -65,67 +54,26 @@ class TranscriptionSession:
         model: str | None = None,
         owner: str = ANONYMOUS,
     ):
-        orchestrator, config = parts.orchestrator, parts.config
-        self._defaults = transcription_defaults(orchestrator, config, model)
-        self._config = self._defaults
+        self._defaults = transcription_defaults(parts.orchestrator, parts.config, model)
+        config = self._defaults
         if preset is not None:
-            self._config = update_transcription(self._config, preset, self._defaults, config)
-        self._session_id = session.session_id
-        self._emit = outbox.emit
-        self._parts = parts
-        port = RealtimePort(outbox.emit)
-        self._call = Call(session, self._config, parts, port, outbox, owner, answers=False)
-        self._items = ItemEvents(parts, self._call.changes, outbox.emit)
+            config = update_transcription(config, preset, self._defaults, parts.config)
+        super().__init__(session, outbox, parts, config, owner=owner, answers=False)
 
-    @property
-    def at_work(self) -> bool:
-        return self._call.at_work
+    def _shown(self) -> dict[str, Any]:
+        return transcription_json(self._config, self._session_id)
 
-    def greet(self) -> None:
-        self._emit("session.created", session=transcription_json(self._config, self._session_id))
-
-    async def handle(self, frame: str) -> None:
-        """Raises LiveError if the event is refused; it then has no effect."""
-        match event := parse_client_event(frame):
-            case AudioAppend():
-                limit = self._parts.config.inputs.max_append_bytes
-                form = self._config.input_format
-                raw = decode_base64(event.audio, form, max_bytes=limit, param="audio")
-                await self._call.turns.hear(raw)
-            case AudioCommit():
-                self._call.turns.commit()
-            case AudioClear():
-                self._call.turns.clear()
-            case ItemDelete():
-                self._items.delete(event)
-            case ItemRetrieve():
-                self._items.retrieve(event, self._config.input_format)
-            case SessionUpdate():
-                self._config = update_transcription(
-                    self._config, event.session, self._defaults, self._parts.config
-                )
-                shown = transcription_json(self._config, self._session_id)
-                self._emit("session.updated", session=shown)
-                self._call.turns.configure(self._config)
-            case _:
-                kind = str(event.__struct_config__.tag)
-                raise ClientEventError(
-                    f"A transcription session has no {kind}: it hears and writes, and says "
-                    "nothing.",
-                    code="transcription_session",
-                    param="type",
-                )
-
-    async def until_over(self) -> tuple[int, str]:
-        """The protocol has no event that ends a call."""
-        return await asyncio.Future()
-
-    def part(self, error: LiveError) -> None:
-        if isinstance(error, IdleSessionError):  # a restart has a close code of its own
-            self._emit("error", error={**error_body(error), "event_id": None})
-
-    async def close(self) -> None:
-        await self._call.close()
+    async def _handle_own(self, event: AnyClientEvent) -> None:
+        if not isinstance(event, SessionUpdate):
+            raise ClientEventError(
+                f"A transcription session has no {event.__struct_config__.tag}: it hears and "
+                "writes, and says nothing.",
+                code="transcription_session",
+                param="type",
+            )
+        self._configure(
+            update_transcription(self._config, event.session, self._defaults, self._parts.config)
+        )
 
 
 def transcription_defaults(

@@ -1,0 +1,110 @@
+"""A session of the Realtime protocol that converses: items, responses and their playback.
+
+In: client events, in order. Out: server events; what they ask of the call.
+Owner: one ConversationSession per connection.
+"""
+
+from typing import Any
+
+from msgspec import UNSET
+
+from sglang_live.gateway.auth import ANONYMOUS
+from sglang_live.gateway.call.outbox import Outbox
+from sglang_live.gateway.errors import ClientEventError
+from sglang_live.gateway.parts import GatewayParts
+from sglang_live.gateway.realtime.events import (
+    AnyClientEvent,
+    ItemCreate,
+    ItemTruncate,
+    OutputAudioClear,
+    PlaybackAck,
+    ResponseCancel,
+    ResponseCreate,
+    SessionForm,
+    SessionUpdate,
+)
+from sglang_live.gateway.realtime.response_plan import check_length, plan_response
+from sglang_live.gateway.realtime.session import RealtimeSession
+from sglang_live.gateway.realtime.session_config import config_json, first_config, update_config
+from sglang_live.orchestrator.sessions import VoiceSession
+
+
+class ConversationSession(RealtimeSession):
+    """
+    preset: settings of the session from its client secret; None: the defaults.
+    owner: owner of the client's key, for limits.
+    """
+
+    def __init__(
+        self,
+        session: VoiceSession,
+        outbox: Outbox,
+        parts: GatewayParts,
+        preset: SessionForm | None = None,
+        owner: str = ANONYMOUS,
+    ):
+        self._defaults = first_config(parts.orchestrator, parts.config)
+        config = first_config(parts.orchestrator, parts.config, preset)
+        super().__init__(session, outbox, parts, config, owner=owner, answers=True)
+
+    def _shown(self) -> dict[str, Any]:
+        return config_json(self._config, self._session_id)
+
+    async def _handle_own(self, event: AnyClientEvent) -> None:
+        match event:
+            case ItemCreate():
+                await self._items.create(event, self._config.input_format)
+            case ItemTruncate():
+                self._items.truncate(event)
+                self._call.audible.truncated(event.item_id, event.audio_end_ms)
+            case PlaybackAck():
+                self._call.audible.ack(event.item_id, event.audio_end_ms)
+            case ResponseCreate():
+                await self._create_response(event)
+            case ResponseCancel():
+                self._call.responses.cancel(event.response_id)
+            case SessionUpdate():
+                await self._update_session(event)
+            case OutputAudioClear():
+                raise ClientEventError(
+                    "output_audio_buffer.clear exists for WebRTC and SIP only.", param="type"
+                )
+
+    async def _create_response(self, event: ResponseCreate) -> None:
+        if self._config.frames is not None:
+            raise ClientEventError(
+                "There are no responses in frame mode: every frame ends with frame.done.",
+                code="frame_mode",
+                param="type",
+            )
+        plan = plan_response(
+            event.response,
+            self._config,
+            self._call.conversation,
+            max_audio_bytes=self._parts.config.inputs.max_append_bytes,
+            now_s=self._parts.clock.now_s(),
+            voice_locked=self._call.responses.has_spoken,
+        )
+        if event.response is not None:
+            limit = self._parts.context_limit
+            await check_length(limit, plan, event.response, self._config)
+        self._call.responses.create(plan)
+
+    async def _update_session(self, event: SessionUpdate) -> None:
+        config = update_config(
+            self._config,
+            event.session,
+            defaults=self._defaults,
+            gateway=self._parts.config,
+            voice_locked=self._call.responses.has_spoken,
+        )
+        limit = self._parts.context_limit
+        has_tools = event.session.tools is not UNSET
+        await limit.check_settings(config, self._config, "session", changes_tools=has_tools)
+        if config.frames is not None and self._config.frames is None and self._call.responses.busy:
+            raise ClientEventError(
+                "Frame mode cannot begin while a response is in progress.",
+                code="conversation_already_has_active_response",
+                param="session.audio.input.turn_detection.type",
+            )
+        self._configure(config)
