@@ -35,21 +35,25 @@ TALKER_TOKENS = 32_768
 UNIT_ROWS = 32  # of both engines: 4 KiB of each buffer
 POLICIES = ("urgency", "pacing", "truncate", "retention", "next-use", "hybrid")
 GRAPHS = decode_graphs((1, 2, 4, 8))
-VARIANTS = {"page-1": (1, True, {}), "page-16-no-overlap-graphs": (16, False, GRAPHS)}
+HOST = {"enable_hierarchical_cache": True, "hicache_ratio": 4.0}  # as by default on a GPU
+VARIANTS = {
+    "page-1-host-tier": (1, True, {}, HOST),
+    "page-16-no-overlap-graphs": (16, False, GRAPHS, {}),
+}
 
 
 @pytest_asyncio.fixture(
     scope="module", loop_scope="session", params=VARIANTS.values(), ids=VARIANTS.keys()
 )
 async def stages(request, endless_checkpoint, tmp_path_factory):
-    page, overlap, environment = request.param
+    page, overlap, environment, tier = request.param
     args = {"page_size": page, "disable_overlap_schedule": not overlap, "max_running_requests": 64}
     running = running_stages(
         endless_checkpoint,
         tmp_path_factory.mktemp("elastic"),
         args,
         policies=POLICIES,
-        thinker_args={"max_total_tokens": POOL_TOKENS},
+        thinker_args={"max_total_tokens": POOL_TOKENS, **tier},
         talker_args={"max_total_tokens": TALKER_TOKENS},
         thinker_environment=joined(POISON, environment),
         talker_environment=environment,
