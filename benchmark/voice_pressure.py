@@ -8,7 +8,9 @@ retention has no window. The thinker's pool has a share of the most KV that all 
 time, which a first run with enough memory measures. Every run has a fresh server, with all policies
 but `admission` and `preheat`, which would compute lost KV while the user speaks:
 
-    stock      no policy: SGLang's sessions, whose KV stays until they close
+    stock      SGLang alone, whose clients send the whole conversation with each turn
+    stock+host the same, with a tier in host memory: what LiveServe compares with
+    sessions   no policy: SGLang's sessions, whose KV stays until they close
     recompute  evicted KV is computed again, and evicted by least recent use
     lru        it is copied to the host, and loaded by the request that needs it
     next-use   evicted by next use
@@ -32,14 +34,13 @@ from benchmark.load.options import check_names, parser_of
 from benchmark.load.point import RunResult, Workload, measure, result_to_json
 from benchmark.load.provenance import config_of, facts
 from benchmark.load.report import LATE_FRAMES_LIMIT, collect
-from benchmark.load.server import LAUNCH_SERVER, ServerError
+from benchmark.load.server import LAUNCH_SERVER, STOCK, ServerError
 from sglang_live.policy.policies import POLICIES
 
 _PAGE_TOKENS = 16
 # More than a turn of the clips and its response have; a word has fewer than two tokens.
 _MOST_TURN_TOKENS = 1024
 _WITHOUT_HINTS = "benchmark.load.without_hints"
-OFF_ARM = "off"
 _BASE = tuple(name for name in POLICIES if name not in ("admission", "preheat", "preload"))
 
 
@@ -56,8 +57,9 @@ class Arm:
 
 
 ARMS = {
-    "stock": Arm(host=False, policies=OFF_ARM),
-    "stock+host": Arm(policies=OFF_ARM),
+    "stock": Arm(host=False, policies=STOCK),
+    "stock+host": Arm(policies=STOCK),
+    "sessions": Arm(host=False, policies="off"),
     "recompute": Arm(host=False, hints=False),
     "lru": Arm(hints=False),
     "next-use": Arm(),

@@ -1,7 +1,8 @@
 """`python -m lab.launch_server --device-model FILE …`: the server, on a modelled device.
 
-It also serves the folders of lab/random_model as `--model-path`. All other flags are those of
-sglang_live.launch_server; without these two it is that server.
+It also serves the folders of lab/random_model as `--model-path`, and with `--stateless` as SGLang
+alone would (lab/stateless.py). All other flags are those of sglang_live.launch_server; without
+these three it is that server.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from lab.modelled_device.attach import environment
 from lab.random_model import attach as random_model
 from lab.random_model.folder import is_random_model
 from sglang_live import launch_server
+from sglang_live.attachment import ATTACH_ENV
 from sglang_live.config import ServerConfig
 from sglang_live.environment import start_in_utf8_mode
 from sglang_live.errors import BadInputError
@@ -24,17 +26,22 @@ from sglang_live.stages.spec import StageConfig
 
 log = logging.getLogger("lab")
 
+STATELESS = {ATTACH_ENV: "lab.stateless:attach"}
+
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("lab.launch_server", add_help=False, allow_abbrev=False)
     parser.add_argument("--device-model", type=Path)
     parser.add_argument("--model-path")
+    parser.add_argument("--stateless", action="store_true")
     own, rest = parser.parse_known_args(argv)
     if own.model_path is not None:
         rest = ["--model-path", own.model_path, *rest]
         if is_random_model(Path(own.model_path)):
             attach_to_own_server(random_model.ENVIRONMENT)
             rest += random_model.SERVER_ARGS
+    if own.stateless:
+        attach_to_own_server(STATELESS)
     if own.device_model is None:
         return launch_server.main(rest)
     attach_to_own_server(environment(own.device_model))

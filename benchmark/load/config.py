@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmark.load.drawn_length_model import has_drawn_lengths
-from benchmark.load.server import LAUNCH_SERVER, NO_OVERLAP
+from benchmark.load.server import LAUNCH_SERVER, NO_OVERLAP, STOCK
 from sglang_live.capacity.control import CapacityConfig
 from sglang_live.errors import BadInputError
 from sglang_live.extensions.planner.device_model.model import load_device_model
@@ -37,7 +37,8 @@ class LoadConfig:
     """The experiment.
 
     Attributes:
-        policies: the arms; the server's `all` and `off`, or names joined by `+`.
+        policies: the arms; the server's `all` and `off`, names joined by `+`, or `stock`: SGLang
+            alone, whose clients send the whole conversation with each turn.
         sessions: the points. Closed loop: users at the same time. Open loop: users in total.
         barge_in: share of turns in which the user interrupts the response.
         false_triggers: share of turns in which the microphone picks up a noise instead.
@@ -139,10 +140,11 @@ class LoadConfig:
         for arm in self.policies:
             words = arm.removesuffix(f"+{NO_OVERLAP}").split("+")
             unknown = sorted(set(words) - set(NAMES))
-            if unknown and words not in (["off"], ["all"]):
+            if unknown and words not in ([STOCK], ["off"], ["all"]):
                 raise ValueError(
-                    f"--policies: no policy is called {', '.join(unknown)}; an arm is off, all, "
-                    f"or names joined by +, and may end with +{NO_OVERLAP}: {', '.join(NAMES)}"
+                    f"--policies: no policy is called {', '.join(unknown)}; an arm is {STOCK}, "
+                    f"off, all, or names joined by +, and may end with +{NO_OVERLAP}: "
+                    f"{', '.join(NAMES)}"
                 )
 
     def _check_load(self) -> None:

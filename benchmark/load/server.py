@@ -38,6 +38,8 @@ LAUNCH_SERVER = "sglang_live.launch_server"
 # At the end of an arm: both engines without SGLang's overlap, the baseline with the earliest first
 # audio where stages share a device.
 NO_OVERLAP = "no-overlap"
+# An arm: SGLang alone, whose clients send the whole conversation with each turn.
+STOCK = "stock"
 
 
 def command(
@@ -58,7 +60,6 @@ def command(
     takes_turns = module != LAUNCH_SERVER or may_have_gpu()
     if module == LAUNCH_SERVER and is_random_model(Path(model_path)):
         module = "lab.launch_server"
-    program = [sys.executable, "-m", module]
     place = ["--model-path", model_path, "--host", "127.0.0.1", "--port", str(port)]
     without = {"admission"} if takes_turns else {"admission", "arbiter"}
     names = ",".join(name for name in POLICIES if name not in without)
@@ -67,7 +68,10 @@ def command(
         engines = ("thinker", "talker")
         server_args = (*(f"--{one}.disable-overlap-schedule" for one in engines), *server_args)
         policies = plain
+    if policies == STOCK:
+        policies, module, server_args = "off", "lab.launch_server", ("--stateless", *server_args)
     arm = ["--live-policies", names if policies == "all" else policies.replace("+", ",")]
+    program = [sys.executable, "-m", module]
     return [*program, *place, *(arm if policies != "default" else ()), *server_args]
 
 

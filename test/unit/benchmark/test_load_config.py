@@ -77,6 +77,15 @@ def test_an_arm_may_be_without_overlap():
         parse_args(["--policies", "no-overlap"])
 
 
+@pytest.mark.parametrize("suffix", ["", "+no-overlap"])
+def test_stock_is_sglang_alone_with_clients_that_keep_the_conversation(suffix):
+    [arm] = parse_args(["--policies", f"stock{suffix}"]).policies
+    given = command("demo", arm, 1, ())
+    assert given[given.index("--live-policies") + 1] == "off"
+    assert "lab.launch_server" in given and "--stateless" in given
+    assert ("--thinker.disable-overlap-schedule" in given) == bool(suffix)
+
+
 @pytest.mark.parametrize(
     ("has_gpu", "args", "turns"),
     [(True, (), True), (False, (), False), (False, ("--device-model=h100",), True)],
