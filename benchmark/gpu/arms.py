@@ -10,6 +10,8 @@ _POOL = {"max_total_tokens": 16_384}
 _EXACT = {"dtype": "float32", "attention_backend": "torch_native", "disable_cuda_graph": True}
 _EAGER = {"dtype": "bfloat16", "disable_cuda_graph": True}
 _SERVED = {"dtype": "bfloat16"}
+# The arms in bf16, each beside the one whose arithmetic it should have.
+_GRAPHS = {"bfloat16": "bfloat16_eager", "bfloat16_prefill_graphs": "bfloat16"}
 
 Arms = dict[str, tuple[str, dict[str, Any]]]
 # Less is not rounding: two lines of equal arithmetic begin alike.
@@ -26,6 +28,10 @@ def arms_on(device: str) -> Arms:
         "float32": (device, _POOL | _EXACT),
         "bfloat16_eager": (device, _POOL | _EAGER),
         "bfloat16": (device, _POOL | _SERVED),
+        "bfloat16_prefill_graphs": (
+            device,
+            _POOL | _SERVED | {"cuda_graph_backend_prefill": "breakable"},
+        ),
     }
 
 
@@ -49,11 +55,16 @@ def compare(outputs: Mapping[str, np.ndarray], what: str) -> tuple[dict[str, Any
     problems = []
     if equal["float32"] < 1.0:
         problems.append(f"{1 - equal['float32']:.2%} of the float32 {what} differ")
-    if "bfloat16" in outputs:
-        share = equal_share(outputs["bfloat16"], outputs["bfloat16_eager"])
-        figures["graph_equal_to_eager"] = share
-        if share < MIN_GRAPH_EQUAL:
-            problems.append(f"{1 - share:.2%} of the {what} differ between graph and eager")
+    figures["graph_equal_to_eager"] = {
+        name: equal_share(outputs[name], outputs[eager])
+        for name, eager in _GRAPHS.items()
+        if name in outputs
+    }
+    problems += [
+        f"{1 - share:.2%} of the {what} differ between graph and eager: {name}"
+        for name, share in figures["graph_equal_to_eager"].items()
+        if share < MIN_GRAPH_EQUAL
+    ]
     return figures, problems
 
 
@@ -62,6 +73,7 @@ def lines_of(figures: Mapping[str, Any], what: str) -> list[str]:
         f"{name} {what} equal to the CPU's: {share:.2%}"
         for name, share in figures[f"{what}_equal_to_cpu_float32"].items()
     ]
-    if "graph_equal_to_eager" in figures:
-        lines.append(f"bfloat16, graph equal to eager: {figures['graph_equal_to_eager']:.2%}")
-    return lines
+    return lines + [
+        f"{name}, graph equal to eager: {share:.2%}"
+        for name, share in figures["graph_equal_to_eager"].items()
+    ]

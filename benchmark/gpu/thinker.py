@@ -31,15 +31,17 @@ class Options:
 
     tokens: tokens compared.
     batches: numbers of concurrent responses for the pace.
+    prefills: measured one by one, from the request to its first token.
     """
 
     tokens: int = 32
     prompt_tokens: int = 40
     batches: tuple[int, ...] = (1, 8)
+    prefills: int = 20
     start_timeout_s: float = 100.0
 
 
-TINY = Options(tokens=8, batches=(2,))
+TINY = Options(tokens=8, batches=(2,), prefills=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +49,12 @@ class Arm:
     """
     tokens: [n_tokens] of one response.
     ms_per_token: by number of concurrent responses.
+    prefill_ms: median from a request to its only token.
     """
 
     tokens: np.ndarray
     ms_per_token: dict[int, float]
+    prefill_ms: float
 
 
 def run(options: Options, device: str, seed: int) -> Findings:
@@ -61,10 +65,12 @@ def run(options: Options, device: str, seed: int) -> Findings:
     figures |= {
         "platform": platform,
         "ms_per_token": {name: arm.ms_per_token for name, arm in arms.items() if name != "cpu"},
+        "prefill_ms": {name: arm.prefill_ms for name, arm in arms.items() if name != "cpu"},
     }
     lines = lines_of(figures, "tokens")
     for name, pace in figures["ms_per_token"].items():
         lines += [f"{name}, {n} responses: {ms:.2f} ms per token" for n, ms in pace.items()]
+        lines.append(f"{name}: {figures['prefill_ms'][name]:.2f} ms for a prefill")
     return Findings(figures, tuple(problems), tuple(lines))
 
 
@@ -90,7 +96,9 @@ async def _run_arm(
             # Prompts of their own: a prefix that is cached would be no prefill.
             calls = [_generate(client, [i + 10, *prompt], options.tokens) for i in range(n)]
             ms_per_token[n] = float(np.median([ms for _, ms in await asyncio.gather(*calls)]))
-    return Arm(np.array(tokens), ms_per_token)
+        prompts = ([i + 500, *prompt] for i in range(options.prefills))
+        prefills_ms = [(await _generate(client, one, 1))[1] for one in prompts]
+    return Arm(np.array(tokens), ms_per_token, float(np.median(prefills_ms)))
 
 
 async def _generate(

@@ -1,7 +1,7 @@
 """The whole server on the platform of CUDA, with a device that is only pretended.
 
-SGLang's Triton kernels, graphs of decode and of the vocoder, native operators: the paths of a GPU
-without sgl-kernel, with the arithmetic of a CPU.
+SGLang's Triton kernels, graphs of prefill, decode and the vocoder, native operators: the paths of a
+GPU without sgl-kernel, with the arithmetic of a CPU.
 """
 
 import json
@@ -26,7 +26,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 FLAGS = [
     f"--{stage}.{flag}"
     for stage in ("thinker", "talker")
-    for flag in ("cuda-graph-bs-decode=1", "max-total-tokens=8192", "max-running-requests=4")
+    for flag in (
+        "cuda-graph-bs-decode=1",
+        "cuda-graph-backend-prefill=breakable",
+        "cuda-graph-bs-prefill=32",
+        "max-total-tokens=8192",
+        "max-running-requests=4",
+    )
 ]
 START_TIMEOUT_S = 400
 TURN_TIMEOUT_S = 200
@@ -52,6 +58,9 @@ async def test_the_server_talks_on_the_platform_of_cuda(tmp_path):
         # The stages' figures arrive with a ping every two seconds.
         assert running.stage_load("vocoder", "graph_failed_captures") == 0
         assert running.stage_load("vocoder", "graph_replays") > 0
+        for stage in ("thinker", "talker"):
+            # Of prefills: a decode is one graph.
+            assert "a segment is replayed" in (tmp_path / f"{stage}-0.log").read_text(), stage
 
 
 def test_the_check_at_full_size_runs_on_the_platform_of_cuda(tmp_path):

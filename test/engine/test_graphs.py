@@ -1,4 +1,5 @@
-"""Thinker and talker on decode graphs: steps that run no Python, padded to captured sizes.
+"""Thinker and talker on graphs: steps and prefills whose layers run no Python, padded to captured
+sizes.
 
 Requests join, pause, are retracted and end at random times, in batches that fit a captured size,
 are padded to one, or are larger than all. Tokens and codes are those of eager engines.
@@ -16,7 +17,7 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.cpu_graphs.attach import environment as decode_graphs
+from lab.cpu_graphs.attach import environment as graphs
 from test.engine import parity_claims
 from test.engine.conftest import Stages, running_stages
 from test.engine.gauges import until
@@ -26,7 +27,8 @@ from test.engine.turns import greedy_turn, think, user
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 POLICIES = ("urgency", "pacing", "truncate")
-GRAPHS = decode_graphs((1, 2, 4))
+# The largest prefill graph is smaller than a chunk.
+GRAPHS = graphs((1, 2, 4), prefill=(4, 16, 32, 48))
 # SGLang takes the KV and the row of a running response away every few rounds.
 RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "11"}
 ENGINE_ARGS = {"chunked_prefill_size": 64}
@@ -185,6 +187,13 @@ def decoded_sizes(stages: Stages, stage: str) -> tuple[set[int], set[int]]:
     batches = re.findall(r"decode_graph batch=(\d+) replayed=(True|False)", log)
     replayed = {int(n) for n, is_replayed in batches if is_replayed == "True"}
     return replayed, {int(n) for n, is_replayed in batches if is_replayed == "False"}
+
+
+async def test_prefills_are_replayed_too(graph_stages, kinds, eager):
+    await run_together(graph_stages, kinds, eager, [Response(kind) for kind in range(N_KINDS)])
+    for stage in ("thinker", "talker"):
+        log = graph_stages.supervisor.log_of(f"{stage}/0")
+        assert len(re.findall(r"prefill_graph tokens=(\d+) replayed=True", log)) > 1, stage
 
 
 @pause_patterns(8)

@@ -1,6 +1,7 @@
 """Graphs of the fake device: the calls of a capture, made again into the same tensors."""
 
 import contextlib
+import sys
 import threading
 
 _capturing: dict[int, "Tape"] = {}  # by thread
@@ -40,10 +41,24 @@ class Tape:
 class FakeGraph:
     def __init__(self, keep_graph=False):
         self.tape = None
+        self._new_segment = False  # of several, as in a prefill, and not replayed yet
+
+    def capture_begin(self, pool=None, capture_error_mode="global"):
+        _capturing[threading.get_ident()] = Tape()
+
+    def capture_end(self):
+        self.tape = _capturing.pop(threading.get_ident())
+        self._new_segment = True
+
+    def instantiate(self):
+        """A tape can be replayed as it is."""
 
     def replay(self):
         if self.tape is None:
             raise RuntimeError("fake CUDA: the graph was not captured")
+        if self._new_segment:
+            self._new_segment = False
+            print("fake CUDA: a segment is replayed", file=sys.stderr, flush=True)
         self.tape.replay()
 
     def pool(self):

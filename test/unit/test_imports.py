@@ -84,7 +84,7 @@ SGLANG = (
 # raises its room's number and says why in the commit.
 BUDGETS = {
     "": 4_095,
-    "bridge": 9_920,
+    "bridge": 9_960,
     "capacity": 690,
     "client": 1_060,
     "engine_channel": 285,

@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 EXTERNAL_MODELS_ENV = "SGLANG_EXTERNAL_MODEL_PACKAGE"
 # Of the demo models, and of every model on a CPU.
 SMALL_POOL_TOKENS = 65_536
+# Prefills that graphs are captured for: a turn has some hundred tokens. A larger one runs eagerly,
+# as does one that would be padded to more than twice its tokens.
+PREFILL_GRAPH_TOKENS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _COMPILERS = ("ninja", "nvcc", "cicc", "ptxas", "cc1plus", "c++", "g++", "clang", "hipcc")
 
 
@@ -67,7 +70,7 @@ def default_engine_args(device: str, *, demo: bool = False) -> dict[str, Any]:
         args |= {
             "device": kind,
             "base_gpu_id": int(index or 0),
-            # The models read their requests while they prefill, which a captured graph cannot.
+            # No GPU has run this project's models on them yet (bridge/prefill_graphs.py).
             "disable_prefill_cuda_graph": True,
         }
         if cuda.is_active():
@@ -89,6 +92,8 @@ class EngineHost:
 
     def __init__(self, spec: StageSpec, args: dict[str, Any], engine: str | None = None):
         engine = engine or spec.stage
+        if args.get("cuda_graph_backend_prefill") == "breakable":
+            args = {"cuda_graph_bs_prefill": list(PREFILL_GRAPH_TOKENS), **args}
         self._stuck_after_s = spec.stuck_after_s
         self._cell = None
         if spec.policies or engine == "talker":  # others have SGLang's own scheduler

@@ -181,7 +181,7 @@ def test_arms_that_differ_are_problems():
     figures, problems = arms.compare(outputs, "tokens")
     assert problems == []
     assert figures["tokens_equal_to_cpu_float32"]["bfloat16"] == 0.25
-    assert figures["graph_equal_to_eager"] == 1.0
+    assert figures["graph_equal_to_eager"] == {"bfloat16": 1.0}
     assert len(arms.lines_of(figures, "tokens")) == 4
     _, problems = arms.compare({**outputs, "float32": turned, "bfloat16": base}, "tokens")
     assert ["float32" in problems[0], "graph" in problems[1]] == [True, True]

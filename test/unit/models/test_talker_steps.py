@@ -13,6 +13,7 @@ from lab.cpu_graphs.tape import Tape
 from sglang_live.bridge.scheduler.codes_observer import CodesObserver
 from sglang_live.messages import Frames
 from sglang_live.models.qwen3_omni.engine.talker import Qwen3OmniTalker
+from sglang_live.models.speech_lm.engine.steps import logical_positions
 from sglang_live.models.speech_lm.talker_state import AudioStates, TalkerRows, TalkerStream
 
 PAD, HIDDEN, N_RESIDUAL, MAX_FRAMES, VOCAB, N_ROWS = 9, 4, 3, 16, 20, 6
@@ -169,3 +170,18 @@ def test_a_prefill_reads_nothing_on_the_host(talker, n_frames):
     assert talker.frame_codes[:, 0].tolist()[:3] == [-1, 9, -1]
     assert torch.equal(talker.frame_codes[1, 1:], talker.rows.codes[3, 1].long())
     assert talker.streams["back"].n_frames == max(2, n_frames + 1)
+
+
+def test_positions_behind_dropped_frames_are_changed_where_a_prefill_graph_reads_them():
+    compacted = stream("compacted", 4, 3, n_frames=30)
+    compacted.drop(sink=6, n_frames=20)
+    batch = SimpleNamespace(
+        rids=["plain", "compacted"],
+        extend_prefix_lens_cpu=[0, 3],
+        extend_seq_lens_cpu=[2, 5],
+        forward_mode=SimpleNamespace(is_extend=lambda: True),
+    )
+    positions = torch.tensor([0, 1, 3, 4, 5, 6, 7])
+    found = logical_positions(positions, batch, {"compacted": compacted})
+    assert found is positions
+    assert positions.tolist() == [0, 1, 3, 4, 5, 26, 27]

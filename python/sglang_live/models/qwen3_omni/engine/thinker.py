@@ -167,6 +167,8 @@ class Qwen3OmniMoeForConditionalGeneration(UpstreamThinker):
     def __init__(self, config, quant_config=None, prefix: str = ""):
         super().__init__(config, quant_config, prefix)
         self.thinker.get_audio_feature = self._audio_features
+        # SGLang's prefill graphs look for it here.
+        self.is_mrope_enabled = self.thinker.is_mrope_enabled
         address = os.environ.get(OUTBOX_ENV)
         if not address:
             return

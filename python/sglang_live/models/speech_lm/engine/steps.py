@@ -21,7 +21,10 @@ def chunks(forward_batch) -> Iterator[tuple[str, int, int]]:
 def logical_positions(
     positions: Tensor, forward_batch, streams: Mapping[str, TalkerStream]
 ) -> Tensor:
-    """Positions of a prefill, with the offset of frames that a retracted request dropped."""
+    """Positions of a prefill, with the offset of frames that a retracted request dropped.
+
+    They are changed in place, because a prefill graph reads them there.
+    """
     if not forward_batch.forward_mode.is_extend():
         return positions
     at = 0
@@ -29,7 +32,6 @@ def logical_positions(
         stream = streams.get(rid)
         if stream is not None and stream.dropped_before(prefix + n - 1):
             first = max(stream.sink - prefix, 0)
-            positions = positions.clone()
             positions[at + first : at + n] += stream.n_dropped
         at += n
     return positions
