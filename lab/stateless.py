@@ -29,7 +29,7 @@ _PREFILL = {"max_new_tokens": 0, "temperature": 0}
 
 def attach(place: str) -> None:
     if place == "stage" and StageSpec.from_env().stage == "thinker":
-        stage.ThinkerSession = StatelessSession
+        stage.ThinkerSession = StatelessSession  # type: ignore[misc]
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class StatelessSession(ThinkerSession):
 
     _n_told: int = 0
 
-    async def think(  # type: ignore[override]
+    async def think(
         self,
         *,
         instructions: str,
