@@ -11,6 +11,7 @@ from sglang_live.extensions.planner.device_model.model import H100, load_device_
 from sglang_live.extensions.planner.simulation.load.storm import StormSpec
 from sglang_live.extensions.planner.simulation.placement import APART, SHARED
 from sglang_live.extensions.planner.simulation.run import Arm
+from sglang_live.extensions.planner.simulation.sharing import SHARINGS, Sharing
 from sglang_live.extensions.planner.simulation.spec import ServerSpec
 from sglang_live.extensions.planner.simulation.users import UserSettings
 from sglang_live.extensions.planner.simulation.workload import RESPONSE_DURATIONS, History, Workload
@@ -33,6 +34,7 @@ class SimulateConfig:
     Attributes:
         barge_in: shares of interrupted responses, one load each.
         devices: 1: all stages share a device; 3: each has its own.
+        sharing: how the processes of a shared device have it.
         thinker_tokens, talker_tokens: KV pools.
         host_tokens: of the thinker in host memory; 0: there is no such tier.
         header_tokens: instructions of a session.
@@ -64,6 +66,7 @@ class SimulateConfig:
     seed: int = 1
     device_model: Path = H100
     devices: int = 1
+    sharing: Sharing = "queue"
     thinker_tokens: int = 200_000
     talker_tokens: int = 100_000
     host_tokens: int = 0
@@ -90,6 +93,8 @@ class SimulateConfig:
         load_device_model(self.device_model)
         if self.devices not in (1, 3):
             raise ValueError("--devices is 1, shared by all stages, or 3")
+        if self.devices == 3 and self.sharing != "queue":
+            raise ValueError("--sharing: no device is shared with --devices 3")
         if self.history_tokens < 0 or self.kv_weight < 0:
             raise ValueError("--history-tokens and --kv-weight are not negative")
         if self.frames_per_token < 1 or self.reply_scale <= 0:
@@ -135,6 +140,7 @@ class SimulateConfig:
         return ServerSpec(
             model=load_device_model(self.device_model),
             placement=SHARED if self.devices == 1 else APART,
+            sharing=self.sharing,
             thinker_tokens=self.thinker_tokens,
             talker_tokens=self.talker_tokens,
             host_tokens=self.host_tokens,
@@ -188,6 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=own.seed, help="default: %(default)s")
     add("--device-model", type=Path, default=own.device_model, metavar="FILE")
     add("--devices", type=int, default=own.devices, help="1: shared by all stages; 3: one each")
+    add("--sharing", choices=SHARINGS, default=own.sharing, help="of a device by processes")
     add("--thinker-tokens", type=int, default=own.thinker_tokens, metavar="N", help="KV pool")
     add("--talker-tokens", type=int, default=own.talker_tokens, metavar="N", help="KV pool")
     add("--host-tokens", type=int, default=own.host_tokens, metavar="N", help="on the host")
