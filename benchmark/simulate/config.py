@@ -9,6 +9,7 @@ from benchmark.simulate.traffic import Traffic
 from sglang_live.errors import BadInputError
 from sglang_live.extensions.planner.device_model.model import H100, load_device_model
 from sglang_live.extensions.planner.simulation.load.storm import StormSpec
+from sglang_live.extensions.planner.simulation.noise import Noise
 from sglang_live.extensions.planner.simulation.placement import APART, SHARED
 from sglang_live.extensions.planner.simulation.run import Arm
 from sglang_live.extensions.planner.simulation.sharing import SHARINGS, Sharing
@@ -54,7 +55,10 @@ class SimulateConfig:
         trace_arrivals: they arrive in the bursts of a service's trace instead.
         storm: sessions that send long audio beside the users.
         against: document of voice_load on a modelled device to be compared with.
+        pauses_s: mean time between two pauses of the host; 0: it is quiet.
         frontier: whether the capacity of each arm is searched.
+        of_knee: the numbers of users, as shares of what the best baseline serves within the SLO,
+            instead of sessions.
         picture: file for the curves.
     """
 
@@ -85,7 +89,9 @@ class SimulateConfig:
     trace_arrivals: bool = False
     storm: StormSpec | None = None
     against: Path | None = None
+    pauses_s: float = 0.0
     frontier: bool = False
+    of_knee: tuple[float, ...] = ()
     json: Path | None = None
     picture: Path | None = None
 
@@ -100,6 +106,10 @@ class SimulateConfig:
         if self.frames_per_token < 1 or self.reply_scale <= 0:
             raise ValueError("--frames-per-token is at least 1, --reply-scale positive")
         has_shape = self.arrival_shape != 1.0
+        if self.pauses_s < 0:
+            raise ValueError("--pauses-s is not negative")
+        if self.of_knee and not (self.frontier and min(self.of_knee) > 0 and self.baselines):
+            raise ValueError("--of-knee has positive shares, and needs --frontier and a baseline")
         if self.arrive_s < 0 or ((self.trace_arrivals or has_shape) and not self.arrive_s):
             raise ValueError(
                 "--arrive-s is not negative; --trace-arrivals and --arrival-shape need it"
@@ -121,6 +131,14 @@ class SimulateConfig:
             repeats=self.repeats,
             seed=self.seed,
         )
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        return tuple(arm for arm in self.policies if Arm.parse(arm).is_baseline)
+
+    @property
+    def noise(self) -> Noise | None:
+        return Noise(self.pauses_s) if self.pauses_s else None
 
     def workload(self, barge_in: float) -> Workload:
         """Users of this share of interruptions. Raises ValueError."""
@@ -219,6 +237,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--trace-arrivals", action="store_true", help="in the bursts of a service's trace")
     add("--storm", type=StormSpec.parse, metavar="N:PERIOD_S:CLIP_S", help="long messages beside")
     add("--against", type=Path, metavar="DOCUMENT", help="compare with a voice_load of the engine")
+    add("--pauses-s", type=float, default=own.pauses_s, metavar="S", help="of the host, mean time")
+    add("--of-knee", type=_shares, default=own.of_knee, metavar="X,X", help="shares, as --sessions")
     add("--frontier", action="store_true", help="search how many users each arm serves")
     add("--json", type=Path, metavar="FILE", help="write the tables' numbers")
     add("--picture", type=Path, metavar="FILE", help="draw the curves (matplotlib)")
