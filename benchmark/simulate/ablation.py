@@ -3,10 +3,10 @@
     python -m benchmark.simulate.ablation --json FILE
 
 Loads: users whose responses are interrupted half the time, at the knee of all policies on a quiet
-host, fewer on one that pauses, and beside sessions that send a minute of audio at once. Rules for long prompts and for many streams are left out where there are
-such: users who bring a conversation, and a device for each stage. A rule that moves none of the
-figures by more than the seeds do is a candidate for deletion; some serve a full pool, which is not
-among these loads.
+host, fewer on one that pauses, and beside sessions that send a minute of audio at once. Rules for
+long prompts and for many streams are left out where there are such: users who bring a conversation,
+and a device for each stage. A rule that moves none of the figures by more than the seeds do is a
+candidate for deletion; some serve a full pool, which is not among these loads.
 """
 
 import argparse
