@@ -66,9 +66,7 @@ RULES = {
     "cost of what is deferred": LeftOut({"prefill.defer_costs": _LONG}),
     "more patience of the unheard": LeftOut({"prefill.max_defer_unheard_s": 0.25}),
     "end of a pause": LeftOut({"pacing.max_pause_s": _LONG}),
-    "bypassing in time": LeftOut({"admission.max_bypass_s": _LONG}),
     "waiting in time": LeftOut({"admission.max_wait_s": _LONG}),
-    "least slice": LeftOut({"stage.min_chunk_tokens": 1}),
     "slices by their overhead": LeftOut({"slicing.min_slice_s": 0.05, "slicing.max_slice_s": 0.05}),
     "long prompts alone in slices": LeftOut({"slicing.long_slices": 1.0}),
     "shorter prompts first": LeftOut({"slicing.max_preempt_s": _NONE}),
@@ -76,36 +74,45 @@ RULES = {
 }
 
 
+# Where a rule can matter: a run of the server's orchestrator is dear.
+_AT_THE_KNEE = (
+    *("turns", "pacing", "preheat", "truncate", "deferred prefills", "short prefills at once"),
+    *("prefills together", "least share of prefills", "cost of flips", "ease"),
+    *("first sounds sooner", "cost of what is deferred", "end of a pause"),
+)
+_BESIDE_LONG_MESSAGES = (
+    *("urgency", "deferred prefills", "short prefills at once", "prefills together"),
+    *("least share of prefills", "slices of prefills", "ease", "unheard work in time"),
+    *("more patience of the unheard", "waiting in time"),
+)
 _OF_LONG_PROMPTS = (
-    *("nothing", "deferred prefills", "slices of prefills", "slices by their overhead"),
+    *("deferred prefills", "slices of prefills", "slices by their overhead"),
     *("long prompts alone in slices", "shorter prompts first"),
 )
-
-
-_OF_PAUSES = ("nothing", "turns", "pacing", "deferred prefills", "ease", "no startup delay")
+_ON_A_NOISY_HOST = ("turns", "pacing", "deferred prefills", "ease", "no startup delay")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """history_tokens: at most, of a conversation that a user brings, as they arrive in a minute.
-    flip_s: see HostTimes; with a device for each stage. rules: that are left out there; (): all.
+    flip_s: see HostTimes; with a device for each stage. rules: that are left out there.
     """
 
     users: int
+    rules: tuple[str, ...]
     noise: Noise | None = None
     storm: StormSpec | None = None
     history_tokens: int = 0
     flip_s: float = 0.0
-    rules: tuple[str, ...] = ()
 
 
 LOADS = {
-    "quiet, 84": Load(84),
-    "pauses, 61": Load(61, noise=Noise(2.0), rules=_OF_PAUSES),
-    "storm, 48": Load(48, storm=StormSpec.parse("4:4:60")),
-    "long prompts, 96": Load(96, history_tokens=8000, rules=_OF_LONG_PROMPTS),
-    "longer prompts, 24": Load(24, history_tokens=32_000, rules=_OF_LONG_PROMPTS),
-    "a device each, 120": Load(120, flip_s=2e-4, rules=("nothing", "cost of flips")),
+    "quiet, 84": Load(84, _AT_THE_KNEE),
+    "pauses, 61": Load(61, _ON_A_NOISY_HOST, noise=Noise(2.0)),
+    "storm, 48": Load(48, _BESIDE_LONG_MESSAGES, storm=StormSpec.parse("4:4:60")),
+    "long prompts, 96": Load(96, _OF_LONG_PROMPTS, history_tokens=8000),
+    "longer prompts, 24": Load(24, _OF_LONG_PROMPTS, history_tokens=32_000),
+    "a device each, 120": Load(120, ("cost of flips",), flip_s=2e-4),
 }
 
 
@@ -158,12 +165,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
     found: dict[str, dict[str, Figures]] = {name: {} for name in RULES}
-    cells = [(n, w) for n in RULES for w, load in LOADS.items() if n in (load.rules or RULES)]
+    cells = [(n, w) for n in RULES for w, load in LOADS.items() if n in ("nothing", *load.rules)]
     with ProcessPoolExecutor(args.processes) as pool:
         runs = [(n, w, pool.submit(figures, RULES[n], LOADS[w], args.seeds)) for n, w in cells]
         for name, where, run in runs:
             found[name][where] = run.result()
-            print(f"{where}, without {name}", file=sys.stderr, flush=True)
+            line = f"{where}, without {name}: {_text(found[name][where])}"
+            print(line, file=sys.stderr, flush=True)
     rows = [("left out", *LOADS)]
     rows += [(n, *(_text(one[w]) if w in one else "" for w in LOADS)) for n, one in found.items()]
     print("P90 ms / continuous % / waste % / useful turns/s; modelled H100\n" + aligned(rows))
