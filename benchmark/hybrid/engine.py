@@ -81,7 +81,7 @@ class HybridEngine(Engine):
     ):
         spec = EngineSpec(name=NAME, costs=costs, chunk_tokens=size.chunk_tokens, overlap=False)
         pool = KvPool(name=NAME, total=size.pool_tokens, rows=size.rows)
-        self.device = Device()
+        self.device = Device(events)
         super().__init__(spec, events, self.device, pool, arm.rounds, consumer)
         self.arm, self.counts = arm, Counts()
         self._tree: dict[str, int] = {}  # KV tokens of waiting requests, the oldest first

@@ -41,6 +41,9 @@ POOL_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6)
 U2_WITHOUT_KV = "U2 without KV"
 U2_WEIGHTS = {"U2 by KV": THINKER.urgency.beta, U2_WITHOUT_KV: 0.0}
 U2_SPAN_S = 5.0
+# LiveServe tunes beta over alpha for each stage; only their ratio counts.
+SWEPT_WEIGHTS = (0.0, 0.00125, 0.0025, 0.005, 0.01, 0.02, 0.08)
+SWEPT_SHARES = (0.8, 0.6)
 
 EXPERIMENTS = (
     Experiment(
@@ -109,6 +112,32 @@ EXPERIMENTS = (
         )
         for share in POOL_SHARES
         for name, weight in U2_WEIGHTS.items()
+    ),
+    *(
+        Experiment(
+            name=f"swept weight of KV {weight:g}, {share:.0%} of the KV fits",
+            figure="equations 1 to 3",
+            arms=(PACED,),
+            users=(60,),
+            settings={
+                **LONG,
+                "thinker_tokens": round(share * LONG_NEED_TOKENS),
+                "kv_weight": weight,
+            },
+        )
+        for share in SWEPT_SHARES
+        for weight in SWEPT_WEIGHTS
+    ),
+    *(
+        Experiment(
+            name=f"swept weight of KV {weight:g}, all KV fits",
+            figure="equations 1 to 3",
+            arms=("all",),
+            users=(76,),
+            barge_in=(0.5,),
+            settings={"turns": 6, "kv_weight": weight},
+        )
+        for weight in (0.0, 0.005, 0.08)
     ),
 )
 

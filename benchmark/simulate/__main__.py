@@ -14,7 +14,7 @@ import re
 import sys
 import time
 from dataclasses import asdict
-from functools import partial
+from functools import cached_property, partial
 from statistics import fmean
 from typing import Any
 
@@ -23,9 +23,12 @@ from benchmark.load.tables import interruption_table, percent, storm_table, tabl
 from benchmark.simulate import against, picture
 from benchmark.simulate.config import SimulateConfig, parse_args
 from benchmark.simulate.gains import Gain, Measured, bounds, gain, gains_table
-from sglang_live.extensions.planner.simulation.frontier import capacity
+from sglang_live.extensions.planner.simulation.frontier import Capacity, capacity
 from sglang_live.extensions.planner.simulation.load.stats import PointStats
-from sglang_live.extensions.planner.simulation.run import Arm, World, point_of
+from sglang_live.extensions.planner.simulation.run import World, point_of
+
+# The search begins with it: runs of few users tell little.
+_LEAST_USERS = 32
 
 
 class Loads:
@@ -33,7 +36,9 @@ class Loads:
 
     def __init__(self, config: SimulateConfig, barge_in: float):
         self.config, self.barge_in = config, barge_in
-        self._world = World(config.workload(barge_in), config.server, config.users, config.storm)
+        self._world = World(
+            config.workload(barge_in), config.server, config.users, config.storm, config.noise
+        )
         self._known: dict[tuple[str, int], Measured] = {}
         self.kv: dict[str, dict[str, int]] = {}
 
@@ -46,17 +51,28 @@ class Loads:
             self._known[key] = self._measure(arm, n_users)
         return self._known[key]
 
+    @cached_property
+    def capacities(self) -> dict[str, Capacity]:
+        """What each arm serves within the SLO."""
+        return {arm: capacity(self.point, arm, _LEAST_USERS) for arm in self.config.policies}
+
+    @cached_property
+    def sessions(self) -> tuple[int, ...]:
+        """Those of --sessions, or of --of-knee."""
+        if not (shares := self.config.of_knee):
+            return self.config.sessions
+        knee = max(self.capacities[arm].users for arm in self.config.baselines)
+        return tuple(max(1, round(share * knee)) for share in shares)
+
     def points(self) -> list[PointStats]:
-        """Those of --sessions."""
         arms = self.config.policies
-        return [self.point(arm, n) for n in self.config.sessions for arm in arms]
+        return [self.point(arm, n) for n in self.sessions for arm in arms]
 
     def gains(self) -> list[tuple[PointStats, Gain]]:
         """Of each arm with policies about rounds, beside the best of the others."""
-        arms = self.config.policies
-        baselines = [arm for arm in arms if Arm.parse(arm).is_baseline]
+        arms, baselines = self.config.policies, self.config.baselines
         found = []
-        for n in self.config.sessions:
+        for n in self.sessions:
             beside = [self.measured(arm, n) for arm in baselines]
             for arm in (arm for arm in arms if arm not in baselines):
                 one = self.measured(arm, n)
@@ -112,15 +128,14 @@ def _report(config: SimulateConfig, loads: Loads) -> dict[str, Any]:
         "most_kv_tokens": {place: used["thinker"] for place, used in loads.kv.items()},
     }
     if config.frontier:
-        document |= _search(config, loads)
+        document |= _search(loads)
     return document
 
 
-def _search(config: SimulateConfig, loads: Loads) -> dict[str, Any]:
-    found = {arm: capacity(loads.point, arm) for arm in config.policies}
+def _search(loads: Loads) -> dict[str, Any]:
     print()
     documents = {}
-    for arm, one in found.items():
+    for arm, one in loads.capacities.items():
         print(f"{arm:>24}: {one.users} users within the SLO; at {one.fails_at}: {one.why}")
         bound = bounds(partial(loads.measured, arm), one.users) if one.users else None
         documents[arm] = asdict(one) | {"bounds": bound and _rounded(asdict(bound))}

@@ -9,8 +9,10 @@ from benchmark.simulate.traffic import Traffic
 from sglang_live.errors import BadInputError
 from sglang_live.extensions.planner.device_model.model import H100, load_device_model
 from sglang_live.extensions.planner.simulation.load.storm import StormSpec
+from sglang_live.extensions.planner.simulation.noise import Noise
 from sglang_live.extensions.planner.simulation.placement import APART, SHARED
 from sglang_live.extensions.planner.simulation.run import Arm
+from sglang_live.extensions.planner.simulation.sharing import SHARINGS, Sharing
 from sglang_live.extensions.planner.simulation.spec import ServerSpec
 from sglang_live.extensions.planner.simulation.users import UserSettings
 from sglang_live.extensions.planner.simulation.workload import RESPONSE_DURATIONS, History, Workload
@@ -33,6 +35,7 @@ class SimulateConfig:
     Attributes:
         barge_in: shares of interrupted responses, one load each.
         devices: 1: all stages share a device; 3: each has its own.
+        sharing: how the processes of a shared device have it.
         thinker_tokens, talker_tokens: KV pools.
         host_tokens: of the thinker in host memory; 0: there is no such tier.
         header_tokens: instructions of a session.
@@ -52,7 +55,10 @@ class SimulateConfig:
         trace_arrivals: they arrive in the bursts of a service's trace instead.
         storm: sessions that send long audio beside the users.
         against: document of voice_load on a modelled device to be compared with.
+        pauses_s: mean time between two pauses of the host; 0: it is quiet.
         frontier: whether the capacity of each arm is searched.
+        of_knee: the numbers of users, as shares of what the best baseline serves within the SLO,
+            instead of sessions.
         picture: file for the curves.
     """
 
@@ -64,6 +70,7 @@ class SimulateConfig:
     seed: int = 1
     device_model: Path = H100
     devices: int = 1
+    sharing: Sharing = "queue"
     thinker_tokens: int = 200_000
     talker_tokens: int = 100_000
     host_tokens: int = 0
@@ -82,7 +89,9 @@ class SimulateConfig:
     trace_arrivals: bool = False
     storm: StormSpec | None = None
     against: Path | None = None
+    pauses_s: float = 0.0
     frontier: bool = False
+    of_knee: tuple[float, ...] = ()
     json: Path | None = None
     picture: Path | None = None
 
@@ -90,11 +99,17 @@ class SimulateConfig:
         load_device_model(self.device_model)
         if self.devices not in (1, 3):
             raise ValueError("--devices is 1, shared by all stages, or 3")
+        if self.devices == 3 and self.sharing != "queue":
+            raise ValueError("--sharing: no device is shared with --devices 3")
         if self.history_tokens < 0 or self.kv_weight < 0:
             raise ValueError("--history-tokens and --kv-weight are not negative")
         if self.frames_per_token < 1 or self.reply_scale <= 0:
             raise ValueError("--frames-per-token is at least 1, --reply-scale positive")
         has_shape = self.arrival_shape != 1.0
+        if self.pauses_s < 0:
+            raise ValueError("--pauses-s is not negative")
+        if self.of_knee and not (self.frontier and min(self.of_knee) > 0 and self.baselines):
+            raise ValueError("--of-knee has positive shares, and needs --frontier and a baseline")
         if self.arrive_s < 0 or ((self.trace_arrivals or has_shape) and not self.arrive_s):
             raise ValueError(
                 "--arrive-s is not negative; --trace-arrivals and --arrival-shape need it"
@@ -117,6 +132,14 @@ class SimulateConfig:
             seed=self.seed,
         )
 
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        return tuple(arm for arm in self.policies if Arm.parse(arm).is_baseline)
+
+    @property
+    def noise(self) -> Noise | None:
+        return Noise(self.pauses_s) if self.pauses_s else None
+
     def workload(self, barge_in: float) -> Workload:
         """Users of this share of interruptions. Raises ValueError."""
         found = Workload.load(
@@ -135,6 +158,7 @@ class SimulateConfig:
         return ServerSpec(
             model=load_device_model(self.device_model),
             placement=SHARED if self.devices == 1 else APART,
+            sharing=self.sharing,
             thinker_tokens=self.thinker_tokens,
             talker_tokens=self.talker_tokens,
             host_tokens=self.host_tokens,
@@ -188,6 +212,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=own.seed, help="default: %(default)s")
     add("--device-model", type=Path, default=own.device_model, metavar="FILE")
     add("--devices", type=int, default=own.devices, help="1: shared by all stages; 3: one each")
+    add("--sharing", choices=SHARINGS, default=own.sharing, help="of a device by processes")
     add("--thinker-tokens", type=int, default=own.thinker_tokens, metavar="N", help="KV pool")
     add("--talker-tokens", type=int, default=own.talker_tokens, metavar="N", help="KV pool")
     add("--host-tokens", type=int, default=own.host_tokens, metavar="N", help="on the host")
@@ -212,6 +237,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--trace-arrivals", action="store_true", help="in the bursts of a service's trace")
     add("--storm", type=StormSpec.parse, metavar="N:PERIOD_S:CLIP_S", help="long messages beside")
     add("--against", type=Path, metavar="DOCUMENT", help="compare with a voice_load of the engine")
+    add("--pauses-s", type=float, default=own.pauses_s, metavar="S", help="of the host, mean time")
+    add("--of-knee", type=_shares, default=own.of_knee, metavar="X,X", help="shares, as --sessions")
     add("--frontier", action="store_true", help="search how many users each arm serves")
     add("--json", type=Path, metavar="FILE", help="write the tables' numbers")
     add("--picture", type=Path, metavar="FILE", help="draw the curves (matplotlib)")

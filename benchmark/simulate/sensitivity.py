@@ -9,11 +9,11 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmark.load.provenance import facts
-from benchmark.simulate.config import BASELINES
 from benchmark.simulate.gains import Gain, Measured, gain
 from sglang_live.extensions.planner.device_model.model import H100, load_device_model
 from sglang_live.extensions.planner.simulation.run import World, point_of
@@ -22,6 +22,8 @@ from sglang_live.extensions.planner.simulation.users import UserSettings
 from sglang_live.extensions.planner.simulation.workload import Workload
 
 ARM = "all"
+# The best everywhere: benchmark.simulate has the others.
+BASELINES = ("stock+no-overlap", "truncate+preheat+no-overlap")
 LAUNCH = "host.launch_s"
 
 
@@ -68,15 +70,21 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m benchmark.simulate.sensitivity", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--device-model", type=Path, default=H100, metavar="FILE")
-    parser.add_argument("--users", type=int, default=80, help="default: %(default)s")
+    parser.add_argument("--users", type=int, default=76, help="default: %(default)s")
     parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--processes", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw them (matplotlib)")
     args = parser.parse_args(argv)
     found = []
-    for constant, factor, spec in variants(args.device_model):
-        found.append(Found(constant, factor, gain_of(spec, args.users, args.seeds)))
-        print(_line(found[-1]), flush=True)
+    with ProcessPoolExecutor(args.processes) as pool:
+        runs = [
+            (constant, factor, pool.submit(gain_of, spec, args.users, args.seeds))
+            for constant, factor, spec in variants(args.device_model)
+        ]
+        for constant, factor, run in runs:
+            found.append(Found(constant, factor, run.result()))
+            print(_line(found[-1]), flush=True)
     if args.json is not None:
         document = {
             "benchmark": "simulate.sensitivity",

@@ -25,7 +25,6 @@ class ModelledDevice:
         self.clock = clock
         self.observers: list[Callable[[Work], None]] = []
         self._loads_done_s = 0.0
-        self._n_layers = 1
 
     @property
     def engine_costs(self) -> EngineCosts:
@@ -38,21 +37,20 @@ class ModelledDevice:
         not_before_s = 0.0
         if self._loads_done_s:
             # On a GPU each layer waits for its own KV: the last one computes after its load.
-            not_before_s = self._loads_done_s + cost_s / self._n_layers
+            not_before_s = self._loads_done_s + cost_s / self.engine_costs.n_layers
             self._loads_done_s = 0.0
         work = self.clock.book(COMPUTE, cost_s, launched_s=launched_s, not_before_s=not_before_s)
         return ModelledEvent(
             work, lambda asked_s, now_s: self.clock.count(launched_s, work, asked_s, now_s)
         )
 
-    def next_batch_waits(self, done_s: float, n_layers: int) -> None:
+    def next_batch_waits(self, done_s: float) -> None:
         """Have the batch that is launched next wait for loads, layer by layer.
 
         Args:
             done_s: end of the loads.
         """
         self._loads_done_s = max(self._loads_done_s, done_s)
-        self._n_layers = n_layers
 
 
 @cache

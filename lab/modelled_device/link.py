@@ -55,7 +55,7 @@ class ModelledLink(L2TransferEngine):
             return _completion(work, ModelledEvent(work, copy))
         # The prefill that is launched next computes at once, and its result waits for the loads.
         copy()
-        self._device.next_batch_waits(work.done_s, transfer_layer_id_max)
+        self._device.next_batch_waits(work.done_s)
         return _completion(work, ModelledEvent(work))
 
     def _book(self, transfers: list[L2Transfer], *, to_device: bool) -> Work:

@@ -91,7 +91,7 @@ BUDGETS = {
     "extensions/batches": 2_850,
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
-    "extensions/planner": 6_460,
+    "extensions/planner": 6_580,
     "gateway": 16_720,
     "interaction": 3_245,
     "kernels": 20,

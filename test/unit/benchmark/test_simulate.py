@@ -1,5 +1,7 @@
 """benchmark.simulate: its flags, its users, and the comparison with an engine."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,12 +9,15 @@ from benchmark.load.config import LoadConfig, Run
 from benchmark.load.point import RunResult
 from benchmark.load.point import Workload as SpokenWorkload
 from benchmark.load.report import document
+from benchmark.simulate.__main__ import Loads
 from benchmark.simulate.against import compare
 from benchmark.simulate.config import H100, parse_args
 from benchmark.simulate.gains import Measured, bounds
 from benchmark.simulate.server_args import server_of
 from sglang_live.client.clip import FRAME_S
 from sglang_live.extensions.planner.device_model.model import load_device_model
+from sglang_live.extensions.planner.simulation.frontier import Capacity
+from sglang_live.extensions.planner.simulation.noise import Noise
 from sglang_live.extensions.planner.simulation.placement import APART
 from sglang_live.extensions.planner.simulation.run import ADMITTED, World, point_of
 from sglang_live.extensions.planner.simulation.spec import HostTimes, ServerSpec
@@ -195,3 +200,36 @@ def test_the_distance_to_what_the_device_allows():
     assert found.alone_ms == alone
     assert found.times_alone == there / alone > 1.0
     assert measured(2).busy < found.busy < 1.0
+
+
+def test_numbers_of_users_may_be_shares_of_what_the_best_baseline_serves():
+    flags = ("--policies", "stock,all", "--frontier", "--of-knee", "0.5,1.3", "--pauses-s", "2")
+    config = parse_args(flags)
+    assert config.baselines == ("stock",) and config.noise == Noise(2.0)
+    loads = Loads(config, 0.0)
+    loads.capacities = {"stock": Capacity(40, 41, ""), "all": Capacity(60, 61, "")}
+    assert loads.sessions == (20, 52)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--of-knee", "1"),
+        ("--frontier", "--of-knee", "0,1"),
+        ("--policies", "all", "--frontier", "--of-knee", "1"),
+        ("--pauses-s", "-1"),
+        ("--devices", "3", "--sharing", "mps"),
+    ],
+)
+def test_flags_that_cannot_be_together_are_refused(flags):
+    with pytest.raises(SystemExit):
+        parse_args(flags)
+
+
+@pytest.mark.parametrize("sharing", ["time-slices", "mps"])
+def test_a_device_that_processes_share_serves_all_turns(sharing):
+    spec = replace(ServerSpec(model=MODEL), sharing=sharing)
+    world = World(Workload.load(turns=1, barge_in=0.5, seed=1), spec, UserSettings())
+    for arm in ("stock+no-overlap", "all"):
+        found = world.simulate(arm, 6)
+        assert all(row.record.ok for row in found.rows) and found.sessions_left == 0

@@ -70,7 +70,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def device(clock, tmp_path):
-    costs = SimpleNamespace(kv_token_bytes=BYTES_PER_TOKEN)
+    costs = SimpleNamespace(kv_token_bytes=BYTES_PER_TOKEN, n_layers=48)
     model = SimpleNamespace(link=COSTS, thinker=costs)
     return ModelledDevice("thinker", model, DeviceClock(tmp_path / "clock", "thinker", 0))
 
@@ -161,7 +161,7 @@ def test_a_write_reads_the_device_at_once_and_ends_later(link, pool, clock):
     assert pool.backed_up == 1 and seconds(done) == TAKES_S
 
 
-def test_a_prefill_that_needs_its_layers_ends_a_layer_after_the_last_load(
+def test_a_prefill_that_needs_its_layers_ends_a_layer_of_the_modelled_model_after_the_last_load(
     link, pool, clock, device
 ):
     ahead, layers = preload(link, pool), []
@@ -172,10 +172,10 @@ def test_a_prefill_that_needs_its_layers_ends_a_layer_after_the_last_load(
     assert not done.finish_event.query() and pool.loaded == [0, 1]
     result = device.compute(0.4, clock.now_s)
     result.synchronize()
-    assert clock.now_s == pytest.approx(100.0 + 2 * TAKES_S + 0.4 / 2)
+    assert clock.now_s == pytest.approx(100.0 + 2 * TAKES_S + 0.4 / 48)
     assert done.finish_event.query() and ahead.finish_event.query()
     device.compute(0.4, clock.now_s).synchronize()  # the next batch waits for no load
-    assert clock.now_s == pytest.approx(100.0 + 2 * TAKES_S + 0.4 / 2 + 0.4)
+    assert clock.now_s == pytest.approx(100.0 + 2 * TAKES_S + 0.4 / 48 + 0.4)
 
 
 def test_a_prefill_that_is_longer_than_its_loads_takes_its_own_time(link, pool, clock, device):

@@ -16,6 +16,11 @@ class EngineCosts(Protocol):
         """Size of one token's KV."""
         ...
 
+    @property
+    def n_layers(self) -> float:
+        """Of which each computes as soon as its own KV is loaded."""
+        ...
+
     def decode_s(self, n_streams: int, kv_tokens: int) -> float:
         """Duration of a decode round. kv_tokens: of all its streams."""
         ...
@@ -44,6 +49,7 @@ class ThinkerCosts(_Positive):
     prefill_per_token_us: float
     encoder_per_audio_s_ms: float
     kv_token_bytes: float
+    n_layers: float
 
     def decode_s(self, n_streams: int, kv_tokens: int) -> float:
         streams_ms = self.decode_fixed_ms + n_streams * self.decode_per_stream_ms
@@ -66,6 +72,7 @@ class TalkerCosts(_Positive):
     prefill_fixed_ms: float
     prefill_per_token_us: float
     kv_token_bytes: float
+    n_layers: float
 
     def decode_s(self, n_streams: int, kv_tokens: int) -> float:
         fixed_ms = self.decode_fixed_ms + self.code_predictor_fixed_ms

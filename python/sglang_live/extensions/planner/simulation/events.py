@@ -53,6 +53,30 @@ class Events(SimClock):
         return False
 
 
+class Work:
+    """One piece of work on a device.
+
+    done_s: when its result exists; None: not known yet.
+    """
+
+    def __init__(self, events: Events, done_s: float | None = None):
+        self._events = events
+        self._then: tuple[Act, float] | None = None
+        self.done_s = done_s
+
+    def when_done(self, act: Act, not_before_s: float = 0.0) -> None:
+        """Have `act` called when its result exists, at not_before_s at the earliest."""
+        if self.done_s is None:
+            self._then = act, not_before_s
+        else:
+            self._events.at(max(self.done_s, not_before_s), act)
+
+    def end(self, done_s: float) -> None:
+        self.done_s = done_s
+        if self._then is not None:
+            self.when_done(*self._then)
+
+
 class Device:
     """A modelled device: work of all stages that share it, first come, first served.
 
@@ -61,26 +85,26 @@ class Device:
 
     Attributes:
         is_arbitrated: whether stages have it by turns.
+        ends_s: when all work would have ended, one piece after the other.
         busy_s: duration of all work, by stage.
     """
 
     is_arbitrated = False
 
-    def __init__(self) -> None:
-        self._free_s = 0.0
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self.ends_s = 0.0
         self.busy_s: dict[str, float] = defaultdict(float)
 
-    def book(
-        self, stage: str, cost_s: float, launched_s: float, not_before_s: float = 0.0
-    ) -> float:
-        """Append work. Returns the time at which it ends, not_before_s at the earliest."""
-        self._free_s = max(max(launched_s, self._free_s) + cost_s, not_before_s)
+    def book(self, stage: str, cost_s: float, launched_s: float, not_before_s: float = 0.0) -> Work:
+        """Append work, which ends at not_before_s at the earliest."""
+        self.ends_s = max(max(launched_s, self.ends_s) + cost_s, not_before_s)
         self.busy_s[stage] += cost_s
-        return self._free_s
+        return Work(self._events, self.ends_s)
 
-    def stall(self, now_s: float, for_s: float) -> None:
+    def stall(self, for_s: float) -> None:
         """Begin no work for a while; what was to begin meanwhile is late."""
-        self._free_s = max(now_s, self._free_s) + for_s
+        self.ends_s = max(self._events.now_s(), self.ends_s) + for_s
 
     def ask(self, who: object, deadline_s: float, grant: Act) -> None:
         """Have `grant` called when `who` may launch work. Asking again may bring the
@@ -100,9 +124,10 @@ class ArbitratedDevice(Device):
 
     is_arbitrated = True
 
-    def __init__(self, events: Events, lead_s: float) -> None:
-        super().__init__()
-        self._events = events
+    def __init__(self, events: Events, lead_s: float, device: Device) -> None:
+        super().__init__(events)
+        self._device = device
+        self.busy_s = device.busy_s
         self._lead_s = lead_s
         self._turns: Turns[object] = Turns()
         self._grants: dict[object, Act] = {}
@@ -113,13 +138,14 @@ class ArbitratedDevice(Device):
         self._grants[who] = grant
         self._grant_later()
 
-    def book(
-        self, stage: str, cost_s: float, launched_s: float, not_before_s: float = 0.0
-    ) -> float:
-        done_s = super().book(stage, cost_s, launched_s, not_before_s)
+    def book(self, stage: str, cost_s: float, launched_s: float, not_before_s: float = 0.0) -> Work:
+        work = self._device.book(stage, cost_s, launched_s, not_before_s)
         self._is_busy = True
-        self._events.at(max(self._events.now_s(), done_s - self._lead_s), self._done)
-        return done_s
+        self._events.at(self._device.ends_s - self._lead_s, self._done)
+        return work
+
+    def stall(self, for_s: float) -> None:
+        self._device.stall(for_s)
 
     def leave(self, who: object) -> None:
         if who != self._turns.holder:  # what is on the device is computed

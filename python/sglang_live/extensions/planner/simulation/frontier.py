@@ -56,7 +56,7 @@ def capacity(
     slo: Slo | None = None,
     close: float = 0.03,
 ) -> Capacity:
-    """Search between `least` and the first doubling that misses the SLO.
+    """Search between `least` and the first growth by half that misses the SLO.
 
     measure: raises PoolFullError where the users do not fit into the KV pools.
     most: largest number of users that is tried.
@@ -76,7 +76,7 @@ def capacity(
     while not (why := fails(bad)):
         if bad >= most:
             return Capacity(bad, None, "")
-        good, bad = bad, min(2 * bad, most)
+        good, bad = bad, min(bad + (bad + 1) // 2, most)
     while bad - good > max(1, round(close * bad)):
         middle = (good + bad) // 2
         if found := fails(middle):

@@ -31,7 +31,7 @@ class Noise:
         def pause() -> None:
             for_s = rng.uniform(self.least_s, self.most_s)
             for device in devices:
-                device.stall(events.now_s(), for_s)
+                device.stall(for_s)
             if not is_over():
                 events.after(rng.expovariate(1 / self.every_s), pause)
 

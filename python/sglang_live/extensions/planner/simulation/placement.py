@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from sglang_live.extensions.planner.device_model.costs import ThinkerCosts
 
-# Estimate: an all-reduce of some kilobytes over NVLink. Two for each of Qwen3-Omni's 48 layers.
-_ALL_REDUCE_S, _ALL_REDUCES = 10e-6, 96
+# Estimate: an all-reduce of some kilobytes over NVLink. There are two for each layer.
+_ALL_REDUCE_S = 10e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +67,17 @@ class DividedCosts:
         """Of one device: heads are divided."""
         return self.whole.kv_token_bytes / self.n_devices
 
+    @property
+    def n_layers(self) -> float:
+        return self.whole.n_layers
+
     def decode_s(self, n_streams: int, kv_tokens: int) -> float:
         fixed_s = self.whole.decode_s(0, 0)
         grows_s = self.whole.decode_s(n_streams, kv_tokens) - fixed_s
-        return fixed_s + grows_s / self.n_devices + _ALL_REDUCES * _ALL_REDUCE_S
+        return fixed_s + grows_s / self.n_devices + 2 * self.n_layers * _ALL_REDUCE_S
 
     def prefill_s(self, n_tokens: int, audio_s: float) -> float:
         """Each device has whole encoders, and encodes all of the audio."""
         fixed_s = self.whole.prefill_s(0, audio_s)
         grows_s = self.whole.prefill_s(n_tokens, audio_s) - fixed_s
-        return fixed_s + grows_s / self.n_devices + _ALL_REDUCES * _ALL_REDUCE_S
+        return fixed_s + grows_s / self.n_devices + 2 * self.n_layers * _ALL_REDUCE_S

@@ -6,6 +6,7 @@ from sglang_live.extensions.planner.device_model.model import DeviceModel
 from sglang_live.extensions.planner.simulation.engine.engine import EngineSpec
 from sglang_live.extensions.planner.simulation.engine.tiers import TierSpec
 from sglang_live.extensions.planner.simulation.placement import SHARED, DividedCosts, Placement
+from sglang_live.extensions.planner.simulation.sharing import Sharing
 from sglang_live.policy.config import TALKER, THINKER, PolicyConfig
 from sglang_live.policy.policies import Policies
 from sglang_live.stages.vocoder.config import VocoderConfig
@@ -30,6 +31,8 @@ class HostTimes:
     launch_s: from the choice of a batch to its begin on the device, if that is free by then.
         Estimated: a token of a thinker of seven million parameters takes 2.8 ms on an H100, with
         overlap, which is SGLang's loop alone (benchmark/results/gpu).
+    flip_s: of each request that pauses or resumes in a round, before its launch; for experiments
+        with many streams.
     round_s: of a scheduler, or of the vocoder's thread, for each batch, beside the device; 0: it
         is hidden by it.
     """
@@ -43,6 +46,7 @@ class HostTimes:
     text_s: float = 0.005
     report_s: float = 0.005
     launch_s: float = 0.002
+    flip_s: float = 0.0
     thinker_round_s: float = 0.0
     talker_round_s: float = 0.0
     vocoder_round_s: float = 0.0
@@ -55,6 +59,7 @@ class HostTimes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpec:
     """
+    sharing: how the processes of a device that several stages use have it.
     thinker_tokens, talker_tokens: KV pool of each replica.
     header_tokens: of the instructions.
     host_tokens: of a thinker's KV in host memory, with the policy next-use.
@@ -71,6 +76,7 @@ class ServerSpec:
 
     model: DeviceModel
     placement: Placement = SHARED
+    sharing: Sharing = "queue"
     thinker_tokens: int = 200_000
     talker_tokens: int = 100_000
     host_tokens: int = 0
@@ -96,6 +102,7 @@ class ServerSpec:
             overlap=self.overlap,
             host_s=self.host.thinker_round_s,
             launch_s=self.host.launch_s,
+            flip_s=self.host.flip_s,
             reserves_all=self.thinker_reserves_all,
         )
 
@@ -108,6 +115,7 @@ class ServerSpec:
             overlap=self.overlap,
             host_s=self.host.talker_round_s,
             launch_s=self.host.launch_s,
+            flip_s=self.host.flip_s,
         )
 
     def tier(self, policies: Policies) -> TierSpec:

@@ -101,6 +101,7 @@ def test_costs_are_sums_of_their_parts():
         prefill_per_token_us=50,
         encoder_per_audio_s_ms=2,
         kv_token_bytes=1000,
+        n_layers=4,
     )
     assert thinker.decode_s(4, 50_000) == pytest.approx(0.010 + 0.002 + 0.005)
     assert thinker.prefill_s(1000, 8.0) == pytest.approx(0.020 + 0.050 + 0.016)
@@ -113,6 +114,7 @@ def test_costs_are_sums_of_their_parts():
         prefill_fixed_ms=20,
         prefill_per_token_us=50,
         kv_token_bytes=1000,
+        n_layers=4,
     )
     assert talker.decode_s(4, 50_000) == pytest.approx(0.010 + 0.002 + 0.005 + 0.005 + 0.001)
     assert talker.prefill_s(1000, 8.0) == pytest.approx(0.020 + 0.050)

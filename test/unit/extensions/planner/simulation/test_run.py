@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -11,7 +12,7 @@ from sglang_live.extensions.planner.device_model.model import H100, load_device_
 from sglang_live.extensions.planner.simulation.engine.engine import Engine
 from sglang_live.extensions.planner.simulation.engine.pool import KvPool, PoolFullError
 from sglang_live.extensions.planner.simulation.engine.requests import Request
-from sglang_live.extensions.planner.simulation.events import Device, Events
+from sglang_live.extensions.planner.simulation.events import Device, Events, Work
 from sglang_live.extensions.planner.simulation.frontier import capacity
 from sglang_live.extensions.planner.simulation.load.arrivals import PlannedTurn, UserPlan
 from sglang_live.extensions.planner.simulation.load.interruptions import PlannedInterruption
@@ -285,6 +286,23 @@ def test_idle_sessions_are_evicted_and_their_next_turns_get_their_kv_again(
     assert "failed" in {row.record.status for user in users for row in user.rows}
 
 
+def test_a_load_overlaps_with_its_prefill_by_the_layers_of_the_model():
+    plans = [plan(n, 60, 50, 40, start_s=1.1 * n) for n in range(8)]
+
+    def loaded_ms(n_layers: int) -> float:
+        """Mean of the turns; loads take three times as long as prefills."""
+        thinker = replace(MODEL.thinker, n_layers=n_layers, kv_token_bytes=2e7)
+        model = replace(MODEL, thinker=thinker)
+        spec = ServerSpec(model=model, host=NO_HOST, thinker_tokens=700, host_tokens=10_000)
+        server, users = run_users("urgency+truncate+next-use", *plans, spec=spec)
+        assert server.replicas.thinkers[0].kv.tiers.counts["tokens_loaded"] > 0
+        return fmean(row.record.ttfp_ms for user in users for row in user.rows)
+
+    one, many = loaded_ms(1), loaded_ms(48)
+    # Each prefill of 15 ms is behind its load but for the last layer.
+    assert 5 < one - many < 15
+
+
 def test_a_pool_that_is_too_small_is_an_error_and_no_result():
     spec = ServerSpec(model=MODEL, thinker_tokens=280)
     with pytest.raises(PoolFullError, match="simulate a larger one"):
@@ -363,10 +381,10 @@ def test_stages_by_turns_launch_at_most_one_piece_of_work_ahead(monkeypatch, arm
     spans: list[tuple[float, float]] = []
     book = Device.book
 
-    def noted(device: Device, stage: str, cost_s: float, launched_s: float, *rest: float) -> float:
-        done_s = book(device, stage, cost_s, launched_s, *rest)
-        spans.append((launched_s, done_s))
-        return done_s
+    def noted(device: Device, stage: str, cost_s: float, launched_s: float, *rest: float) -> Work:
+        work = book(device, stage, cost_s, launched_s, *rest)
+        spans.append((launched_s, device.ends_s))
+        return work
 
     monkeypatch.setattr(Device, "book", noted)
     workload = Workload.load(turns=2, barge_in=0.5, seed=3)

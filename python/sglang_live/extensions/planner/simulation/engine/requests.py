@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_live.bridge.batch_work import BatchWork
+from sglang_live.extensions.planner.simulation.events import Work
 
 # SGLang reserves no more than this for a request's output.
 MOST_RESERVED = 4096
@@ -77,12 +78,12 @@ class Batch:
         reqs: of a decode round, the engine's own list; of a prefill all that it computes.
         complete: requests whose prefill ends in it.
         work: for the meter; None without policies.
-        launched_s, done_s: when it was launched, and when its result exists.
+        launched_s: when it was launched. device: what computes it.
     """
 
     reqs: list[Request]
     is_prefill: bool
     launched_s: float
-    done_s: float
+    device: Work
     complete: list[Request] = field(default_factory=list)
     work: BatchWork | None = None

@@ -124,15 +124,16 @@ class Vocoder:
         return alike[: self._config.max_batch]
 
     def _launch(self, batch: list[Decoding], n_frames: int) -> None:
-        done_s = now_s = self._events.now_s()
-        if n_frames:
-            cost_s = self._costs.decode_s(len(batch))
-            on_device_s = self._device.book("vocoder", cost_s, now_s + self._launch_s)
-            done_s = max(on_device_s, now_s + self._host_s)
-            self._launches = self._host_s > 0
+        if not n_frames:
+            self._events.after(0.0, lambda: self._end_batch(batch, n_frames))
+            return
+        now_s = self._events.now_s()
+        self._launches = self._host_s > 0
         if self._launches:
             self._events.after(self._host_s, self._launched)
-        self._events.at(done_s, lambda: self._end_batch(batch, n_frames))
+        cost_s = self._costs.decode_s(len(batch))
+        work = self._device.book("vocoder", cost_s, now_s + self._launch_s)
+        work.when_done(lambda: self._end_batch(batch, n_frames), now_s + self._host_s)
 
     def _launched(self) -> None:
         self._launches = False

@@ -21,6 +21,7 @@ from sglang_live.extensions.planner.simulation.server.thinker import SimulatedTh
 from sglang_live.extensions.planner.simulation.server.thinker_session import ThinkerKv
 from sglang_live.extensions.planner.simulation.server.turn_spec import TurnSpec
 from sglang_live.extensions.planner.simulation.server.vocoder import SimulatedVocoder
+from sglang_live.extensions.planner.simulation.sharing import SharedDevice
 from sglang_live.extensions.planner.simulation.spec import ServerSpec
 from sglang_live.messages import Ready
 from sglang_live.policy.arbiter import lead_s
@@ -257,6 +258,12 @@ class Replicas:
         )
 
     def _device(self, number: int) -> Device:
-        by_turns = self._policies.arbiter and self._spec.placement.is_shared(number)
-        lead = lead_s([self._spec.host.launch_s])
-        return ArbitratedDevice(self._events, lead) if by_turns else Device()
+        spec, events = self._spec, self._events
+        if not spec.placement.is_shared(number):
+            return Device(events)
+        device = Device(events)
+        if spec.sharing != "queue":
+            device = SharedDevice(events, by_slices=spec.sharing == "time-slices")
+        if not self._policies.arbiter:
+            return device
+        return ArbitratedDevice(events, lead_s([spec.host.launch_s]), device)
