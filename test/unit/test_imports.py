@@ -73,6 +73,7 @@ SGLANG = (
     "extensions.elastic.engine.",
     "extensions.lending.engine.",
     "models.csm.engine.",
+    "models.moshi.engine.",
     "models.qwen3_omni.engine.",
     "models.qwen3_tts.engine.",
     "models.speech_lm.engine.",
@@ -83,7 +84,7 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_095,
+    "": 4_180,
     "bridge": 9_960,
     "capacity": 690,
     "client": 1_060,
@@ -92,16 +93,16 @@ BUDGETS = {
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
     "extensions/planner": 6_580,
-    "gateway": 16_720,
+    "gateway": 16_980,
     "interaction": 3_245,
     "kernels": 20,
     "kv": 1_020,
-    "models": 11_160,
-    "orchestrator": 2_580,
+    "models": 12_260,
+    "orchestrator": 2_900,
     "policy": 2_080,
     "sound": 1_210,
     "speakable": 2_000,
-    "stages": 8_380,
+    "stages": 8_820,
     "telemetry": 710,
 }
 

@@ -77,6 +77,8 @@ class ModelFacts:
         kv_values: numbers in the thinker's KV of one token; 0: not known.
         good_tokens: length of a conversation that the thinker is good for, if its training was
             shorter than its context; 0: context_tokens.
+        duplex_s: seconds of a frame, for a model that hears while it speaks: a call is all that it
+            does. 0: it has turns.
         cpu_weights: "int8" if the thinker's weights are quantised on a CPU, unless a flag says
             otherwise.
     """
@@ -96,6 +98,7 @@ class ModelFacts:
     context_tokens: int = 0
     good_tokens: int = 0
     kv_values: int = 0
+    duplex_s: float = 0.0
     cpu_weights: str = ""
 
     @property

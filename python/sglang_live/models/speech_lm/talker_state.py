@@ -8,6 +8,7 @@ is kept in its `TalkerStream`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,9 @@ class TalkerStream:
         prompt_len: positions before the first codec frame.
         audio: thinker hidden states in prompt order; None without audio.
         audio_at: [n_audio] int64 prompt positions of them, ascending.
-        text_ids: text that decode steps add to their frames, one id per frame.
+        text_ids: text that decode steps add to their frames, one id per frame; or the codes of the
+            user's frames, for a model that hears while it speaks.
+        n_text_gone: entries that text_ids has dropped at its front, because a row has them.
         text_done: whether the text is complete; later frames get tts_pad.
         mid_prefill: whether the running batch has a chunk of its prefill that is not the last.
         n_frames: frames whose codes a launched step has computed.
@@ -44,7 +47,8 @@ class TalkerStream:
     greedy: bool
     temperature: float
     penalty: float
-    text_ids: list[int] = field(default_factory=list)
+    text_ids: list[Any] = field(default_factory=list)
+    n_text_gone: int = 0
     text_done: bool = False
     mid_prefill: bool = False
     n_frames: int = 0
@@ -56,8 +60,12 @@ class TalkerStream:
     n_text_written: int = 0
     n_dropped_written: int = 0
 
+    @property
+    def n_text(self) -> int:
+        return self.n_text_gone + len(self.text_ids)
+
     def has_text_for(self, frame: int) -> bool:
-        return self.text_done or frame < len(self.text_ids)
+        return self.text_done or frame < self.n_text
 
     def frame_at(self, place: int) -> int:
         """The frame whose KV belongs at token index `place`."""
@@ -104,10 +112,14 @@ class SavedRow:
 class TalkerRows:
     """Device tensors, one row per request slot. Row 0 is SGLang's padding row.
 
+    is_ring: a request may have more than max_frames frames; frame n is at n % max_frames, and the
+        newest ones are kept.
+
     past_hidden: [n_rows, hidden], normalised hidden state that chose the latest code 0.
     prompt_len:  [n_rows] int64.
     n_dropped:   [n_rows] int64, frames that compaction has dropped.
-    text_ids:    [n_rows, max_frames] int32, tts_pad where no text has come.
+    text_ids:    [n_rows, max_frames] int32, tts_pad where no text has come; or [..., n_heard], the
+                 codes of the user's frames.
     codes:       [n_rows, max_frames, n_codes] int16, those of a frame that its id does not tell,
                  or all of them (engine/frame_lm.py).
     seen:        [n_rows, codec_vocab] bool, codes 0 generated so far.
@@ -126,8 +138,11 @@ class TalkerRows:
         pad_id: int,
         device: torch.device,
         dtype: torch.dtype,
+        n_heard: int = 0,
+        is_ring: bool = False,
     ):
         self.max_frames = max_frames
+        self.is_ring = is_ring
         self._pad_id = pad_id
         self.past_hidden = torch.zeros(n_rows, hidden, device=device, dtype=dtype)
         self.prompt_len = torch.zeros(n_rows, device=device, dtype=torch.int64)
@@ -138,7 +153,8 @@ class TalkerRows:
         self.penalty = torch.ones(n_rows, device=device)
         self.temperature = torch.ones(n_rows, device=device)
         shape = (n_rows, max_frames)
-        self.text_ids = torch.full(shape, pad_id, device=device, dtype=torch.int32)
+        text_shape = (*shape, n_heard) if n_heard else shape
+        self.text_ids = torch.full(text_shape, pad_id, device=device, dtype=torch.int32)
         self.codes = torch.zeros(*shape, n_codes, device=device, dtype=torch.int16)
 
     def bind(self, stream: TalkerStream, row: int) -> None:
@@ -154,7 +170,7 @@ class TalkerRows:
         self.text_ids[row].fill_(self._pad_id)
         stream.n_dropped_written = stream.n_dropped
         stream.row = row
-        stream.n_text_written = 0
+        stream.n_text_written = stream.n_text_gone
         if (saved := stream.saved) is not None:
             self.codes[row, : len(saved.codes)] = saved.codes
             self.past_hidden[row], self.seen[row] = saved.past_hidden, saved.seen
@@ -174,13 +190,24 @@ class TalkerRows:
 
     def write_text_ids(self, stream: TalkerStream) -> None:
         """Copy text that came since the last call."""
-        known, new = stream.n_text_written, stream.text_ids[stream.n_text_written :]
+        known = stream.n_text_written
+        new = stream.text_ids[known - stream.n_text_gone :]
         if stream.row is None or not new:
             return
+        if self.is_ring and len(new) > self.max_frames:
+            known, new = known + len(new) - self.max_frames, new[-self.max_frames :]
         table = self.text_ids
         ids = copy_to(torch.tensor(new, dtype=torch.int32), table.device)
-        table[stream.row, known : known + len(new)] = ids
-        stream.n_text_written = len(stream.text_ids)
+        at = known % self.max_frames
+        n_whole = self.max_frames - at  # up to the ring's end
+        table[stream.row, at : at + len(new)] = ids[:n_whole]
+        if len(new) > n_whole:
+            table[stream.row, : len(new) - n_whole] = ids[n_whole:]
+        stream.n_text_written = stream.n_text
+        if self.is_ring and len(stream.text_ids) > 2 * self.max_frames:
+            n_gone = len(stream.text_ids) - self.max_frames
+            del stream.text_ids[:n_gone]
+            stream.n_text_gone += n_gone
 
     def unbind(self, stream: TalkerStream) -> None:
         """Save what cannot be recomputed, before a retraction takes the row."""
