@@ -3,6 +3,8 @@
 A job is one turn's work in one stage. The orchestrator opens it with a ThinkerRequest,
 ScriptRequest, TalkerRequest or VocoderRequest, may send TalkerInput, VocoderFrames, Heard,
 Interrupt and Promote, and receives messages until ThinkerDone, TalkerDone, VocoderDone or Failed.
+DuplexRequest and HearRequest open jobs that last as long as a call with a model that hears while it
+speaks.
 RetainNative and MeasurePrompt open jobs that end with NativeRetained and PromptMeasured. Tensors
 travel beside a message: a TensorRef says where (stages/transport/wire.py).
 
@@ -421,6 +423,47 @@ class TalkerDone(Message, frozen=True):
     n_read: int = 0
 
 
+class DuplexRequest(Message, frozen=True):
+    """Hear and speak at the same time, until the job is cancelled: one DuplexFrames for the begin,
+    and one for each HeardFrame.
+
+    role: who it is, in words. temperature: see TalkerRequest.
+    window_frames: of the call's newest frames in KV, kept behind its prompt; None: all that the
+        model's context holds.
+    own, heard: the newest frames of a call that another engine has had, as DuplexFrames and
+        HeardFrame have them: n_frames of its own, and at least as many of the user but one.
+    """
+
+    voice: str
+    role: str
+    temperature: float | None
+    seed: int
+    timeout_s: float
+    window_frames: int | None = None
+    own: bytes = b""
+    heard: bytes = b""
+    n_frames: int = 0
+
+
+class HeardFrame(Message, frozen=True):
+    """The user's next frame, from a vocoder and to a talker. codes: int16 little-endian."""
+
+    codes: bytes
+
+
+class DuplexFrames(Message, frozen=True):
+    """The model's next frame.
+
+    frame: int16 little-endian, its text token and its codes.
+    codes: of the sound that is complete with it, as CodecFrames has them; empty at the begin.
+    text: that it adds to the transcript.
+    """
+
+    frame: bytes
+    codes: bytes
+    text: str = ""
+
+
 # --- vocoder ---
 
 
@@ -443,12 +486,26 @@ class VocoderRequest(Message, frozen=True):
     """
     voice: of a vocoder that reads text; codes have theirs. flex: see TurnRequest.
     sent: all input comes again, and the sound up to there was sent by another replica. None: none.
+    each_frame: every frame sounds at once, alone.
     """
 
     timeout_s: float
+    each_frame: bool = False
     voice: str = ""
     flex: bool = False
     sent: SoundPlace | None = None
+
+
+class HearRequest(Message, frozen=True):
+    """Encode a user's sound until the job is cancelled: a HeardFrame for each UserSound."""
+
+    timeout_s: float
+
+
+class UserSound(Message, frozen=True):
+    """pcm: one frame of the codec, int16 little-endian mono at 24 kHz."""
+
+    pcm: bytes
 
 
 class VocoderFrames(Message, frozen=True):
@@ -482,17 +539,36 @@ class VocoderDone(Message, frozen=True): ...
 
 # Messages that open a job, with a time limit for it.
 Opener = (
-    ThinkerRequest | ScriptRequest | RetainNative | MeasurePrompt | TalkerRequest | VocoderRequest
+    ThinkerRequest
+    | ScriptRequest
+    | RetainNative
+    | MeasurePrompt
+    | TalkerRequest
+    | VocoderRequest
+    | DuplexRequest
+    | HearRequest
 )
 _Control = Ping | Ready | Cancel | Failed | Credit | Heard | Interrupt | Promote | StreamEvent
 _OfThinker = UserSegment | TextTokens | PrefillStarted | FunctionCallProgress | ThinkerDone
 _OfSession = NativeRetained | PromptMeasured | CloseSession
 _OfTalker = SegmentsNeeded | TalkerSegments | TalkerInput | CodecFrames | TalkerDone
 _OfVocoder = VocoderFrames | VocoderText | VocoderEnd | Pcm | VocoderDone
-AnyMessage = Opener | SessionHint | _Control | _OfThinker | _OfSession | _OfTalker | _OfVocoder
+_OfDuplex = HeardFrame | DuplexFrames | UserSound
+_OfStages = _OfThinker | _OfTalker | _OfVocoder | _OfDuplex
+AnyMessage = Opener | SessionHint | _Control | _OfSession | _OfStages
 
 # Messages that count against a job's window. Others are never delayed by a full window.
-STREAMED = (TextTokens, CodecFrames, Pcm, TalkerInput, VocoderFrames, VocoderText)
+STREAMED = (
+    TextTokens,
+    CodecFrames,
+    Pcm,
+    TalkerInput,
+    VocoderFrames,
+    VocoderText,
+    HeardFrame,
+    DuplexFrames,
+    UserSound,
+)
 
 
 # --- from a stage to its scheduler ---
@@ -626,11 +702,13 @@ class TalkerText(EngineMessage, frozen=True):
 
     Attributes:
         done: whether this is the last text.
+        heard: frames of the user, codes of each, for a model that gets these instead.
     """
 
     rid: str
     ids: list[int]
     done: bool = False
+    heard: list[list[int]] = []
 
 
 class TalkerForget(EngineMessage, frozen=True):

@@ -31,6 +31,7 @@ from sglang_live.engine_channel.inbox import (
 )
 from sglang_live.errors import SeamError
 from sglang_live.messages import Ready, SessionHint
+from sglang_live.models.duplex_talker import DuplexTalker
 from sglang_live.models.family import family_at, part
 from sglang_live.models.piece_talker import PieceTalker
 from sglang_live.stages.endings import die_with_parent
@@ -84,6 +85,11 @@ def build_stage(spec: StageSpec) -> tuple[Stage, asyncio.AbstractEventLoop]:
 
             pieces = PieceStage(spec, model)
             return pieces, pieces.engine.loop
+        if isinstance(model, DuplexTalker):
+            from sglang_live.stages.talker.duplex_stage import DuplexStage
+
+            duplex = DuplexStage(spec, model)
+            return duplex, duplex.engine.loop
         talker = TalkerStage(spec, model)
         return talker, talker.engine.loop
     if spec.stage == "vocoder" and family_at(spec.family).talker is None:

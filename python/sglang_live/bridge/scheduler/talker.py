@@ -75,7 +75,7 @@ class Talker(Part):
     def _on_text(self, text: TalkerText) -> None:
         stream = self.model.streams.get(text.rid)
         if stream is not None:
-            stream.text_ids.extend(text.ids)
+            stream.text_ids.extend(text.heard or text.ids)
             stream.text_done = stream.text_done or text.done
             if stream.text_done:
                 self.unfinished_text.discard(text.rid)
@@ -253,6 +253,9 @@ class TalkerWindow(Part):
     def _set_limit(self, req: Req) -> None:
         config, stream = self._configs[req.rid], self._streams[req.rid]
         most = config.most_frames(self._page_size)
+        if self._talker.model.rows.is_ring:  # nothing but its consumer ends it
+            req.sampling_params.max_new_tokens = most
+            return
         n_positions = self._scheduler.model_config.context_len - 1 - stream.prompt_len
         left = min(self._talker.model.rows.max_frames, n_positions) - stream.n_dropped
         req.sampling_params.max_new_tokens = min(most, left, self._limits[req.rid])

@@ -32,6 +32,7 @@ from sglang_live.messages import (
     TalkerText,
     WireSegment,
 )
+from sglang_live.models.duplex_talker import DuplexTalker
 from sglang_live.models.family import TalkerModel, family_at, part
 from sglang_live.models.piece_talker import PieceTalker
 from sglang_live.stages.engine_host import EXTERNAL_MODELS_ENV, EngineHost
@@ -61,11 +62,11 @@ class _Begun:
     is_complete: bool
 
 
-def load_talker(spec: StageSpec) -> TalkerModel | PieceTalker:
+def load_talker(spec: StageSpec) -> TalkerModel | PieceTalker | DuplexTalker:
     name = family_at(spec.family).talker
     assert name is not None, "a model without a talker has no such stage"
     given = {"voices": Path(spec.voices)} if spec.voices else {}
-    talker: TalkerModel | PieceTalker = part(name)(Path(spec.model_path), **given)
+    talker: TalkerModel | PieceTalker | DuplexTalker = part(name)(Path(spec.model_path), **given)
     return talker
 
 

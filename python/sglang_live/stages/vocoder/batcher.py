@@ -88,6 +88,7 @@ class _Job:
         n_silent: next frames of the stream whose sound was sent by another vocoder.
         ahead: of its listener.
         flex: whether it is not heard while it is made.
+        each_frame: whether every frame is a chunk.
         ready_s: when the next chunk became ready. None: it is not ready.
     """
 
@@ -103,6 +104,7 @@ class _Job:
     ahead: Ahead = field(default_factory=Ahead)
     is_finished: bool = False
     flex: bool = False
+    each_frame: bool = False
     ready_s: float | None = None
 
     @property
@@ -207,9 +209,17 @@ class VocoderEngine:
             for _ in range(2):  # a first chunk is shorter in samples than those that follow
                 self._decoder.decode(streams, codes)
 
-    def open(self, job_id: str, *, flex: bool = False, sent: SoundPlace | None = None) -> None:
+    def open(
+        self,
+        job_id: str,
+        *,
+        flex: bool = False,
+        each_frame: bool = False,
+        sent: SoundPlace | None = None,
+    ) -> None:
         """
         Args:
+            each_frame: whether it comes frame by frame.
             flex: whether it is not heard while it is made: it comes in large chunks, and beside
                 heard ones has a small share (policy/flex.py).
             sent: where its sound begins, if another vocoder has sent the rest; in an utterance of
@@ -224,7 +234,8 @@ class VocoderEngine:
                 f"vocoder full: {len(self._jobs)} of {self._config.max_streams} streams"
             )
         stream = self._decoder.new_stream()
-        job = self._jobs[job_id] = _Job(job_id, stream, self._no_frames(), flex=flex)
+        job = _Job(job_id, stream, self._no_frames(), flex=flex, each_frame=each_frame)
+        self._jobs[job_id] = job
         if sent is not None:
             context = self._decoder.n_context_frames
             job.utterance = sent.utterance
@@ -360,6 +371,8 @@ class VocoderEngine:
     def _wanted_frames(self, job: _Job) -> int:
         """Frames that make the next chunk ready."""
         config = self._config
+        if job.each_frame:
+            return 1
         if job.n_silent:
             return min(job.n_silent, config.flex_chunk_frames, config.max_buffered_frames)
         if job.flex:
@@ -374,6 +387,8 @@ class VocoderEngine:
         contended: a heard chunk is ready, so that one of flex is no longer than it may be.
         """
         config, n_pending = self._config, len(job.pending)
+        if job.each_frame:
+            return job.is_begun, min(1, n_pending)
         if job.n_silent:
             return job.is_begun, min(self._wanted_frames(job), n_pending)
         if job.flex:

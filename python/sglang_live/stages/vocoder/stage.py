@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,14 +13,24 @@ import torch
 from sglang_live.aio import result_with, vital
 from sglang_live.bridge.platform import cpu
 from sglang_live.engine_channel.device_turn import DeviceTurn
-from sglang_live.errors import CapacityError
-from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderFrames, VocoderRequest
+from sglang_live.errors import BadInputError, CapacityError
+from sglang_live.messages import (
+    HearRequest,
+    Pcm,
+    VocoderDone,
+    VocoderEnd,
+    VocoderFrames,
+    VocoderRequest,
+)
 from sglang_live.models.codecs import END_CODE
 from sglang_live.models.family import family_at, part
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.transport.server import ServedJob
 from sglang_live.stages.vocoder.batcher import Decoding, VocoderBatch, VocoderEngine
 from sglang_live.stages.vocoder.config import VocoderConfig
+from sglang_live.stages.vocoder.hearing import Hearing
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +60,8 @@ class VocoderStage:
         on_graphs = not on_cpu and not config.disable_cuda_graph
         self._graphs = decoder.use_graphs(config.max_batch) if on_graphs else None
         self._engine = VocoderEngine(decoder, config)
+        encoder = getattr(decoder, "encoder", None)
+        self._hearing = None if encoder is None else Hearing(encoder, config, self._compute)
         begin = cpu.begin_computing if on_cpu else None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vocoder", initializer=begin)
         # Threads that wait for results on a device.
@@ -66,11 +80,18 @@ class VocoderStage:
             self._graphs.freeze()
             log.info("vocoder_graphs %s", self._graphs.counts)
         self._stepping = vital(self._step_forever(), "vocoder steps")
+        if self._hearing is not None:
+            await self._hearing.start()
 
     async def run(self, job: ServedJob) -> None:
         request = job.opener
+        if isinstance(request, HearRequest):
+            await self._hearing_of_users().run(job)
+            return
         assert isinstance(request, VocoderRequest)
-        self._engine.open(job.job_id, flex=request.flex, sent=request.sent)  # raises if it is full
+        self._engine.open(  # raises if it is full
+            job.job_id, flex=request.flex, each_frame=request.each_frame, sent=request.sent
+        )
         outputs = self._outputs[job.job_id] = asyncio.Queue()  # _feed_when_room bounds it
         feeding = asyncio.create_task(self._feed(job))
         try:
@@ -91,11 +112,21 @@ class VocoderStage:
     async def close_session(self, session_id: str) -> None:
         """A vocoder keeps nothing between jobs."""
 
+    def _hearing_of_users(self) -> Hearing:
+        if self._hearing is None:
+            raise BadInputError("this model's codec does not encode")
+        return self._hearing
+
+    async def _compute(self, work: Callable[[], T]) -> T:
+        """Run in the thread that decodes, behind what it does."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
     def load(self) -> dict[str, float]:
         graphs = {} if self._graphs is None else self._graphs.counts
         counts = {f"graph_{name}": float(n) for name, n in graphs.items()}
         turns = {} if self._turn is None else self._turn.counts
-        return {"streams": float(len(self._outputs)), **counts, **turns}
+        heard = {} if self._hearing is None else self._hearing.load()
+        return {"streams": float(len(self._outputs)), **counts, **turns, **heard}
 
     async def _feed(self, job: ServedJob) -> None:
         assert isinstance(job.opener, VocoderRequest)
