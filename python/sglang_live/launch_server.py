@@ -178,6 +178,7 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
             clock=clock,
             suspects=suspects,
             talker_reads_text=model.talker_reads_text,
+            duplex_s=model.duplex_s,
         )
         metrics, drain = _metrics(supervisor, orchestrator, drops), Drain()
         for addition in config.additions:

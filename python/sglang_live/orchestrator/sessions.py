@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from hashlib import blake2b
 
 from sglang_live.aio import close_all
 from sglang_live.capacity.best_effort import BestEffort, used_share
@@ -22,6 +23,7 @@ from sglang_live.core import (
 from sglang_live.errors import BadInputError, LiveError, StageUnavailableError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import PROMPT_TOKENS_MOST, NextUseHint, UserSpeaking
+from sglang_live.orchestrator.duplex import DuplexCall, DuplexSettings
 from sglang_live.orchestrator.metronome import Metronome
 from sglang_live.orchestrator.moves import LostJobs, TurnMove
 from sglang_live.orchestrator.replica_choice import least_loaded
@@ -97,6 +99,23 @@ class VoiceSession:
             raise
         finally:
             run.over()
+
+    def duplex(
+        self, voice: str, role: str, temperature: float | None, window_frames: int | None
+    ) -> DuplexCall:
+        """A call with a model that hears while it speaks; it begins with its run()."""
+        self._n_turns += 1
+        name = f"{self.session_id}.{self._n_turns:08}"
+        settings = DuplexSettings(
+            frame_s=self.owner.duplex_s,
+            voice=voice,
+            role=role,
+            temperature=temperature,
+            seed=int.from_bytes(blake2b(name.encode(), digest_size=7).digest(), "little"),
+            window_frames=window_frames,
+        )
+        place = partial(self.place, self.links)
+        return DuplexCall(name, self.links, settings, self.owner.clock, self.owner.metronome, place)
 
     def place(self, links: StageLinks) -> None:
         """Find another replica in the place of each that is down, if there is one, for the session
@@ -371,7 +390,9 @@ class Orchestrator:
         clock: Clock,
         suspects: Suspects | None = None,
         talker_reads_text: bool = False,
+        duplex_s: float = 0.0,
     ):
+        """duplex_s: see ModelFacts."""
         self.suspects = suspects or Suspects(clock)
         self.model_name = model_name
         self.voices = voices
@@ -382,6 +403,7 @@ class Orchestrator:
         self.metronome = Metronome(clock)
         self._supervisor = supervisor
         self._talker_reads_text = talker_reads_text
+        self.duplex_s = duplex_s
         self.speculations = Speculations(capacity, clock)
         self.lost_jobs = LostJobs()
         self._sessions: dict[str, VoiceSession] = {}
@@ -434,6 +456,8 @@ class Orchestrator:
         Raises:
             StageUnavailableError, StageFailedError, DeadlineError: no thinker could count it.
         """
+        if self.duplex_s:
+            return None  # its talker counts the frames of a role
         # All thinkers have the same model; limits differ only on other hosts.
         replica = self._least_loaded("thinker")
         assert replica.ready is not None, "it is up"
