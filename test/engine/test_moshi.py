@@ -1,6 +1,7 @@
 """A call with Moshi: its frames are those of the reference, whenever the user's frames come."""
 
 import asyncio
+import contextlib
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -10,11 +11,12 @@ import pytest
 import pytest_asyncio
 import torch
 
+from lab.cpu_graphs.attach import environment as decode_graphs
 from sglang_live.errors import StageFailedError
 from sglang_live.messages import DuplexFrames, DuplexRequest, HeardFrame, HearRequest, UserSound
 from sglang_live.models.moshi.parts import MoshiTalker
 from test.engine.conftest import Stages, running_stages
-from test.engine.gauges import total, until
+from test.engine.gauges import load_of, total, until
 from test.mimi import tiny as tiny_mimi
 from test.moshi import checkpoint as tiny
 from test.moshi.reference import Reference, prompt_of
@@ -41,15 +43,23 @@ def reference() -> Reference:
     params=[
         {},
         {"page_size": 16, "disable_overlap_schedule": True},
+        {"graphs": True},
     ],
-    ids=["page-1", "page-16-no-overlap"],
+    ids=["page-1", "page-16-no-overlap", "graphs"],
 )
 async def stages(checkpoint, tmp_path_factory, request):
     cache = tmp_path_factory.mktemp("stages")
-    args = {"max_running_requests": 8, "max_total_tokens": 40_000, **request.param}
+    on_graphs = "graphs" in request.param
+    args = {"max_running_requests": 16, "max_total_tokens": 26_000}
+    args |= {} if on_graphs else request.param
     names = ("talker", "vocoder")
     async with running_stages(
-        checkpoint, cache, names=names, family=FAMILY, talker_args=args
+        checkpoint,
+        cache,
+        names=names,
+        family=FAMILY,
+        talker_args=args,
+        talker_environment=decode_graphs((1, 2, 4, 8)) if on_graphs else {},
     ) as running:
         yield running
 
@@ -59,7 +69,7 @@ def user(seed: int, n_frames: int = N_FRAMES) -> torch.Tensor:
     return torch.randint(0, tiny.CARD, (n_frames, tiny.N_CODES), generator=rng)
 
 
-class Caller:
+class Talk:
     """A call, frame by frame.
 
     frames: of the model, as DuplexFrames has them.
@@ -75,7 +85,7 @@ class Caller:
         self.frames: list[list[int]] = []
         self.sounds: list[list[int]] = []
 
-    async def __aenter__(self) -> "Caller":
+    async def __aenter__(self) -> "Talk":
         await self._job.__aenter__()
         await self._job.begin(self._request)
         self._events = self._job.events()
@@ -99,32 +109,30 @@ class Caller:
                 self.sounds.append(np.frombuffer(message.codes, "<i2").tolist())
 
 
-async def call(stages: Stages, name: str, heard: torch.Tensor, **changes) -> Caller:
+async def call(stages: Stages, name: str, heard: torch.Tensor, **changes) -> Talk:
     """A whole call; now and then the user's frames are late, or some come at once."""
     rng = random.Random(name)
-    async with Caller(stages, name, **changes) as caller:
+    async with Talk(stages, name, **changes) as talk:
         left = list(heard)
         while left:
             n = min(len(left), rng.choice((1, 1, 1, 2, 5)))
             for _ in range(n):
-                await caller.say(left.pop(0))
-            await caller.take(n)
+                await talk.say(left.pop(0))
+            await talk.take(n)
             if rng.random() < 0.1:
                 await asyncio.sleep(0.2 * rng.random())
-    return caller
+    return talk
 
 
 async def test_calls_that_share_batches_equal_the_reference(stages, reference):
     heard = [user(seed) for seed in range(6)]
-    callers = await asyncio.gather(
-        *(call(stages, f"caller-{n}", one) for n, one in enumerate(heard))
-    )
-    for caller, one in zip(callers, heard, strict=True):
+    talks = await asyncio.gather(*(call(stages, f"talk-{n}", one) for n, one in enumerate(heard)))
+    for talk, one in zip(talks, heard, strict=True):
         wanted = reference.call(one)
-        assert caller.frames == wanted
+        assert talk.frames == wanted
         # Codes that are delayed belong to the sound of the frame before.
-        assert caller.sounds == [[old[1], *new[2:]] for old, new in pairwise(wanted)]
-    assert len({tuple(frame) for frame in callers[0].frames}) > 40, "the case must not be trivial"
+        assert talk.sounds == [[old[1], *new[2:]] for old, new in pairwise(wanted)]
+    assert len({tuple(frame) for frame in talks[0].frames}) > 40, "the case must not be trivial"
     await until(stages, "talker", "requests_running", lambda n: n == 0)
     assert await total(stages, "talker", "kv_tokens_reserved") == 0
 
@@ -132,31 +140,60 @@ async def test_calls_that_share_batches_equal_the_reference(stages, reference):
 async def test_a_window_is_that_of_the_masked_reference(stages, reference):
     heard, window, slack = user(50), 24, 64
     page = stages.replica("talker").spec.engine_args.get("page_size", 1)
-    caller = await call(stages, f"window-{page}", heard, window_frames=window)
-    dropped = _dropped(1, window, slack, page)
-
-    def visible(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        gone = torch.tensor([dropped(int(q)) for q in query.flatten()])
-        begin = -(-1 // page) * page
-        inside = (key >= begin) & (key < begin + gone[:, None])
-        return (key <= query) & ~inside
-
+    talk = await call(stages, f"window-{page}", heard, window_frames=window)
+    visible = window_of(1, window, slack, page, len(heard))
     wanted = reference.call(heard, visible=visible)
-    assert caller.frames == wanted
+    assert talk.frames == wanted
     assert wanted != reference.call(heard), "the window must matter"
     assert await total(stages, "talker", "policy_frames_compacted") > 0
 
 
-def _dropped(sink: int, window: int, slack: int, page: int):
-    """Positions that are gone when position q is computed: whole pages, as TalkerWindow drops."""
+def window_of(sink: int, window: int, slack: int, page: int, n_frames: int):
+    """Which positions a position attends to: whole pages are dropped, as TalkerWindow does."""
     begin = -(-sink // page) * page
-    gone, at = {}, 0
-    for query in range(N_FRAMES + 2):
-        n = query - at  # tokens in KV before this step
-        if n > sink + window + slack + 2 * page:
-            at += (n - begin - window) // page * page
-        gone[query] = at
-    return lambda query: gone[query]
+    gone, n_gone = [], 0
+    for query in range(n_frames + 1):
+        if query - n_gone > sink + window + slack + 2 * page:
+            n_gone += (query - n_gone - begin - window) // page * page
+        gone.append(n_gone)
+    n_gone_at = torch.tensor(gone)
+
+    def visible(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        is_gone = (key >= begin) & (key < begin + n_gone_at[query])
+        return (key <= query) & ~is_gone
+
+    return visible
+
+
+async def test_a_call_does_not_end(tmp_path_factory):
+    """It has more frames than the engine's context, its rows and the model's own context."""
+    path = tiny.build(tmp_path_factory.mktemp("short"), context=100)
+    args = {"max_running_requests": 4, "max_total_tokens": 2000, "page_size": 1}
+    heard, cache = user(80, 1800), tmp_path_factory.mktemp("stages")
+    async with (
+        running_stages(path, cache, names=("talker",), family=FAMILY, talker_args=args) as stages,
+        Talk(stages, "endless") as talk,
+    ):
+        for frame in heard:
+            await talk.say(frame)
+            await talk.take()
+        await until(stages, "talker", "kv_tokens_used", lambda n: 30 < n < 120)
+        load = await load_of(stages, "talker")
+        assert load["kv_tokens_reserved"] == 1 + 35 + 64 + 3 + 8
+    visible = window_of(1, 100 - 1 - 64, 64, 1, len(heard))
+    assert talk.frames == Reference(tiny.language_model()).call(heard, visible=visible)
+
+
+async def test_a_call_that_memory_could_not_hold_is_refused(stages):
+    """At once, instead of a retraction later."""
+    async with contextlib.AsyncExitStack() as talks:
+        for n in range(8):
+            await talks.enter_async_context(Talk(stages, f"fills-{n}"))
+        reserved = await until(stages, "talker", "kv_tokens_reserved", lambda n: n > 20_000)
+        assert reserved < 40_000
+        with pytest.raises(StageFailedError, match="the talker has 8 calls, and memory for"):
+            for n in range(8, 16):
+                await talks.enter_async_context(Talk(stages, f"fills-{n}"))
 
 
 async def test_sampled_calls_depend_on_the_seed_alone(stages):
@@ -178,11 +215,11 @@ async def test_a_call_goes_on_behind_the_frames_of_another_engine(stages, refere
     before = heard[:known].numpy().astype("<i2")
     changes = dict(own=own.tobytes(), heard=before.tobytes(), n_frames=known + 1)
     # Its next frame needs the user's next one.
-    async with Caller(stages, "again", is_known=True, **changes) as caller:
+    async with Talk(stages, "again", is_known=True, **changes) as talk:
         for frame in heard[known:]:
-            await caller.say(frame)
-            await caller.take()
-    assert caller.frames == wanted[known + 1 :]
+            await talk.say(frame)
+            await talk.take()
+    assert talk.frames == wanted[known + 1 :]
 
 
 async def test_a_user_is_heard_as_mimi_encodes(stages):
@@ -211,20 +248,20 @@ async def test_a_user_is_heard_as_mimi_encodes(stages):
 async def test_what_cannot_be_is_refused_by_name_and_frees_the_engine(stages):
     async def refused(name: str, **changes) -> str:
         with pytest.raises(StageFailedError) as error:
-            async with Caller(stages, name, **changes):
+            async with Talk(stages, name, **changes):
                 pass
         return str(error.value)
 
     assert "voice 'erik' is not one of" in await refused("voice", voice="erik")
     assert "takes no instructions" in await refused("role", role="You are a pirate.")
-    async with Caller(stages, "short") as caller:
+    async with Talk(stages, "short") as talk:
         with pytest.raises(StageFailedError, match="has 4 codes, got 3"):
-            await caller.say(torch.zeros(3, dtype=torch.int64))
-            await caller.take()
-    async with Caller(stages, "flood") as caller:
+            await talk.say(torch.zeros(3, dtype=torch.int64))
+            await talk.take()
+    async with Talk(stages, "flood") as talk:
         codes = torch.zeros(4, dtype=torch.int64)
         with pytest.raises(StageFailedError, match="are ahead of the call"):
-            await asyncio.gather(caller.take(600), *(caller.say(codes) for _ in range(600)))
+            await asyncio.gather(talk.take(600), *(talk.say(codes) for _ in range(600)))
     await until(stages, "talker", "requests_running", lambda n: n == 0)
 
 
@@ -241,15 +278,15 @@ async def test_personaplex_has_a_voice_and_a_role(tmp_path_factory):
     async with running_stages(
         path, cache, names=("talker",), family=FAMILY, talker_args=args
     ) as stages:
-        callers = await asyncio.gather(
+        talks = await asyncio.gather(
             *(
                 call(stages, f"role-{n}", one, voice=voice, role=role)
                 for n, (one, (voice, role)) in enumerate(zip(heard, plans, strict=True))
             )
         )
-    for caller, one, (voice, role) in zip(callers, heard, plans, strict=True):
+    for talk, one, (voice, role) in zip(talks, heard, plans, strict=True):
         first = 2 * tiny.TEXT + 1
         ids = [token - tiny.TEXT - 1 for token in talker.prompt(voice, role) if token < first]
         said = ids[5:-6] if role else []
         prompt, before = prompt_of(reference, of_voice[voice], said)
-        assert caller.frames == reference.call(one, prompt=prompt, before=before)
+        assert talk.frames == reference.call(one, prompt=prompt, before=before)

@@ -144,7 +144,7 @@ class _State:
         return _norm(x, self._w["out_norm.alpha"])
 
     def _turned(self, x: Tensor, at: Tensor) -> Tensor:
-        """RoPE of neighbours. x: [heads, n, head_dim]."""
+        """RoPE of adjacent numbers. x: [heads, n, head_dim]."""
         half = x.shape[-1] // 2
         exponent = torch.arange(half, dtype=torch.float64) / half
         angle = torch.outer(at.double(), self._c["max_period"] ** -exponent)

@@ -21,6 +21,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from sglang_live.aio import close_all
 from sglang_live.clock import MonotonicClock
+from sglang_live.errors import LiveError
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.connection_guard import Framing
 from sglang_live.gateway.draining import Drain, DrainGate
@@ -28,6 +29,7 @@ from sglang_live.gateway.errors import (
     ERROR_FORMS,
     LIVE_PATH,
     REALTIME_PATH,
+    CallsOnlyError,
     InvalidKeyError,
     NoLanguageModelError,
     unknown_path,
@@ -103,11 +105,12 @@ def build_app(
     secrets = ClientSecrets()
     routes.found.append(WebSocketRoute(REALTIME_PATH, RealtimeRoute(parts, secrets).__call__))
     routes.found.append(WebSocketRoute(LIVE_PATH, LiveRoute(parts).__call__))
-    _add_speech(routes, parts)
+    is_duplex = bool(orchestrator.duplex_s)
+    _add_speech(routes, parts, speaks=not is_duplex)
     if config.model.has_language_model:
         _add_generating(routes, parts, secrets)
     else:
-        _add_refusals(routes)
+        _add_refusals(routes, CallsOnlyError() if is_duplex else NoLanguageModelError())
     _add_descriptions(routes, parts, added)
     # Load balancers read /health without a key, as in SGLang itself. /metrics needs one: counters
     # show when sessions come and go.
@@ -205,22 +208,25 @@ def _add_generating(routes: _Routes, parts: GatewayParts, secrets: ClientSecrets
     routes.found += page_routes({} if config.keys.api_keys else model)
 
 
-def _add_refusals(routes: _Routes) -> None:
+def _add_refusals(routes: _Routes, error: LiveError) -> None:
     """What a server without a language model says on the routes that need one."""
     refused = dict.fromkeys(openapi.OF_LANGUAGE_MODEL, ("POST",)) | dict(ROUTES)
     for path, methods in refused.items():
-        routes.add(path, refusing(NoLanguageModelError()), *methods)
-    routes.found.append(Route("/", notice))
+        routes.add(path, refusing(error), *methods)
+    routes.found.append(Route("/", partial(notice, error)))
 
 
-def _add_speech(routes: _Routes, parts: GatewayParts) -> None:
+def _add_speech(routes: _Routes, parts: GatewayParts, *, speaks: bool) -> None:
+    """speaks: whether the model speaks text that it is given."""
+
     def voices(request: Request) -> dict[str, Any]:
         names = parts.orchestrator.voices
         if request.query_params.get("legacy") in ("true", "1"):
             return {"voices": list(names)}
         return {"voices": [{"id": name, "name": name} for name in names]}
 
-    routes.add("/v1/audio/speech", SpeechRoute(parts).__call__, "POST", limited=True)
+    speech = SpeechRoute(parts).__call__ if speaks else refusing(CallsOnlyError())
+    routes.add("/v1/audio/speech", speech, "POST", limited=speaks)
     routes.shown("/v1/audio/voices", voices)
 
 

@@ -71,6 +71,19 @@ class NoLanguageModelError(BadInputError):
         )
 
 
+class CallsOnlyError(BadInputError):
+    """The server's model hears while it speaks, and does nothing else."""
+
+    code = "calls_only"
+    http_status = 404
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This server's model hears and speaks at the same time: it takes calls, at the "
+            "WebSocket /v1/realtime."
+        )
+
+
 class UpgradeError(BadInputError):
     code = "upgrade_required"
     http_status = 426

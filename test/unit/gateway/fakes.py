@@ -245,6 +245,7 @@ class FakeOrchestrator:
     scripts: list[list[Step]] = field(default_factory=list)
     model_name: str = MODEL
     voices: tuple[str, ...] = ("ada", "bob")
+    duplex_s: float = 0.0
     refuse_with: Exception | None = None
     sessions: list[FakeSession] = field(default_factory=list)
     native_bounds: dict[str, RetentionConfig] = field(default_factory=dict)

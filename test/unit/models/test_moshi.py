@@ -151,7 +151,7 @@ def test_a_file_that_is_no_voice_is_refused(tmp_path):
 
 
 def test_the_codec_is_mimi(checkpoint):
-    """Rotary pairs of neighbours became pairs of halves."""
+    """Rotary pairs of adjacent rows became pairs of halves."""
     codec, module = MoshiCodec.from_pretrained(checkpoint, "cpu", torch.float32), tiny.mimi()
     sound, n = tiny_mimi.random_sound(30), tiny.N_CODES
     stream = codec.encoder.new_stream()

@@ -98,7 +98,7 @@ class WireDecoder:
 
     def push(self, raw: bytes) -> np.ndarray:
         """raw: whole samples. Returns [n] int16."""
-        return self._resampler.push(_to_linear(raw, self.form))
+        return self._resampler.push(to_linear(raw, self.form))
 
     def finish(self) -> np.ndarray:
         return self._resampler.finish()
@@ -134,7 +134,7 @@ class WireEncoder:
 
 def decode_clip(raw: bytes, form: WireFormat) -> np.ndarray:
     """Decode a whole clip to [n] int16 at INPUT_RATE_HZ."""
-    return resample(_to_linear(raw, form), form.rate_hz, INPUT_RATE_HZ)
+    return resample(to_linear(raw, form), form.rate_hz, INPUT_RATE_HZ)
 
 
 def encode_clip(pcm: np.ndarray, form: WireFormat) -> bytes:
@@ -142,7 +142,8 @@ def encode_clip(pcm: np.ndarray, form: WireFormat) -> bytes:
     return _from_linear(resample(pcm, INPUT_RATE_HZ, form.rate_hz), form)
 
 
-def _to_linear(raw: bytes, form: WireFormat) -> np.ndarray:
+def to_linear(raw: bytes, form: WireFormat) -> np.ndarray:
+    """[n] int16, at the rate of the format."""
     if form.kind == "audio/pcm":
         return np.frombuffer(raw, "<i2").astype(np.int16, copy=False)
     codes = np.frombuffer(raw, np.uint8)

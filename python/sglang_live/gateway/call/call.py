@@ -20,6 +20,7 @@ from sglang_live.gateway.call.responses.audible import AudibleResponses
 from sglang_live.gateway.call.responses.responses import Responses
 from sglang_live.gateway.call.responses.turn_runner import TurnRunner
 from sglang_live.gateway.call.settings import SessionConfig
+from sglang_live.gateway.call.turns.duplex_mode import DuplexMode
 from sglang_live.gateway.call.turns.frame_mode import FrameMode
 from sglang_live.gateway.call.turns.input_transcription import InputTranscription
 from sglang_live.gateway.call.turns.turn_taking import TurnTaking
@@ -92,7 +93,9 @@ class Call:
             parts=parts,
             changes=self.changes,
             responses=self.responses,
-            frames=FrameMode(parts, turn_runner, port, self._admit),
+            frames=(DuplexMode if parts.orchestrator.duplex_s else FrameMode)(
+                parts, turn_runner, port, self._admit
+            ),
             transcripts=self._transcripts,
             # In the order in which they hear a voice.
             filters=(

@@ -12,7 +12,8 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
-from sglang_live.gateway.errors import NoLanguageModelError, unknown_path
+from sglang_live.errors import LiveError
+from sglang_live.gateway.errors import unknown_path
 
 _PACKAGE = Path(__file__).parents[2]
 _WEB = _PACKAGE / "gateway" / "web"
@@ -42,10 +43,10 @@ class _Web(StaticFiles):
         return response
 
 
-async def notice(_request: Request) -> Response:
+async def notice(why: LiveError, _request: Request) -> Response:
     """What `/` shows in the place of the page, where there is nothing to talk with."""
     voices = "GET /v1/audio/voices lists its voices."
-    return PlainTextResponse(f"{NoLanguageModelError()}\n{voices}\n")
+    return PlainTextResponse(f"{why}\n{voices}\n")
 
 
 def page_routes(model: dict[str, Any]) -> list[BaseRoute]:

@@ -107,4 +107,5 @@ class ConversationSession(RealtimeSession):
                 code="conversation_already_has_active_response",
                 param="session.audio.input.turn_detection.type",
             )
+        self._call.turns.check(config)
         self._configure(config)

@@ -13,6 +13,7 @@ from sglang_live.gateway.call.outbox import Outbox
 from sglang_live.gateway.call.wire import CLOSE_TRY_AGAIN_LATER, SocketWire, Wire
 from sglang_live.gateway.errors import (
     CLOSE_POLICY_VIOLATION,
+    CallsOnlyError,
     ClientEventError,
     InvalidKeyError,
     NoLanguageModelError,
@@ -112,8 +113,11 @@ class RealtimeRoute:
     ) -> dict[str, Any] | None:
         """holders: the key's owner, then the client secret if there is one."""
         try:
-            if not self._parts.config.model.has_language_model:
+            duplex = self._parts.orchestrator.duplex_s
+            if not (self._parts.config.model.has_language_model or duplex):
                 raise NoLanguageModelError
+            if duplex and _transcribes(socket, secret):
+                raise CallsOnlyError
             self._parts.tiers.check_heard(holders[0])
             self._parts.open_sessions.check_room(*holders)
             _check_shape(socket, secret)

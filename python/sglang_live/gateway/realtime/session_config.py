@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET
 
 from sglang_live.gateway.audio.codec import FORMATS, PCM, WireFormat
-from sglang_live.gateway.call.settings import SessionConfig, Truncation
+from sglang_live.gateway.call.settings import FrameSettings, SessionConfig, Truncation
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.json_forms import check_neutral
@@ -29,6 +29,7 @@ from sglang_live.gateway.realtime.events import (
 )
 from sglang_live.gateway.realtime.item_schema import check_text
 from sglang_live.gateway.realtime.turn_detection import (
+    KIND,
     check_keys,
     detection_json,
     frames_json,
@@ -157,6 +158,9 @@ def first_config(
             vad=gateway.turns.vad, ignore_other_voices=gateway.model.knows_voices
         ),
     )
+    if orchestrator.duplex_s:
+        frames = FrameSettings(frame_ms=round(1000 * orchestrator.duplex_s))
+        config = replace(config, turn_detection=None, frames=frames)
     if preset is None:
         return config
     return update_config(config, preset, defaults=config, gateway=gateway, voice_locked=False)
@@ -271,7 +275,17 @@ def input_changes(
             at = "session.audio.input.transcription."
             language, hint = hints_of(heard)
             check_recognised(gateway.model, at, language=language, hint=hint)
-    if form.turn_detection is not UNSET:
+    if form.turn_detection is not UNSET and defaults.frames is not None:
+        detection = form.turn_detection
+        same = merge_frame_mode(detection, defaults.frames) == defaults.frames
+        if detection is None or not same:
+            raise ClientEventError(
+                f"This model hears and speaks at the same time, in frames of "
+                f"{defaults.frames.frame_ms} ms: turn_detection is of type {KIND}.",
+                code="frame_mode",
+                param="session.audio.input.turn_detection",
+            )
+    elif form.turn_detection is not UNSET:
         assert defaults.turn_detection is not None
         if form.turn_detection is not None:
             check_keys(form.turn_detection, current.frames or current.turn_detection)

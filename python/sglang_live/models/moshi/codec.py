@@ -81,7 +81,7 @@ def _renamed(spec: MoshiSpec) -> Iterator[tuple[str, Tensor]]:
 
 
 def _in_halves(rows: Tensor, spec: MoshiSpec) -> Tensor:
-    """Rows of queries or keys whose RoPE has pairs of neighbours, for one with pairs of halves."""
+    """Rows of queries or keys whose RoPE turns adjacent rows, for one that turns halves."""
     heads = spec.codec_config["num_attention_heads"]
     return rows.view(heads, -1, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
 

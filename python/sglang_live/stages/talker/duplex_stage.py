@@ -45,7 +45,7 @@ from sglang_live.stages.transport.server import ServedJob
 log = logging.getLogger(__name__)
 
 MAX_RUNNING = 32
-# One compaction drops at least so many frames: 5 s.
+# One compaction drops at least this number of frames: 5 s.
 SLACK_FRAMES = 64
 # Frames of the user that may wait for their step. One who sends more at once is not in real time.
 MOST_AHEAD = 64

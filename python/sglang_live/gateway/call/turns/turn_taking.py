@@ -27,6 +27,7 @@ from sglang_live.gateway.call.responses.responses import Responses
 from sglang_live.gateway.call.responses.speculation import Utterance
 from sglang_live.gateway.call.settings import SessionConfig
 from sglang_live.gateway.call.turns.barge_in import BargeIn
+from sglang_live.gateway.call.turns.duplex_mode import DuplexMode
 from sglang_live.gateway.call.turns.frame_mode import FrameMode, NoTurnsError
 from sglang_live.gateway.call.turns.input_transcription import InputTranscription
 from sglang_live.gateway.call.turns.missing_audio import MissingAudio
@@ -70,7 +71,7 @@ class TurnTaking:
     parts: GatewayParts
     changes: ConversationChanges
     responses: Responses
-    frames: FrameMode
+    frames: FrameMode | DuplexMode
     transcripts: InputTranscription
     filters: Sequence[VoiceFilter]
     monitor: SessionMonitor
@@ -112,6 +113,11 @@ class TurnTaking:
         self.responses.on_done = self._on_response_done
         self.configure(self.config)
 
+    def check(self, config: SessionConfig) -> None:
+        """Raises ClientEventError for settings that the model's mode does not have."""
+        if isinstance(self.frames, DuplexMode):
+            self.frames.check(config)
+
     def configure(self, config: SessionConfig) -> None:
         """Apply the session's settings from the next sample on."""
         if config.input_format != self._decoder.form:
@@ -147,6 +153,9 @@ class TurnTaking:
         Raises:
             BufferFullError: the buffer is full, and only the client can empty it.
         """
+        if isinstance(self.frames, DuplexMode):
+            self.frames.hear(raw)
+            return
         form = self.config.input_format
         if self._detector is None and not self.frames.on:
             self._buffer.check_room(int(form.duration_ms(len(raw)) * SAMPLES_PER_MS))
@@ -217,7 +226,7 @@ class TurnTaking:
 
     def _take(self, pcm: np.ndarray) -> None:
         self._buffer.append(pcm)
-        if self.frames.on:
+        if isinstance(self.frames, FrameMode) and self.frames.on:
             self.frames.grow(self._buffer)
         elif self._detector is not None:
             self._detector.take(pcm)

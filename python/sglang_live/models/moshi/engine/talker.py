@@ -36,7 +36,7 @@ TEXT_SALT = 0x5DEECE66D
 
 
 class Rotation(nn.Module):
-    """RoPE of neighbours, at any position: a table would end with a call of some hours.
+    """RoPE of adjacent numbers, at any position: a table would end with a call of some hours.
 
     at() has to be called before the layers of a step.
     """
