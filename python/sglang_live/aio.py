@@ -131,9 +131,9 @@ async def result_with(main: Coroutine[Any, Any, T], *helpers: asyncio.Task[Any])
                     helper.result()
         return task.result()
     finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        # Also of one that has failed beside a helper, whose error is raised: it is retrieved.
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def close_all(*closes: Callable[[], object]) -> None:

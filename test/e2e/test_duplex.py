@@ -1,4 +1,4 @@
-"""A server of a model that hears while it speaks, through its door."""
+"""A server of a model that hears while it speaks, through its public API."""
 
 import asyncio
 from collections.abc import Iterator

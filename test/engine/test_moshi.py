@@ -194,6 +194,7 @@ async def test_a_call_that_memory_could_not_hold_is_refused(stages):
         with pytest.raises(StageFailedError, match="the talker has 8 calls, and memory for"):
             for n in range(8, 16):
                 await talks.enter_async_context(Talk(stages, f"fills-{n}"))
+    await until(stages, "talker", "kv_tokens_reserved", lambda n: n == 0)
 
 
 async def test_sampled_calls_depend_on_the_seed_alone(stages):

@@ -98,7 +98,7 @@ BUDGETS = {
     "kernels": 20,
     "kv": 1_020,
     "models": 12_260,
-    "orchestrator": 2_900,
+    "orchestrator": 2_960,
     "policy": 2_080,
     "sound": 1_210,
     "speakable": 2_000,

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
+from typing import Protocol
 
 from sglang_live import ids
 from sglang_live.aio import result_with
@@ -76,6 +77,26 @@ class SpokenFrame:
     latency_s: float | None
 
 
+class FrameDeadlines(Protocol):
+    """As admission counts them; see CapacityControl."""
+
+    def begin(self) -> int: ...
+
+    def came(self, deadline: int) -> None: ...
+
+    def failed(self, deadline: int) -> None: ...
+
+    def abandoned(self, deadline: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Came:
+    """A frame of the user: when it came, and until when it is to be answered."""
+
+    at_s: float
+    deadline: int
+
+
 class DuplexCall:
     """
     Attributes:
@@ -92,6 +113,7 @@ class DuplexCall:
         settings: DuplexSettings,
         clock: Clock,
         metronome: Metronome,
+        deadlines: FrameDeadlines,
         place: Callable[[], None],
     ):
         """
@@ -103,17 +125,18 @@ class DuplexCall:
         self._name, self._links, self._settings = name, links, settings
         self._talker = links.talker
         self._clock, self._metronome, self._place = clock, metronome, place
+        self._deadlines = deadlines
         self._silence = bytes(2 * round(settings.frame_s * OUTPUT_RATE_HZ))
         self._began_s: float | None = None  # of the user's first period
         self._n_fed = 0
         self._n_heard = 0
         self._n_stepped = 0
         # Sound of the user with the time at which it came, until a tick.
-        self._waiting: deque[tuple[bytes, float | None]] = deque()
+        self._waiting: deque[tuple[bytes, _Came | None]] = deque()
         self._came = asyncio.Event()
         # Of frames that are on their way, when the user's sound came; and then their text.
-        self._stepping: deque[float | None] = deque()
-        self._sounding: deque[tuple[str, float | None]] = deque()
+        self._stepping: deque[_Came | None] = deque()
+        self._sounding: deque[tuple[str, _Came | None]] = deque()
         self._own: deque[bytes] = deque(maxlen=KEPT_FRAMES)
         self._heard: deque[bytes] = deque(maxlen=KEPT_FRAMES + 64)
         self.n_missing = self.n_late = self.n_dropped = self.n_restarts = 0
@@ -132,7 +155,7 @@ class DuplexCall:
         if self._n_fed - self._periods(now_s) > MOST_EARLY:
             self.n_late += 1
             return False
-        self._feed(pcm, now_s)
+        self._feed(pcm, _Came(now_s, self._deadlines.begin()))
         return True
 
     def _periods(self, now_s: float) -> float:
@@ -145,9 +168,9 @@ class DuplexCall:
             self._n_fed > self._n_stepped
         )
 
-    def _feed(self, pcm: bytes, came_s: float | None) -> None:
+    def _feed(self, pcm: bytes, came: "_Came | None") -> None:
         self._n_fed += 1
-        self._waiting.append((pcm, came_s))
+        self._waiting.append((pcm, came))
         self._came.set()
 
     async def _watch_for_silence(self) -> None:
@@ -182,6 +205,9 @@ class DuplexCall:
                     async for frame in frames:
                         lost_s = None
                         yield frame
+            except (GeneratorExit, asyncio.CancelledError):
+                self._end_deadlines(self._deadlines.abandoned)
+                raise
             except StageUnavailableError as error:
                 now_s = self._clock.now_s()
                 if lost_s is None:
@@ -252,10 +278,18 @@ class DuplexCall:
         next frame."""
         for _ in range(self._n_heard - self._n_stepped):
             self._heard.pop()
+        self._end_deadlines(self._deadlines.failed)
         for frames in (self._waiting, self._stepping, self._sounding):
             frames.clear()
         self._began_s = None
         self._n_fed = self._n_heard = self._n_stepped = 0
+
+    def _end_deadlines(self, how: Callable[[int], None]) -> None:
+        """Of the frames that are on their way."""
+        coming = [came for _, came in (*self._waiting, *self._sounding)]
+        for came in (*coming, *self._stepping):
+            if came is not None:
+                how(came.deadline)
 
     async def _pass_sound(self, hear: Job) -> None:
         while True:
@@ -265,8 +299,8 @@ class DuplexCall:
             # All calls whose frames have come meanwhile step together.
             await self._metronome.tick(self._clock.now_s() + self._settings.frame_s)
             while self._waiting:
-                pcm, came_s = self._waiting.popleft()
-                self._stepping.append(came_s)
+                pcm, came = self._waiting.popleft()
+                self._stepping.append(came)
                 await hear.send(UserSound(hear.job_id, pcm))
 
     async def _pass_heard(self, hear: Job, talk: Job) -> None:
@@ -282,14 +316,14 @@ class DuplexCall:
             if not isinstance(message, DuplexFrames):
                 continue
             self._own.append(message.frame)
-            came_s = None
+            came = None
             if not is_first:
                 self._n_stepped += 1
-                came_s = self._stepping.popleft()
+                came = self._stepping.popleft()
             is_first = False
             text += message.text
             if message.codes:
-                self._sounding.append((text, came_s))
+                self._sounding.append((text, came))
                 text = ""
                 await sound.send(VocoderFrames(sound.job_id, message.codes))
 
@@ -303,6 +337,9 @@ class DuplexCall:
             while True:
                 message = await result_with(heard_next(), *tasks)
                 if isinstance(message, Pcm):
-                    text, came_s = self._sounding.popleft()
-                    latency_s = None if came_s is None else self._clock.now_s() - came_s
+                    text, came = self._sounding.popleft()
+                    latency_s = None
+                    if came is not None:
+                        latency_s = self._clock.now_s() - came.at_s
+                        self._deadlines.came(came.deadline)
                     yield SpokenFrame(message.pcm, text, latency_s)

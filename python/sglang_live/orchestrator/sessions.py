@@ -3,7 +3,7 @@
 import logging
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 
@@ -114,8 +114,13 @@ class VoiceSession:
             seed=int.from_bytes(blake2b(name.encode(), digest_size=7).digest(), "little"),
             window_frames=window_frames,
         )
+        owner = self.owner
+        owner.capacity.turn_begins(self.session_id)
+        deadlines = _FrameDeadlines(owner.capacity, self.session_id, owner.duplex_s)
         place = partial(self.place, self.links)
-        return DuplexCall(name, self.links, settings, self.owner.clock, self.owner.metronome, place)
+        return DuplexCall(
+            name, self.links, settings, owner.clock, owner.metronome, deadlines, place
+        )
 
     def place(self, links: StageLinks) -> None:
         """Find another replica in the place of each that is down, if there is one, for the session
@@ -272,6 +277,28 @@ class VoiceSession:
             self.links.close,
             partial(self.owner.release, self),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _FrameDeadlines:
+    """Of a call: each frame of its user has a period, behind which the next one comes."""
+
+    capacity: CapacityControl
+    session_id: str
+    frame_s: float
+
+    def begin(self) -> int:
+        # Admission gives half of it to a frame behind which text has still to be written.
+        return self.capacity.frame_due(self.session_id, 2 * self.frame_s)
+
+    def came(self, deadline: int) -> None:
+        self.capacity.came(deadline)
+
+    def failed(self, deadline: int) -> None:
+        self.capacity.failed(deadline)
+
+    def abandoned(self, deadline: int) -> None:
+        self.capacity.abandoned(deadline)
 
 
 class _StatelessTurn:

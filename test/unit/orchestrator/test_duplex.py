@@ -63,6 +63,26 @@ class FakeDuplexVocoder(FakeStage):
                 await job.send(Pcm(job.job_id, message.codes))
 
 
+class Deadlines:
+    """ended: how each of them has ended, by number."""
+
+    def __init__(self):
+        self.n, self.ended = 0, {}
+
+    def begin(self) -> int:
+        self.n += 1
+        return self.n
+
+    def came(self, deadline: int) -> None:
+        assert self.ended.setdefault(deadline, "came") == "came"
+
+    def failed(self, deadline: int) -> None:
+        assert self.ended.setdefault(deadline, "failed") == "failed"
+
+    def abandoned(self, deadline: int) -> None:
+        assert self.ended.setdefault(deadline, "abandoned") == "abandoned"
+
+
 class World:
     """One call. said: its frames so far."""
 
@@ -81,7 +101,10 @@ class World:
             frame_s=FRAME_S, voice="v", role="r", temperature=None, seed=3, window_frames=9
         )
         metronome = Metronome(self.clock)
-        self.call = DuplexCall("c", links, settings, self.clock, metronome, lambda: None)
+        self.deadlines = Deadlines()
+        self.call = DuplexCall(
+            "c", links, settings, self.clock, metronome, self.deadlines, lambda: None
+        )
         self._running = asyncio.create_task(self._run())
         await self.settled()
 
@@ -98,7 +121,8 @@ class World:
                 await replica.stop()
 
     async def settled(self) -> None:
-        for _ in range(3):
+        """What is on its way has passed all of its sockets, one of them with each ping."""
+        for _ in range(8):
             for replica in self.replicas:
                 if replica.entry.is_up:
                     await replica.entry.client.ping(5.0)
@@ -132,6 +156,7 @@ async def test_every_frame_of_the_user_has_one_of_the_model(world):
     # The first frame has no sound: its text is that of the next one, too.
     assert [frame.text for frame in world.said] == ["begin 1 ", "2 ", "3 ", "4 ", "5 "]
     assert all(0 <= frame.latency_s <= FRAME_S for frame in world.said)
+    assert world.deadlines.ended == dict.fromkeys(range(1, 6), "came")
     [talk] = world.talker.openers
     assert isinstance(talk, DuplexRequest)
     assert (talk.voice, talk.role, talk.seed, talk.window_frames) == ("v", "r", 3, 9)
@@ -201,6 +226,7 @@ async def test_after_a_stages_end_it_goes_on_behind_both_sides(world, which):
     for n in range(1, 6):
         world.hear(n)
         await world.pass_time(FRAME_S)
+    assert world.hear(6)  # it is on its way, and lost
     await world.replicas[which].restart()
     await world.pass_time(1.0)
     again = world.talker.openers[-1]
@@ -213,6 +239,18 @@ async def test_after_a_stages_end_it_goes_on_behind_both_sides(world, which):
         await world.pass_time(FRAME_S)
     assert world.values() == [1, 2, 3, 4, 5, *range(7, 12)]
     assert world.call.n_restarts == 1
+    came = [n for n, how in world.deadlines.ended.items() if how == "came"]
+    assert (len(came), world.deadlines.ended[6]) == (10, "failed")
+
+
+async def test_frames_of_a_call_that_ends_are_not_waited_for(world):
+    world.talker.holds_at = 1
+    for n in range(1, 4):
+        world.hear(n)
+        await world.pass_time(FRAME_S)
+    world._running.cancel()
+    await asyncio.gather(world._running, return_exceptions=True)
+    assert world.deadlines.ended == {1: "came", 2: "abandoned", 3: "abandoned"}
 
 
 async def test_an_error_of_a_stage_ends_the_call(world):
