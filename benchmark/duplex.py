@@ -136,7 +136,7 @@ def main() -> None:
         print(f"{window}: memory for {costs.most_calls(most)} calls, in time {max(served)}")
     if args.json:
         document = {**facts(), "seed": args.seed, "rows": [asdict(row) for row in rows]}
-        args.json.write_text(json.dumps(document, indent=1))
+        args.json.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -78,6 +78,8 @@ async def test_what_such_a_model_does_not_do_is_refused_by_name(moshi):
         tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
         assert "it calls no functions" in await refused(tools=[tool])
         assert "without an end" in await refused(max_output_tokens=10)
+        form = {"type": "audio/pcm", "rate": 16_000}
+        assert "24000" in await refused(audio={"input": {"format": form}})
         await socket.session(instructions="Be a pirate.")
         await socket.speak(sound(0.2))
         done = await socket.until("response.done")

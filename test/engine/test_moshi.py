@@ -255,6 +255,13 @@ async def test_what_cannot_be_is_refused_by_name_and_frees_the_engine(stages):
 
     assert "voice 'erik' is not one of" in await refused("voice", voice="erik")
     assert "takes no instructions" in await refused("role", role="You are a pirate.")
+    client = stages.replica("vocoder").client
+    assert client is not None
+    async with client.open("rate-hear") as job:
+        await job.begin(HearRequest(job.job_id, 60.0))
+        await job.send(UserSound(job.job_id, bytes(2 * 1280)))  # of 16 kHz
+        with pytest.raises(StageFailedError, match="has 1920 samples, got 1280"):
+            await anext(job.events())
     async with Talk(stages, "short") as talk:
         with pytest.raises(StageFailedError, match="has 4 codes, got 3"):
             await talk.say(torch.zeros(3, dtype=torch.int64))

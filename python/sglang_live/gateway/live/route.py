@@ -10,6 +10,7 @@ from sglang_live.gateway.call.outbox import Outbox
 from sglang_live.gateway.call.wire import CLOSE_TRY_AGAIN_LATER, SocketWire, Wire
 from sglang_live.gateway.errors import (
     CLOSE_POLICY_VIOLATION,
+    CallsOnlyError,
     InvalidKeyError,
     NoLanguageModelError,
     refuse_handshake,
@@ -69,7 +70,7 @@ class LiveRoute:
 
     def _check(self, socket: WebSocket, owner: str) -> None:
         if not self._parts.config.model.has_language_model:
-            raise NoLanguageModelError
+            raise CallsOnlyError if self._parts.orchestrator.duplex_s else NoLanguageModelError
         self._parts.tiers.check_heard(owner)
         self._parts.open_sessions.check_room(owner)
         for name in socket.query_params:

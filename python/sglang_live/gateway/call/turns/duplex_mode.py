@@ -103,12 +103,11 @@ class DuplexMode:
         if self._task is None:
             self.admit()
             config = self._config
-            kept = config.truncation.retention
             self._call = self._session.duplex(
                 voice=known_voice(self.parts.orchestrator.voices, config.voice),
                 role=config.instructions,
                 temperature=config.temperature,
-                window_frames=(kept.window_frames or kept.window_tokens) if kept else None,
+                window_frames=_window_frames(config),
             )
             self._task = background(self._run(self._call), "duplex")
         assert self._call is not None
@@ -197,3 +196,10 @@ class DuplexMode:
             **facts,
         )
         self.port.frame_done(report)
+
+
+def _window_frames(config: SessionConfig) -> int | None:
+    kept = config.truncation.retention
+    if kept is None:
+        return None
+    return min(kept.window_tokens, kept.window_frames or kept.window_tokens)
