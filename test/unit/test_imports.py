@@ -83,7 +83,7 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_095,
+    "": 4_110,
     "bridge": 9_960,
     "capacity": 690,
     "client": 1_060,
@@ -92,7 +92,7 @@ BUDGETS = {
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
     "extensions/planner": 6_580,
-    "gateway": 16_720,
+    "gateway": 16_780,
     "interaction": 3_245,
     "kernels": 20,
     "kv": 1_020,
