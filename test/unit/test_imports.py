@@ -98,7 +98,7 @@ BUDGETS = {
     "kv": 1_020,
     "models": 11_160,
     "orchestrator": 2_580,
-    "policy": 2_080,
+    "policy": 2_000,
     "sound": 1_210,
     "speakable": 2_000,
     "stages": 8_380,
