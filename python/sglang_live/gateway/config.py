@@ -22,6 +22,8 @@ class SessionLimits(Settings):
     """
     max_loop_lag_s: mean delay of the event loop at which new sessions are refused; None: no limit.
     send_buffer_bytes: events that a client has not read; beyond it the connection is dropped.
+    resume_log_bytes: sent events that a resumable session keeps for a client that lost its socket.
+    resume_log_bytes_of_all: the same for all sessions together.
     max_conversation_bytes: text and audio of all items of a session; the oldest leave first.
     max_conversation_bytes_of_all: the same for all sessions together.
     max_out_of_band_responses: out-of-band responses of a session that run at the same time.
@@ -30,6 +32,8 @@ class SessionLimits(Settings):
 
     max_loop_lag_s: Positive | None = 0.2
     send_buffer_bytes: Count = 16 * _MIB
+    resume_log_bytes: Count = 4 * _MIB
+    resume_log_bytes_of_all: Count = 256 * _MIB
     max_conversation_bytes: Count = 256 * _MIB
     max_conversation_bytes_of_all: Count = 2048 * _MIB
     max_out_of_band_responses: Count = 4

@@ -7,6 +7,7 @@ own wakes at the moments at which playback starts or runs out.
 """
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -128,6 +129,26 @@ class SessionMonitor:
         for playback in self.playbacks:
             playback.clock.excuse_silence(now_s)
         self._note("released")
+
+    def client_left(self) -> None:
+        """Its connection is lost: nothing is heard until client_returned()."""
+        now_s = self._clock.now_s()
+        for playback in self.playbacks:
+            playback.clock.leave(now_s)
+        self._note("client_left")
+        self._refresh(now_s)
+
+    def client_returned(self, heard_s: Mapping[str, float]) -> None:
+        """heard_s: by response, what the client has heard; of others, what was heard before."""
+        now_s = from_s = self._clock.now_s()
+        for playback in self.playbacks:
+            clock = playback.clock
+            heard = heard_s.get(playback.response_id, clock.heard_s(now_s))
+            clock.come_back(heard, now_s, from_s)
+            playback.was_over = playback.was_over and clock.over(now_s)
+            from_s = max(from_s, clock.dry_at_s) if self.audible(playback) else from_s
+        self._note("client_returned")
+        self._refresh(now_s)
 
     # --- a response ---
 

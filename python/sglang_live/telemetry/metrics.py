@@ -39,6 +39,9 @@ class GatewayMetrics:
         self.clients_dropped = self._counter(
             "clients_dropped", "Connections ended by the server, by reason.", "reason"
         )
+        self.sockets_lost = self._counter(
+            "sockets_lost", "Sockets lost by resumable sessions, by what followed.", "outcome"
+        )
         self.errors = self._counter("errors", "Error events sent, by code.", "code")
         self.proxied = self._counter(
             "proxied_requests",

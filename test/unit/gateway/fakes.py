@@ -337,9 +337,11 @@ class MemoryWire:
     """The socket of a client in the same process. It checks every event strictly.
 
     audio_left: audio packets until the client stops reading (clears `readable`); None: it reads on.
+    is_lost: set before the end of `incoming` if the client leaves without a close frame.
     """
 
     def __init__(self):
+        self.is_lost = False
         self.seen = ServerEvents()
         self.faults: list[Exception] = []
         self.audio_left: int | None = None

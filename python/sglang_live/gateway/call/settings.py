@@ -66,6 +66,7 @@ class SessionConfig:
     transcription: settings of input transcription; None: no input is transcribed.
     turn_detection: None: the client ends turns, or frame mode.
     frames: settings of frame mode; None: the session has turns.
+    resumable: the call may outlive its socket.
     """
 
     model: str
@@ -84,3 +85,4 @@ class SessionConfig:
     transcription: dict[str, Any] | None = None
     turn_detection: TurnDetection | None
     frames: FrameSettings | None = None
+    resumable: bool = False

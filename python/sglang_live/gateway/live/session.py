@@ -41,6 +41,8 @@ class NoStartError(LiveError):
 class LiveSession:
     """owner: owner of the client's key, for limits."""
 
+    resumption = None
+
     def __init__(self, session: VoiceSession, outbox: Outbox, parts: GatewayParts, owner: str):
         self._session = session
         self._outbox = outbox

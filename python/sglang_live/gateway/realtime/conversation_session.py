@@ -47,7 +47,7 @@ class ConversationSession(RealtimeSession):
         config = first_config(parts.orchestrator, parts.config, preset)
         super().__init__(session, outbox, parts, config, owner=owner, answers=True)
 
-    def _shown(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, Any]:
         return config_json(self._config, self._session_id)
 
     async def _handle_own(self, event: AnyClientEvent) -> None:

@@ -153,6 +153,7 @@ class SessionForm(_Settings, kw_only=True):
     type: str
     audio: AudioForm | UnsetType | None = UNSET
     truncation: str | RetentionRatioForm | UnsetType | None = UNSET
+    resumable: bool | UnsetType | None = UNSET
     model: Name | None = None
     include: list[str] | None = None
     tracing: Literal["auto"] | TracingForm | None = None

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from starlette.datastructures import QueryParams
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sglang_live.errors import LiveError
@@ -33,7 +34,10 @@ from sglang_live.gateway.realtime.transcription_session import (
 from sglang_live.ids import new_id
 from sglang_live.orchestrator.sessions import VoiceSession
 
-_QUERY = ("model", "intent", "call_id")
+_QUERY = ("model", "intent", "call_id", "resume", "after", "heard_ms")
+# A resumed session has its settings.
+_NOT_WITH_RESUME = ("intent", "call_id")
+_MOST_DIGITS = 8
 _BETA_HEADER, _BETA_SUBPROTOCOL = "realtime=v1", "openai-beta.realtime-v1"
 
 
@@ -94,6 +98,9 @@ class RealtimeRoute:
                 self._parts.metrics.sessions_refused.labels(refusal["code"]).inc()
                 await _refuse(socket, refusal)
                 return
+            if "resume" in socket.query_params:
+                await self._resume(socket, owner)
+                return
             link = realtime_link(
                 SocketWire(socket),
                 self._parts,
@@ -107,6 +114,17 @@ class RealtimeRoute:
         except WebSocketDisconnect:
             pass  # the client left before the refusal was sent
 
+    async def _resume(self, socket: WebSocket, owner: str) -> None:
+        query = socket.query_params
+        try:
+            call = self._parts.resumable_calls.find(query["resume"], owner)
+            arrival = call.join(SocketWire(socket), query.get("after"), _heard_ms(query))
+        except LiveError as error:
+            self._parts.metrics.sessions_refused.labels(error.code).inc()
+            await _refuse(socket, error_body(error))
+        else:
+            await arrival.left.wait()
+
     def _refusal(
         self, socket: WebSocket, holders: list[str], secret: ClientSecret | None
     ) -> dict[str, Any] | None:
@@ -115,7 +133,8 @@ class RealtimeRoute:
             if not self._parts.config.model.has_language_model:
                 raise NoLanguageModelError
             self._parts.tiers.check_heard(holders[0])
-            self._parts.open_sessions.check_room(*holders)
+            if "resume" not in socket.query_params:  # a resumed session is open
+                self._parts.open_sessions.check_room(*holders)
             _check_shape(socket, secret)
             # Clients name the transcription's model here.
             stock = _transcribes(socket, secret)
@@ -155,6 +174,11 @@ def _check_shape(socket: WebSocket, secret: ClientSecret | None) -> None:
                 code="unknown_parameter",
                 param=name,
             )
+    is_resumed = "resume" in socket.query_params
+    for name in _NOT_WITH_RESUME if is_resumed else ("after", "heard_ms"):
+        if name in socket.query_params:
+            kind = "a resumed session" if is_resumed else "a new session"
+            raise ClientEventError(f"{name} is not for {kind}.", param=name)
     if "call_id" in socket.query_params:
         raise ClientEventError("WebRTC and SIP calls are not supported.", param="call_id")
     if (intent := socket.query_params.get("intent")) not in (None, "conversation", TRANSCRIPTION):
@@ -172,6 +196,15 @@ def _check_shape(socket: WebSocket, secret: ClientSecret | None) -> None:
                 code="unsupported_session_type",
                 param="intent",
             )
+
+
+def _heard_ms(query: QueryParams) -> int | None:
+    text = query.get("heard_ms")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+        raise ClientEventError("heard_ms is a whole number of milliseconds.", param="heard_ms")
+    return int(text)
 
 
 async def _refuse(socket: WebSocket, error: dict[str, Any]) -> None:

@@ -4,8 +4,11 @@ In: facts (call/ports.py). Out: events in the outbox.
 Owner: one RealtimePort per connection.
 """
 
+from base64 import b64decode
 from functools import partial
 from typing import Any
+
+import orjson
 
 from sglang_live.core import Usage
 from sglang_live.errors import LiveError
@@ -198,6 +201,17 @@ class RealtimePort:
                 previous_item_id=previous_id,
                 item=item,
             )
+
+
+def audio_of(event: bytes) -> bytes:
+    """Audio of an output_audio.delta, in its format."""
+    return b64decode(orjson.loads(event)["delta"])
+
+
+def with_audio(event: bytes, audio: bytes, event_id: str) -> bytes:
+    """The event with other audio, and another id."""
+    changed = {"event_id": event_id, "delta": encode_base64(audio)}
+    return orjson.dumps({**orjson.loads(event), **changed})
 
 
 def _item_address(writer: ResponseWriter, index: int = 0) -> dict[str, Any]:

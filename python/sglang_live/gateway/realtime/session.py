@@ -13,6 +13,7 @@ from sglang_live.gateway.audio.codec import decode_base64
 from sglang_live.gateway.call.call import Call
 from sglang_live.gateway.call.link import IdleSessionError
 from sglang_live.gateway.call.outbox import Outbox
+from sglang_live.gateway.call.resumption import Resumption
 from sglang_live.gateway.call.settings import SessionConfig
 from sglang_live.gateway.errors import error_body
 from sglang_live.gateway.parts import GatewayParts
@@ -26,7 +27,7 @@ from sglang_live.gateway.realtime.events import (
     parse_client_event,
 )
 from sglang_live.gateway.realtime.item_events import ItemEvents
-from sglang_live.gateway.realtime.server_events import RealtimePort
+from sglang_live.gateway.realtime.server_events import RealtimePort, audio_of, with_audio
 from sglang_live.orchestrator.sessions import VoiceSession
 
 
@@ -49,8 +50,11 @@ class RealtimeSession(ABC):
     ):
         self._session_id = session.session_id
         self._config = config
+        self._outbox = outbox
         self._emit = outbox.emit
         self._parts = parts
+        self._owner = owner
+        self.resumption: Resumption | None = None
         port = RealtimePort(outbox.emit)
         self._call = Call(session, config, parts, port, outbox, owner, answers=answers)
         self._items = ItemEvents(parts, self._call.changes, outbox.emit)
@@ -60,6 +64,7 @@ class RealtimeSession(ABC):
         return self._call.at_work
 
     def greet(self) -> None:
+        self._allow_resumption()
         self._emit("session.created", session=self._shown())
 
     async def handle(self, frame: str) -> None:
@@ -90,16 +95,48 @@ class RealtimeSession(ABC):
             self._emit("error", error={**error_body(error), "event_id": None})
 
     async def close(self) -> None:
+        if self.resumption is not None:
+            self.resumption.close()
         await self._call.close()
 
     def _configure(self, config: SessionConfig) -> None:
         self._config = config
+        self._allow_resumption()
         self._emit("session.updated", session=self._shown())
         self._call.turns.configure(config)
 
-    @abstractmethod
+    def _allow_resumption(self) -> None:
+        allowed = self._config.resumable and self._parts.config.limits.resume_s > 0
+        if allowed and self.resumption is None:
+            self.resumption = Resumption(
+                self._parts.resumable_calls,
+                self._call,
+                self._outbox,
+                self._parts.clock,
+                self._owner,
+                audio_of=audio_of,
+                with_audio=with_audio,
+                welcome=lambda n_read: (
+                    "session.resumed",
+                    {"session": self._shown(), "events_received": n_read},
+                ),
+            )
+        elif not allowed and self.resumption is not None:
+            self.resumption.close()
+            self.resumption = None
+
     def _shown(self) -> dict[str, Any]:
         """The settings as the protocol shows them."""
+        shown = self._settings()
+        if self._config.resumable:
+            resumption, grace_s = self.resumption, self._parts.config.limits.resume_s
+            token = resumption and {"token": resumption.token, "grace_ms": round(1000 * grace_s)}
+            shown["resumable"] = token
+        return shown
+
+    @abstractmethod
+    def _settings(self) -> dict[str, Any]:
+        """The settings as the protocol shows them, but for the session's token."""
 
     @abstractmethod
     async def _handle_own(self, event: AnyClientEvent) -> None:

@@ -186,7 +186,7 @@ def update_config(
             param="session.type",
         )
     check_model(defaults.model, form.model, "session.model", stock=True)
-    changes = common_changes(form, defaults, path="session")
+    changes = common_changes(form, defaults, path="session") | resumable_change(form)
     if form.truncation is not UNSET:
         server = defaults.truncation.retention
         changes["truncation"] = choose_truncation(form.truncation, server)
@@ -197,6 +197,10 @@ def update_config(
             changes |= output_changes(form.audio.output, defaults, path="session.audio.output")
     check_voice(changes, current, locked=voice_locked, path="session.audio.output")
     return with_choice(replace(current, **changes), form, path="session")
+
+
+def resumable_change(form: SessionForm) -> dict[str, Any]:
+    return {} if form.resumable is UNSET else {"resumable": bool(form.resumable)}
 
 
 def check_voice(

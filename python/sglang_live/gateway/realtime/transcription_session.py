@@ -27,6 +27,7 @@ from sglang_live.gateway.realtime.session_config import (
     config_json,
     first_config,
     input_changes,
+    resumable_change,
 )
 from sglang_live.orchestrator.sessions import Orchestrator, VoiceSession
 
@@ -60,7 +61,7 @@ class TranscriptionSession(RealtimeSession):
             config = update_transcription(config, preset, self._defaults, parts.config)
         super().__init__(session, outbox, parts, config, owner=owner, answers=False)
 
-    def _shown(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, Any]:
         return transcription_json(self._config, self._session_id)
 
     async def _handle_own(self, event: AnyClientEvent) -> None:
@@ -105,6 +106,7 @@ def update_transcription(
             raise _of_conversations(f"session.{name}")
     check_model(defaults.model, form.model, "session.model", stock=True)
     common_changes(form, defaults, path="session")
+    current = replace(current, **resumable_change(form))
     if not form.audio:
         return current
     if form.audio.output:

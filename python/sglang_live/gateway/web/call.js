@@ -63,7 +63,6 @@ export class Call {
   }
 
   async lost(why) {
-    this.session.close();
     if (performance.now() - this.session.upSinceMs > STEADY_MS) this.nTries = 0;
     try {
       if (why.isFinal) throw why;
@@ -81,6 +80,8 @@ export class Call {
       await new Promise((done) => setTimeout(done, waitMs));
       if (this.isOver) return;
       try {
+        if (await this.resumed()) return;
+        this.session.close();
         await this.join();
         this.transcript.tell("page", "note", "The connection was lost; the server starts a new conversation.");
         return;
@@ -90,6 +91,22 @@ export class Call {
       }
     }
     throw why;
+  }
+
+  // Whether the session goes on over another socket. Its audio plays on meanwhile.
+  async resumed() {
+    const { session } = this;
+    if (!session.token) return false;
+    const protocols = await admission();
+    if (this.isOver) throw new Ended("not connected", true);
+    try {
+      await session.resume(protocols);
+      return true;
+    } catch (error) {
+      if (!session.wasOpen) await doubt();
+      if (!error.isFinal) throw error;
+      return false;
+    }
   }
 
   type(text) {

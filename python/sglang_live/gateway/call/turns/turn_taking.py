@@ -109,6 +109,7 @@ class TurnTaking:
         )
         self._idle = Timer(self._clock, self._on_idle, "idle timer")
         self._missing_audio = MissingAudio(self._clock, self._on_missing_audio)
+        self._is_away = False
         self.responses.on_done = self._on_response_done
         self.configure(self.config)
 
@@ -160,6 +161,16 @@ class TurnTaking:
         if self._detector is not None and self._detector.speaking:
             self._missing_audio.heard(self._detector.settings.silence_duration_ms / 1000)
             self.monitor.speech_continues()
+
+    def leave(self) -> None:
+        """The client cannot send audio until come_back(): what is missing is not silence."""
+        self._is_away = True
+        self._missing_audio.stop()
+
+    def come_back(self) -> None:
+        self._is_away = False
+        if self._detector is not None and self._detector.speaking:
+            self._missing_audio.heard(self._detector.settings.silence_duration_ms / 1000)
 
     def commit(self) -> None:
         """End the turn at the client's request; the client creates the response, too.
@@ -387,6 +398,8 @@ class TurnTaking:
         speaks = self._detector is not None and self._detector.speaking
         if detection is None or detection.idle_timeout_ms is None or self.responses.busy or speaks:
             return
+        if self._is_away:
+            return self._idle.arm(detection.idle_timeout_ms / 1000)
         end = self._buffer.end_sample
         start = max(self._buffer.start_sample, end - detection.idle_timeout_ms * SAMPLES_PER_MS)
         self.port.user_is_idle(start // SAMPLES_PER_MS, end // SAMPLES_PER_MS, self._item_id)
