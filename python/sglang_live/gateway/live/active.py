@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 
 from sglang_live.aio import background, close_all
-from sglang_live.clock import Clock
 from sglang_live.gateway.audio.codec import PCM, WireFormat, decode_base64
 from sglang_live.gateway.call.outbox import Outbox
 from sglang_live.gateway.call.wire import CLOSE_INTERNAL_ERROR, CLOSE_NORMAL
@@ -37,6 +36,7 @@ from sglang_live.gateway.live.events import (
 from sglang_live.gateway.live.session_config import LiveConfig, update_config
 from sglang_live.gateway.live.stream import Stream, echo, error_fields
 from sglang_live.gateway.live.voice import AppendKind, Voice
+from sglang_live.gateway.parts import GatewayParts
 
 # Of a session: the protocol wants it to have an end.
 _MOST_S = 7 * 24 * 3600
@@ -56,15 +56,13 @@ class ActiveSession:
         voice: Voice,
         stream: Stream,
         outbox: Outbox,
-        clock: Clock,
+        parts: GatewayParts,
         *,
-        max_append_bytes: int,
         on_over: Callable[[int, str], None],
         backend: Backend | None = None,
     ):
         """
         Args:
-            max_append_bytes: audio in one event, decoded.
             on_over: called with code and reason to close the socket.
         """
         self.voice = voice
@@ -73,8 +71,8 @@ class ActiveSession:
         self._config = config
         self._stream = stream
         self._outbox = outbox
-        self._clock = clock
-        self._max_append_bytes = max_append_bytes
+        self._parts = parts
+        self._clock = parts.clock
         self._on_over = on_over
         self._ear = Ear(config.call.input_format, voice.hear)
         self._expires_at = int(time.time()) + _MOST_S
@@ -108,7 +106,7 @@ class ActiveSession:
             case FixturePlay():
                 self._play(self._audio(event.audio, PCM), event.event_id)
             case SessionUpdate():
-                self._config = update_config(self._config, event.session)
+                self._config = update_config(self._config, event.session, self._parts)
                 self.voice.acknowledgement_delay_ms = self._config.acknowledgement_delay_ms
                 if self._backend is not None and self._config.backend is not None:
                     self._backend.settings = self._config.backend
@@ -175,7 +173,8 @@ class ActiveSession:
 
     def _audio(self, text: str, form: WireFormat) -> bytes:
         try:
-            return decode_base64(text, form, max_bytes=self._max_append_bytes, param="audio")
+            most = self._parts.config.inputs.max_append_bytes
+            return decode_base64(text, form, max_bytes=most, param="audio")
         except ClientEventError as error:
             raise ClientEventError(str(error), code="invalid_audio", param="audio") from None
 

@@ -20,6 +20,7 @@ from sglang_live.gateway.live.events import (
     SessionStart,
     parse_client_event,
 )
+from sglang_live.gateway.live.served_text import ServedText
 from sglang_live.gateway.live.session_config import start_config
 from sglang_live.gateway.live.stream import Stream, error_fields
 from sglang_live.gateway.live.turn_voice import TurnVoice
@@ -99,8 +100,9 @@ class LiveSession:
             raise
         stream.voice = voice
         if config.backend is not None:
+            served = ServedText(self._session, voice, self._owner)
             stream.backend = Backend(
-                self._session, voice, self._outbox, self._parts, self._owner, config.backend
+                voice, self._outbox, self._parts, self._owner, config.backend, served
             )
         self._start_limit.disarm()
         self._active = ActiveSession(
@@ -109,8 +111,7 @@ class LiveSession:
             voice,
             stream,
             self._outbox,
-            self._parts.clock,
-            max_append_bytes=self._parts.config.inputs.max_append_bytes,
+            self._parts,
             on_over=self._end,
             backend=stream.backend,
         )

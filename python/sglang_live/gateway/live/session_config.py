@@ -13,7 +13,6 @@ from sglang_live.gateway.audio.codec import PCM, PCM_16K, PCMA, PCMU, WireFormat
 from sglang_live.gateway.call.settings import SessionConfig, Truncation
 from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.json_forms import missing_parameter, unsupported_parameter
-from sglang_live.gateway.live.backend import BackendSettings
 from sglang_live.gateway.live.events import (
     AudioForm,
     ClientDelegation,
@@ -28,6 +27,7 @@ from sglang_live.gateway.live.events import (
     UpdateForm,
     VoiceRef,
 )
+from sglang_live.gateway.live.work import BackendSettings
 from sglang_live.gateway.model import check_model, known_voice
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.tools import check_choice, read_choice, read_tools
@@ -130,7 +130,7 @@ def start_config(form: SessionForm, parts: GatewayParts) -> LiveConfig:
         input=tuple(form.input or ()),
         safety_identifier=form.safety_identifier,
         acknowledgement_delay_ms=_delay_ms(form.delegation, 0),
-        backend=_first_backend(form.delegation, orchestrator.model_name),
+        backend=_first_backend(form.delegation, parts),
     )
 
 
@@ -138,7 +138,7 @@ def start_config(form: SessionForm, parts: GatewayParts) -> LiveConfig:
 _SILENCE_MS = 700
 
 
-def update_config(config: LiveConfig, form: UpdateForm) -> LiveConfig:
+def update_config(config: LiveConfig, form: UpdateForm, parts: GatewayParts) -> LiveConfig:
     """Apply a session.update: absent keys keep their value.
 
     Raises:
@@ -157,7 +157,7 @@ def update_config(config: LiveConfig, form: UpdateForm) -> LiveConfig:
         )
     backend = config.backend
     if backend is not None and isinstance(form.delegation, ResponsesDelegation):
-        backend = _merged(backend, form.delegation.responses or ResponsesForm(), config.call.model)
+        backend = _merged(backend, form.delegation.responses or ResponsesForm(), parts)
     delay_ms = _delay_ms(form.delegation, config.acknowledgement_delay_ms)
     return replace(config, acknowledgement_delay_ms=delay_ms, backend=backend)
 
@@ -165,7 +165,7 @@ def update_config(config: LiveConfig, form: UpdateForm) -> LiveConfig:
 _BACKEND = "session.delegation.responses"
 
 
-def _first_backend(delegation: Delegation | None, served: str) -> BackendSettings | None:
+def _first_backend(delegation: Delegation | None, parts: GatewayParts) -> BackendSettings | None:
     if not isinstance(delegation, ResponsesDelegation):
         return None
     form = delegation.responses
@@ -173,10 +173,10 @@ def _first_backend(delegation: Delegation | None, served: str) -> BackendSetting
         raise missing_parameter(_BACKEND)
     if form.model is UNSET or form.model is None:
         raise missing_parameter(f"{_BACKEND}.model")
-    return _merged(BackendSettings(model=form.model), form, served)
+    return _merged(BackendSettings(model=form.model), form, parts)
 
 
-def _merged(current: BackendSettings, form: ResponsesForm, served: str) -> BackendSettings:
+def _merged(current: BackendSettings, form: ResponsesForm, parts: GatewayParts) -> BackendSettings:
     """The settings with those of a form: absent keys keep their value, null ones are the default.
 
     Raises:
@@ -189,7 +189,7 @@ def _merged(current: BackendSettings, form: ResponsesForm, served: str) -> Backe
         if (sent := getattr(form, name)) is not UNSET:
             changes[name] = getattr(default, name) if sent is None else sent
     if form.model not in (UNSET, None):
-        check_model(served, changes["model"], f"{_BACKEND}.model", stock=True)
+        _check_backend(changes["model"], parts)
     if form.tools:
         changes["tools"] = read_tools(form.tools, f"{_BACKEND}.tools")
     elif "tools" in changes:
@@ -199,6 +199,14 @@ def _merged(current: BackendSettings, form: ResponsesForm, served: str) -> Backe
     merged = replace(current, **changes)
     check_choice(merged.tools, merged.tool_choice, path=f"{_BACKEND}.tool_choice")
     return merged
+
+
+def _check_backend(name: str, parts: GatewayParts) -> None:
+    """Raises ModelNotFoundError if no text model has this name, as far as that is known."""
+    known = parts.config.text_server
+    if known.live_backend is None or known.live_backend_model:
+        served, aliases = parts.orchestrator.model_name, (known.live_backend_model,)
+        check_model(served, name, f"{_BACKEND}.model", stock=True, aliases=aliases)
 
 
 def _delay_ms(delegation: Delegation | None, current_ms: int) -> int:
