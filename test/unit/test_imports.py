@@ -83,7 +83,7 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_095,
+    "": 4_115,
     "bridge": 9_920,
     "capacity": 690,
     "client": 1_060,
@@ -101,7 +101,7 @@ BUDGETS = {
     "policy": 2_080,
     "sound": 1_210,
     "speakable": 2_000,
-    "stages": 8_380,
+    "stages": 8_440,
     "telemetry": 710,
 }
 

@@ -47,6 +47,7 @@ from sglang_live.stages.engine_host import EXTERNAL_MODELS_ENV, EngineHost
 from sglang_live.stages.engine_link import FeedSocket, PolicyTotals, Reports, StreamEventRoutes
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.thinker.audio_states import AudioStates
+from sglang_live.stages.thinker.choice import shares_of, tokens_of
 from sglang_live.stages.thinker.engine_control import ThinkerFeed
 from sglang_live.stages.thinker.given_text import recite, transcribe
 from sglang_live.stages.thinker.hearing import Hearing
@@ -243,6 +244,7 @@ class ThinkerStage:
             timely=request.timely,
             flex=request.flex,
         )
+        state.options = tokens_of(request.options, self.prompt)
         state.on_generating = lambda rid: self._stream_events.add(rid, job)
         output = self._output(job, state, request, history)
         output.continues(request.continues, request.said)
@@ -285,6 +287,7 @@ class ThinkerStage:
                 rebuilt=state.rebuilt,
                 gone=[*state.dropped, *gone],
                 function_calls=output.parts.calls(),
+                shares=shares_of(state.options, state.logprobs) if state.options else [],
             )
         )
 
