@@ -27,6 +27,21 @@ async def test_the_application_does_what_the_model_does_not_understand(talking, 
     assert speakers[-1] == "assistant"
 
 
+async def test_questions_are_decided_with_probabilities(talking, tmp_path):
+    told = await play("decided", talking.http, tmp_path)
+    asked, delegated = [e for e in told["events"] if e["type"] == "decision.event"]
+    assert asked["client_event_id"] == "mine"
+    [created] = [e for e in told["events"] if e["type"] == "session.delegation.created"]
+    assert delegated["delegation_id"] == created["delegation"]["id"]
+    for event in (asked, delegated):
+        predicate, choice, score = event["event"]["decision"]["answers"]
+        assert 0 < predicate["probability"] < 1
+        for answer in (choice, score):
+            shares = [one["probability"] for one in answer["probabilities"]]
+            assert sum(shares) == pytest.approx(1) and max(shares) == answer["confidence"]
+        assert score["score"] == pytest.approx(score["probabilities"][1]["probability"])
+
+
 async def test_livekit_answers_what_is_delegated(talking, tmp_path):
     told = await framework_at(talking.http, "livekit_live.py", tmp_path, "client")
     assert told["errors"] == []

@@ -42,9 +42,15 @@ class _Responses(_Strict):
     max_output_tokens: int | None
 
 
+class _Decisions(_Strict):
+    model: str
+    questions: list[dict[str, Any]]
+
+
 class _Delegation(_Strict):
-    type: Literal["client", "responses"]
+    type: Literal["client", "responses", "decisions"]
     responses: _Responses | None = None
+    decisions: _Decisions | None = None
     acknowledgement_delay_ms: int
 
 
@@ -110,7 +116,7 @@ class _Appended(_Event):
 class _Delegated(_Strict):
     id: str
     type: Literal["delegation"]
-    target: Literal["client", "responses"]
+    target: Literal["client", "responses", "decisions"]
     response_id: str | None = None
 
 
@@ -142,6 +148,66 @@ class _ResponseEvent(_Event):
     event: dict[str, Any]
 
 
+class _Predicate(_Strict):
+    type: Literal["predicate"]
+    name: str | None
+    probability: float
+
+
+class _Weighed(_Strict):
+    value: str | bool
+    probability: float
+
+
+class _Choice(_Strict):
+    type: Literal["choice"]
+    name: str | None
+    choice: str | bool
+    confidence: float
+    probabilities: list[_Weighed]
+
+
+class _Level(_Strict):
+    label: str
+    value: int
+    probability: float
+
+
+class _Score(_Strict):
+    type: Literal["score"]
+    name: str | None
+    score: float
+    confidence: float
+    probabilities: list[_Level]
+
+
+class _Decision(_Strict):
+    answers: list[_Predicate | _Choice | _Score]
+    model: str
+    usage: dict[str, Any]
+
+
+class _Decided(_Strict):
+    type: Literal["decision.completed"]
+    decision: _Decision
+
+
+class _DecisionEvent(_Event):
+    type: Literal["decision.event"]
+    delegation_id: str | None = None
+    event: _Decided
+
+
+class _DecisionItem(_Event):
+    type: Literal["decision.item.created"]
+    item: dict[str, Any]
+
+
+class _DecisionItemDeleted(_Event):
+    type: Literal["decision.item.deleted"]
+    item_id: str
+
+
 class _ErrorBody(_Strict):
     type: str
     code: str
@@ -165,6 +231,9 @@ _EVENT: TypeAdapter[Any] = TypeAdapter(
     | _UsageUpdated
     | _Closed
     | _ResponseEvent
+    | _DecisionEvent
+    | _DecisionItem
+    | _DecisionItemDeleted
     | _Error
 )
 

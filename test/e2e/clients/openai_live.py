@@ -135,7 +135,25 @@ async def delegated(talk: Talk) -> None:
     await talk.until_quiet()
 
 
+async def decided(talk: Talk) -> None:
+    """What is asked is decided, and so is what the model delegates."""
+    item = {"type": "message", "role": "user", "content": "It rains."}
+    await talk.connection.decision.item.create(item=item)
+    await talk.until("decision.item.created")
+    await talk.connection.decision.create(event_id="mine")
+    await talk.until("decision.event")
+    talk.say()
+    await talk.until("decision.event")
+
+
+QUESTIONS = [
+    {"type": "predicate", "name": "rain", "instructions": "Does it rain?"},
+    {"type": "choice", "instructions": "Where?", "choices": [{"value": "in"}, {"value": True}]},
+    {"type": "score", "instructions": "How wet?", "levels": [{"label": "dry"}, {"label": "wet"}]},
+]
+DECISIONS = {"type": "decisions", "decisions": {"model": "gpt-6-luna", "questions": QUESTIONS}}
 PARTS = {
+    "decided": decided,
     "speech": speech,
     "typed": typed,
     "muted": muted,
@@ -148,7 +166,8 @@ async def main(url: str, part: str) -> None:
     client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none")
     async with client.live.connect() as connection:
         talk = Talk(connection)
-        await connection.session.start(session={"model": "gpt-live-1"})
+        more = {"delegation": DECISIONS} if part == "decided" else {}
+        await connection.session.start(session={"model": "gpt-live-1", **more})
         await talk.until("session.started")
         speaking = None if part == "typed" else asyncio.create_task(talk.speak())
         await PARTS[part](talk)

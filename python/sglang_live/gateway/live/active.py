@@ -15,12 +15,16 @@ from sglang_live.gateway.call.outbox import Outbox
 from sglang_live.gateway.call.wire import CLOSE_INTERNAL_ERROR, CLOSE_NORMAL
 from sglang_live.gateway.errors import ClientEventError, internal_error
 from sglang_live.gateway.live.backend import Backend
+from sglang_live.gateway.live.decisions import Decisions
 from sglang_live.gateway.live.ear import Ear
 from sglang_live.gateway.live.events import (
     AnyClientEvent,
     Append,
     AudioAppend,
     CommentaryAppend,
+    DecisionCreate,
+    DecisionItemCreate,
+    DecisionItemDelete,
     DtmfSend,
     FixturePlay,
     InstructionsAppend,
@@ -59,14 +63,14 @@ class ActiveSession:
         parts: GatewayParts,
         *,
         on_over: Callable[[int, str], None],
-        backend: Backend | None = None,
+        worker: Backend | Decisions | None = None,
     ):
         """
         Args:
             on_over: called with code and reason to close the socket.
         """
         self.voice = voice
-        self._backend = backend
+        self._worker = worker
         self._session_id = session_id
         self._config = config
         self._stream = stream
@@ -81,7 +85,7 @@ class ActiveSession:
     @property
     def at_work(self) -> bool:
         """Whether it speaks, or works."""
-        return self.voice.at_work or (self._backend is not None and self._backend.at_work)
+        return self.voice.at_work or (self._worker is not None and self._worker.at_work)
 
     def start(self, event_id: str | None) -> None:
         self._outbox.emit("session.started", session=self._resource(), **echo(event_id))
@@ -108,15 +112,24 @@ class ActiveSession:
             case SessionUpdate():
                 self._config = update_config(self._config, event.session, self._parts)
                 self.voice.acknowledgement_delay_ms = self._config.acknowledgement_delay_ms
-                if self._backend is not None and self._config.backend is not None:
-                    self._backend.settings = self._config.backend
+                self._settle()
                 self._outbox.emit(
                     "session.updated", session=self._resource(), **echo(event.event_id)
                 )
-            case ResponseItemCreate() if self._backend is not None:
-                self._backend.add_item(event.item)
-            case ResponseCreate() if self._backend is not None:
-                self._backend.create()
+            case ResponseItemCreate() if isinstance(self._worker, Backend):
+                self._worker.add_item(event.item)
+            case ResponseCreate() if isinstance(self._worker, Backend):
+                self._worker.create()
+            case DecisionCreate() if isinstance(self._worker, Decisions):
+                self._worker.create(event.event_id)
+            case DecisionItemCreate() if isinstance(self._worker, Decisions):
+                item = self._worker.add_item(event.item)
+                self._outbox.emit("decision.item.created", item=item, **echo(event.event_id))
+            case DecisionItemDelete() if isinstance(self._worker, Decisions):
+                self._worker.delete_item(event.item_id)
+                self._outbox.emit(
+                    "decision.item.deleted", item_id=event.item_id, **echo(event.event_id)
+                )
             case SessionClose():
                 self.finish("close_requested", event.event_id)
             case SessionStart():
@@ -127,8 +140,8 @@ class ActiveSession:
     def finish(self, reason: str, event_id: str | None = None) -> None:
         """Report the end of the session. reason: of the protocol."""
         self._end_tasks()
-        if self._backend is not None:
-            self._backend.stop()
+        if self._worker is not None:
+            self._worker.stop()
         self._stream.end()
         self._outbox.emit(
             "session.closed",
@@ -140,15 +153,22 @@ class ActiveSession:
         self._on_over(CLOSE_NORMAL, reason)
 
     async def close(self) -> None:
-        closes = () if self._backend is None else (self._backend.close,)
+        closes = () if self._worker is None else (self._worker.close,)
         await close_all(self._end_tasks, *closes, self.voice.close)
+
+    def _settle(self) -> None:
+        """Give the worker its settings."""
+        if isinstance(self._worker, Backend) and self._config.backend is not None:
+            self._worker.settings = self._config.backend
+        elif isinstance(self._worker, Decisions) and self._config.decisions is not None:
+            self._worker.settings = self._config.decisions
 
     async def _append(self, event: Append) -> None:
         if self._stream.plays_fixture:
             raise ClientEventError("A fixture is playing.", code="fixture_active", param="type")
-        if self._backend is not None and event.delegation_id is not None:
+        if self._worker is not None and event.delegation_id is not None:
             raise ClientEventError(
-                "This session delegates to responses: delegation_id is null.",
+                "This session does not delegate to the client: delegation_id is null.",
                 param="delegation_id",
             )
         kind = _KINDS[type(event)]
@@ -207,9 +227,9 @@ class ActiveSession:
 def _unserved(event: AnyClientEvent) -> ClientEventError:
     match event:
         case ResponseCreate() | ResponseItemCreate():
-            why = "This session delegates to the client: there is no response."
+            why = "This session does not delegate to responses."
         case DtmfSend():
             why = "There are no keys on a WebSocket."
         case _:
-            why = "This server makes no decisions."
+            why = "This session does not delegate to decisions."
     return ClientEventError(why, code="unsupported_event", param="type")

@@ -32,6 +32,7 @@ from sglang_live.gateway.live.work import (
     TextModel,
     Worked,
     message,
+    usage_json,
 )
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.tools import FunctionCall, read_calls
@@ -80,6 +81,8 @@ class _OutputForm(Strict):
 
 
 class Backend:
+    """A Worker (work.py)."""
+
     def __init__(
         self,
         voice: Voice,
@@ -109,9 +112,8 @@ class Backend:
     def at_work(self) -> bool:
         return self._running is not None
 
-    def delegate(self, delegation_id: str) -> str:
-        """The voice wants work done. Returns the id of its response."""
-        return self._start(delegation_id)
+    def delegate(self, delegation_id: str) -> dict[str, Any]:
+        return {"target": "responses", "response_id": self._start(delegation_id)}
 
     def add_item(self, item: dict[str, Any]) -> None:
         """Add an input item of the client.
@@ -164,7 +166,6 @@ class Backend:
         self._start(delegation_id)
 
     def stop(self) -> None:
-        """End all work. Nothing is emitted any more."""
         self._waiting.clear()
         if self._running is not None:
             self._running.cancel()
@@ -379,20 +380,9 @@ class _Response:
             "parallel_tool_calls": self._settings.parallel_tool_calls,
             "tool_choice": "auto",
             "tools": [],
-            "usage": _usage(self._usage) if self._usage else None,
+            "usage": usage_json(self._usage) if self._usage else None,
         }
 
 
 def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    read = usage.input_text_tokens + usage.input_audio_tokens
-    return {
-        "input_tokens": read,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": usage.output_text_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": read + usage.output_text_tokens,
-    }

@@ -1,4 +1,4 @@
-"""The served model as the text model of delegated work: stateless turns that nobody hears."""
+"""The served model as the text model of delegated work: stateless turns without a listener."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -33,7 +33,7 @@ class ServedText:
         settings = task.settings
         request = TurnRequest(
             instructions=task.instructions,
-            history=(*self._voice.conversation(), *map(_history, task.items)),
+            history=(*self._voice.conversation(), *map(as_history, task.items)),
             voice="",
             wants_audio=False,
             max_output_tokens=settings.max_output_tokens,
@@ -53,7 +53,8 @@ class ServedText:
         yield Worked(tuple(done.function_calls), done.usage, done.status == "incomplete")
 
 
-def _history(item: Item) -> HistoryItem:
+def as_history(item: Item) -> HistoryItem:
+    """As the served model reads it."""
     if item["type"] == "function_call":
         return call_as_text(item["name"], item["arguments"])
     is_output = item["type"] == "function_call_output"

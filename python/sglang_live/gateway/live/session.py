@@ -14,6 +14,7 @@ from sglang_live.gateway.call.outbox import Outbox
 from sglang_live.gateway.errors import CLOSE_POLICY_VIOLATION, ClientEventError
 from sglang_live.gateway.live.active import ActiveSession
 from sglang_live.gateway.live.backend import Backend
+from sglang_live.gateway.live.decisions import Decisions
 from sglang_live.gateway.live.events import (
     AnyClientEvent,
     MessageForm,
@@ -21,10 +22,10 @@ from sglang_live.gateway.live.events import (
     parse_client_event,
 )
 from sglang_live.gateway.live.served_text import ServedText
-from sglang_live.gateway.live.session_config import start_config
+from sglang_live.gateway.live.session_config import LiveConfig, start_config
 from sglang_live.gateway.live.stream import Stream, error_fields
 from sglang_live.gateway.live.turn_voice import TurnVoice
-from sglang_live.gateway.live.voice import Said
+from sglang_live.gateway.live.voice import Said, Voice
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.orchestrator.sessions import VoiceSession
 
@@ -99,11 +100,7 @@ class LiveSession:
             await voice.close()
             raise
         stream.voice = voice
-        if config.backend is not None:
-            served = ServedText(self._session, voice, self._owner)
-            stream.backend = Backend(
-                voice, self._outbox, self._parts, self._owner, config.backend, served
-            )
+        stream.worker = worker = self._worker(voice, config)
         self._start_limit.disarm()
         self._active = ActiveSession(
             self._session.session_id,
@@ -113,14 +110,27 @@ class LiveSession:
             self._outbox,
             self._parts,
             on_over=self._end,
-            backend=stream.backend,
+            worker=worker,
         )
         self._active.start(event.event_id)
 
+    def _worker(self, voice: Voice, config: LiveConfig) -> Backend | Decisions | None:
+        session, outbox, parts, owner = self._session, self._outbox, self._parts, self._owner
+        if config.backend is not None:
+            served = ServedText(session, voice, owner)
+            return Backend(voice, outbox, parts, owner, config.backend, served)
+        if config.decisions is not None:
+            refuse = self._refuse
+            return Decisions(session, voice, outbox, parts, owner, config.decisions, refuse)
+        return None
+
+    def _refuse(self, error: LiveError, event_id: str | None) -> None:
+        self._parts.metrics.errors.labels(error.code).inc()
+        self._outbox.emit("error", **error_fields(error, event_id))
+
     def _on_no_start(self) -> None:
         error = NoStartError(f"There was no session.start within {_START_S:g} s.")
-        self._parts.metrics.errors.labels(error.code).inc()
-        self._outbox.emit("error", **error_fields(error, None))
+        self._refuse(error, None)
         self._end(CLOSE_POLICY_VIOLATION, error.code)
 
     def _end(self, code: int, reason: str) -> None:

@@ -13,8 +13,8 @@ from sglang_live.errors import LiveError
 from sglang_live.gateway.audio.codec import WireEncoder, WireFormat, encode_base64
 from sglang_live.gateway.call.outbox import Outbox
 from sglang_live.gateway.errors import ClientEventError, error_body
-from sglang_live.gateway.live.backend import Backend
 from sglang_live.gateway.live.voice import TICK_MS, Voice
+from sglang_live.gateway.live.work import Worker
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 # Fragments of transcripts end at multiples of it, and so do acknowledged appends.
@@ -52,11 +52,11 @@ class _Fixture:
 class Stream:
     """
     voice: to be set before the first tick.
-    backend: does the work that is delegated; None: the application does.
+    worker: does the work that is delegated; None: the application does.
     """
 
     voice: Voice
-    backend: Backend | None = None
+    worker: Worker | None = None
 
     def __init__(self, outbox: Outbox, form: WireFormat, metrics: GatewayMetrics):
         self._outbox = outbox
@@ -159,9 +159,8 @@ class Stream:
         if self._is_over:
             return
         delegation = {"id": delegation_id, "type": "delegation", "target": "client"}
-        if self.backend is not None:
-            response_id = self.backend.delegate(delegation_id)
-            delegation |= {"target": "responses", "response_id": response_id}
+        if self.worker is not None:
+            delegation |= self.worker.delegate(delegation_id)
         self._outbox.emit(
             "session.delegation.created", delegation=delegation, offset_ms=self.now_ms
         )

@@ -2,7 +2,7 @@
 
 In: a task. Out: its text as it comes, then the result. The Responses API, or chat completions, as
 the URL ends. Of a client it gets the conversation, the settings of its work and the items that it
-adds, never its key. What the server says of its errors goes to nobody: it may name secrets.
+adds, never its key. What that server says of its errors stays unread: it may name secrets.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
 """A task that a Live session delegates, and who does it: the port behind which a text model stands.
 
-The served model is one (served_text.py), the operator's own another (text_server.py).
+The served model is one TextModel (served_text.py), the operator's own another (text_server.py).
+A session's Worker has it write responses (backend.py), or decides (decisions.py).
 """
 
 from collections.abc import AsyncGenerator
@@ -67,6 +68,33 @@ class TextModel(Protocol):
     def work(self, task: Task) -> AsyncGenerator[str | Worked, None]:
         """The text of a response as it comes, then its end. Raises LiveError if it fails."""
         ...
+
+
+class Worker(Protocol):
+    """Does for a session what its voice delegates."""
+
+    @property
+    def at_work(self) -> bool: ...
+
+    def delegate(self, delegation_id: str) -> dict[str, Any]:
+        """The voice wants work done. Returns fields of the delegation: its target, and more."""
+        ...
+
+    def stop(self) -> None:
+        """End all work. Nothing is emitted any more."""
+
+    async def close(self) -> None: ...
+
+
+def usage_json(usage: Usage) -> dict[str, Any]:
+    read = usage.input_text_tokens + usage.input_audio_tokens
+    return {
+        "input_tokens": read,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.output_text_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": read + usage.output_text_tokens,
+    }
 
 
 def message(role: str, text: str) -> Item:

@@ -148,8 +148,8 @@ async def test_a_session_shows_its_settings_and_those_of_the_server():
         ),
         (
             {"delegation": {"type": "decisions", "decisions": {"model": "m"}}},
-            "unsupported_parameter",
-            "session.delegation.type",
+            "missing_required_parameter",
+            "session.delegation.decisions.questions",
         ),
         ({"delegation": {"type": "me"}}, "invalid_value", "session.delegation.type"),
         (
