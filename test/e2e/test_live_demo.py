@@ -42,6 +42,19 @@ async def test_questions_are_decided_with_probabilities(talking, tmp_path):
         assert score["score"] == pytest.approx(score["probabilities"][1]["probability"])
 
 
+async def test_a_sideband_has_the_model_speak(talking, tmp_path):
+    told = await play("aside", talking.http, tmp_path)
+    [seen] = [event["events"] for event in told["events"] if event["type"] == "seen"]
+    kinds = [event["type"] for event in seen]
+    assert kinds[0] == "session.started" and kinds[-1] == "session.closed"
+    text = "".join(e["delta"] for e in seen if e["type"] == "session.output_transcript.delta")
+    assert text == text_of(told, "output") == "Greet me."
+    heard = [event for event in seen if event["type"] == "session.input_audio.append"]
+    audio = [event for event in seen if event["type"] == "session.output_audio.delta"]
+    assert len(heard) > 20 and len(audio) > 10
+    assert all(event["end_ms"] - event["start_ms"] == 100 for event in audio)
+
+
 async def test_livekit_answers_what_is_delegated(talking, tmp_path):
     told = await framework_at(talking.http, "livekit_live.py", tmp_path, "client")
     assert told["errors"] == []

@@ -96,6 +96,13 @@ class _Plain(_Event):
 class _AudioDelta(_Strict):
     type: Literal["session.output_audio.delta"]
     delta: str
+    start_ms: int | None = None
+    end_ms: int | None = None
+
+
+class _Reflected(_Strict):
+    type: Literal["session.input_audio.append"]
+    audio: str
 
 
 class _Transcript(_Event):
@@ -225,6 +232,7 @@ _EVENT: TypeAdapter[Any] = TypeAdapter(
     _OfSession
     | _Plain
     | _AudioDelta
+    | _Reflected
     | _Transcript
     | _Appended
     | _DelegationCreated
@@ -244,7 +252,8 @@ class LiveEvents:
     Raises AssertionError or ValidationError.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_sideband: bool = False) -> None:
+        self._is_sideband = is_sideband
         self._ids: set[str] = set()
         self._starts = {"session.input_transcript.delta": 0, "session.output_transcript.delta": 0}
         self._session: dict[str, Any] | None = None
@@ -265,6 +274,9 @@ class LiveEvents:
             self._session = event["session"]
         elif kind != "error":
             assert self._session is not None, f"{kind} before session.started"
+        assert self._is_sideband or kind != "session.input_audio.append"
+        if kind == "session.output_audio.delta":
+            assert ("start_ms" in event) == ("end_ms" in event) == self._is_sideband
         if kind == "response.event":
             self._see_nested(event["event"])
         if kind in self._starts:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from sglang_live.aio import background, close_all
 from sglang_live.gateway.audio.codec import PCM, WireFormat, decode_base64
-from sglang_live.gateway.call.outbox import Outbox
 from sglang_live.gateway.call.wire import CLOSE_INTERNAL_ERROR, CLOSE_NORMAL
 from sglang_live.gateway.errors import ClientEventError, internal_error
 from sglang_live.gateway.live.backend import Backend
+from sglang_live.gateway.live.broadcast import Broadcast
 from sglang_live.gateway.live.decisions import Decisions
 from sglang_live.gateway.live.ear import Ear
 from sglang_live.gateway.live.events import (
@@ -59,7 +59,7 @@ class ActiveSession:
         config: LiveConfig,
         voice: Voice,
         stream: Stream,
-        outbox: Outbox,
+        outbox: Broadcast,
         parts: GatewayParts,
         *,
         on_over: Callable[[int, str], None],
@@ -88,7 +88,7 @@ class ActiveSession:
         return self.voice.at_work or (self._worker is not None and self._worker.at_work)
 
     def start(self, event_id: str | None) -> None:
-        self._outbox.emit("session.started", session=self._resource(), **echo(event_id))
+        self._outbox.emit("session.started", session=self.resource(), **echo(event_id))
         works = (self._tick(), "live ticks"), (self._ear.run(), "live ear")
         self._tasks = [background(work, name) for work, name in works]
         for task in self._tasks:
@@ -98,7 +98,10 @@ class ActiveSession:
         """Raises LiveError if the event is refused; it then has no effect."""
         match event:
             case AudioAppend():
-                self._ear.push(self._audio(event.audio, self._config.call.input_format))
+                form = self._config.call.input_format
+                raw = self._audio(event.audio, form)
+                self._ear.push(raw)
+                self._outbox.reflect(raw, form)
             case Mute():
                 self._ear.muted = True
                 self._outbox.emit("session.input_audio.muted", **echo(event.event_id))
@@ -114,7 +117,7 @@ class ActiveSession:
                 self.voice.acknowledgement_delay_ms = self._config.acknowledgement_delay_ms
                 self._settle()
                 self._outbox.emit(
-                    "session.updated", session=self._resource(), **echo(event.event_id)
+                    "session.updated", session=self.resource(), **echo(event.event_id)
                 )
             case ResponseItemCreate() if isinstance(self._worker, Backend):
                 self._worker.add_item(event.item)
@@ -146,7 +149,7 @@ class ActiveSession:
         self._outbox.emit(
             "session.closed",
             reason=reason,
-            session=self._resource(),
+            session=self.resource(),
             usage=self._stream.usage,
             **echo(event_id),
         )
@@ -220,7 +223,8 @@ class ActiveSession:
         for task in self._tasks:
             task.cancel()
 
-    def _resource(self) -> dict[str, object]:
+    def resource(self) -> dict[str, object]:
+        """What the session is, in the protocol's form."""
         return self._config.to_json(self._session_id, self._expires_at)
 
 

@@ -20,9 +20,9 @@ import orjson
 from sglang_live.aio import background
 from sglang_live.core import Usage
 from sglang_live.errors import CapacityError, LiveError
-from sglang_live.gateway.call.outbox import Outbox
 from sglang_live.gateway.errors import ClientEventError, cut, error_body, internal_error
 from sglang_live.gateway.json_forms import Strict, read_value, unsupported_parameter
+from sglang_live.gateway.live.broadcast import Broadcast
 from sglang_live.gateway.live.text_server import TextServer
 from sglang_live.gateway.live.voice import Voice
 from sglang_live.gateway.live.work import (
@@ -86,7 +86,7 @@ class Backend:
     def __init__(
         self,
         voice: Voice,
-        outbox: Outbox,
+        outbox: Broadcast,
         parts: GatewayParts,
         owner: str,
         settings: BackendSettings,

@@ -23,8 +23,8 @@ from sglang_live.aio import background
 from sglang_live.core import TurnDone, TurnRequest, Usage
 from sglang_live.errors import CapacityError, LiveError, StageFailedError
 from sglang_live.gateway.auth import owner_salt
-from sglang_live.gateway.call.outbox import Outbox
 from sglang_live.gateway.errors import ClientEventError, cut, internal_error
+from sglang_live.gateway.live.broadcast import Broadcast
 from sglang_live.gateway.live.decision_items import read_item
 from sglang_live.gateway.live.events import (
     ChoiceForm,
@@ -78,7 +78,7 @@ class Decisions:
         self,
         session: VoiceSession,
         voice: Voice,
-        outbox: Outbox,
+        outbox: Broadcast,
         parts: GatewayParts,
         owner: str,
         settings: DecisionSettings,

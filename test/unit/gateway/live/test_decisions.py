@@ -194,7 +194,7 @@ def question(**changes) -> dict:
         ({"model": "gpt-6-luna"}, "missing_required_parameter", ".questions"),
         ({"model": "other", "questions": QUESTIONS}, "model_not_found", ".model"),
         ({"model": "gpt-6-luna", "questions": []}, "invalid_value", ".questions"),
-        (question(type="guess"), "invalid_value", ".questions[0].type"),
+        (question(type="draw"), "invalid_value", ".questions[0].type"),
         (question(choices=[{"value": "a"}]), "invalid_value", ".questions[0].choices"),
         (question(choices=[{"value": "a"}] * 2), "invalid_value", ".questions[0].choices"),
         (question(choices=[{"value": str(n)} for n in range(53)]), "invalid_value",

@@ -322,7 +322,7 @@ async def test_a_restart_of_the_server_is_no_clean_end():
 async def test_a_full_server_says_so():
     world = LiveWorld()
     world.orchestrator.refuse_with = full()
-    serving = asyncio.create_task(live_link(world.wire, world.shared).run())
+    serving = asyncio.create_task(live_link(world.wire, world.shared, world.sessions).run())
     client = LiveClient(world.wire, world)
     await client.rest()
     [error] = errors(client.events)
