@@ -163,6 +163,8 @@ class TurnRequest:
         with the next tick. None: no frame.
     drops_oldest: whether a history that does not fit loses its oldest items. False: it is an error.
     cache_salt: turns with another salt share none of its KV.
+    options: texts of one token each between which the response has to choose: it is not generated,
+        but their probabilities are in TurnDone.
     """
 
     turn_id: str = ""
@@ -185,6 +187,7 @@ class TurnRequest:
     frame_s: float | None = None
     drops_oldest: bool = False
     cache_salt: str = ""
+    options: tuple[str, ...] = ()
 
     @property
     def item_key(self) -> str:
@@ -317,6 +320,7 @@ class TurnDone:
     gone: keys of history items of which the session holds nothing any more. The next history has to
         leave them out.
     trace: seconds since the turn began, by mark name (telemetry/trace.py).
+    shares: probability of each of the turn's options, under the constraint that it is one of them.
     """
 
     status: Literal["completed", "incomplete", "interrupted"]
@@ -328,6 +332,7 @@ class TurnDone:
     spoken: bool = True
     gone: tuple[str, ...] = ()
     trace: dict[str, float] = field(default_factory=dict)
+    shares: tuple[float, ...] = ()
 
 
 TurnEvent = TranscriptDelta | TextDone | AudioDelta | TurnDone

@@ -275,10 +275,12 @@ def _gateway_config(
             hears=model.hears,
             hears_one_utterance=model.hears_one_utterance,
             knows_voices=config.speaker_model is not None,
+            follows_instructions=model.follows_instructions,
         ),
         keys=config.keys,
         limits=config.limits.of_server(config.capacity.max_sessions, len(config.keys.api_keys)),
         media=config.media,
+        text_server=config.text_server,
         flex=config.flex,
         turns=TurnConfig(
             speculate_ms=scheduling.speculation_ms(recognises=recognises)

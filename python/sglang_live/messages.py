@@ -218,6 +218,7 @@ class ThinkerRequest(Message, frozen=True):
     cache_salt: turns with another salt share none of its KV.
     continues: tokens of the response that another replica has generated: to be gone on behind.
     said: their text, as TextTokens had it.
+    options: see TurnRequest in core.py.
     """
 
     session_id: str
@@ -245,6 +246,7 @@ class ThinkerRequest(Message, frozen=True):
     cache_salt: str = ""
     continues: list[int] = []
     said: str = ""
+    options: list[str] = []
 
 
 class ScriptRequest(Message, frozen=True):
@@ -293,6 +295,7 @@ class ThinkerDone(Message, frozen=True):
     rebuilt: whether the session's KV was computed anew.
     gone: keys of items of which the session holds nothing any more.
     function_calls: as the model wrote them.
+    shares: see TurnDone in core.py.
     """
 
     finish: str
@@ -304,6 +307,7 @@ class ThinkerDone(Message, frozen=True):
     rebuilt: bool
     gone: list[str] = []
     function_calls: list[str] = []
+    shares: list[float] = []
 
 
 class RetainNative(Message, frozen=True):

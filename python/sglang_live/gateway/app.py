@@ -102,7 +102,9 @@ def build_app(
     routes = _Routes(parts)
     secrets = ClientSecrets()
     routes.found.append(WebSocketRoute(REALTIME_PATH, RealtimeRoute(parts, secrets).__call__))
-    routes.found.append(WebSocketRoute(LIVE_PATH, LiveRoute(parts).__call__))
+    live = LiveRoute(parts)
+    routes.found.append(WebSocketRoute(LIVE_PATH, live.__call__))
+    routes.found.append(WebSocketRoute(f"{LIVE_PATH}/{{session_id}}/attach", live.attach))
     _add_speech(routes, parts)
     if config.model.has_language_model:
         _add_generating(routes, parts, secrets)

@@ -8,6 +8,7 @@ from sglang_live.gateway.call.settings import TurnConfig
 from sglang_live.gateway.flex.gate import FlexConfig
 from sglang_live.gateway.http.body import InputLimits
 from sglang_live.gateway.http.media_guard import MediaConfig
+from sglang_live.gateway.live.text_server import TextServerConfig
 from sglang_live.gateway.model import ServedModel
 from sglang_live.gateway.native.upstream import NativeConfig
 from sglang_live.gateway.rate_limits import ClientLimits
@@ -59,5 +60,6 @@ class GatewayConfig(Settings):
     sessions: SessionLimits = field(default_factory=SessionLimits)
     turns: TurnConfig = field(default_factory=TurnConfig)
     native: NativeConfig = field(default_factory=NativeConfig)
+    text_server: TextServerConfig = field(default_factory=TextServerConfig)
     retention: RetentionConfig | None = None
     timeline_dir: Path | None = None

@@ -77,6 +77,7 @@ class ModelFacts:
         kv_values: numbers in the thinker's KV of one token; 0: not known.
         good_tokens: length of a conversation that the thinker is good for, if its training was
             shorter than its context; 0: context_tokens.
+        follows_instructions: False: nor does it call functions; rules stand in (stand_ins.py).
         cpu_weights: "int8" if the thinker's weights are quantised on a CPU, unless a flag says
             otherwise.
     """
@@ -95,6 +96,7 @@ class ModelFacts:
     vocab_size: int = 0
     context_tokens: int = 0
     good_tokens: int = 0
+    follows_instructions: bool = True
     kv_values: int = 0
     cpu_weights: str = ""
 

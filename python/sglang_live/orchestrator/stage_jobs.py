@@ -206,6 +206,7 @@ class ThinkerJob(_EngineJob):
                 cache_salt=turn.cache_salt,
                 continues=self._ids if not self._is_given else [],
                 said=self._said if not self._is_given else "",
+                options=list(turn.options),
             ),
             tensors,
         )

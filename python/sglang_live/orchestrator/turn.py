@@ -127,4 +127,5 @@ def _turn_done(
         spoken=talker.ended or not turn.wants_audio,
         gone=tuple(done.gone),
         trace=dict(trace.marks),
+        shares=tuple(done.shares),
     )

@@ -123,6 +123,7 @@ class TurnState:
     flex: whether it is best-effort work.
     prefilling: id of the request that prefills, in a turn prefill. None: there is none now.
     dropped: keys of the oldest items, which did not fit.
+    options: tokens between which the response chooses. logprobs: of them, once it has chosen.
     """
 
     job_id: str = "warm-up"
@@ -140,6 +141,8 @@ class TurnState:
     flex: bool = False
     prefilling: str | None = None
     dropped: list[str] = field(default_factory=list)
+    options: list[int] = field(default_factory=list)
+    logprobs: dict[int, float] = field(default_factory=dict)
 
     @property
     def rid_prefix(self) -> str:
@@ -532,6 +535,8 @@ class ThinkerSession:
         begun = False
         try:
             request = self._request(append, sampling)
+            if state.options:
+                request |= {"return_logprob": True, "token_ids_logprob": state.options}
             async for chunk in self.host.stream(rid, **request):
                 meta = chunk["meta_info"]
                 if not begun:
@@ -540,6 +545,9 @@ class ThinkerSession:
                     if self.bound is not None and self.feed is not None:
                         # Not before: compaction changes what the engine counts as the prompt.
                         self.feed.tell_bound(self.bound, running=rid)
+                if state.options and not state.logprobs:
+                    [first] = meta["output_token_ids_logprobs"]
+                    state.logprobs = {token: logprob for logprob, token, _ in first}
                 reason = meta["finish_reason"]
                 token_ids = list(chunk["output_ids"])
                 if reason is not None:
