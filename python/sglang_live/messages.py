@@ -83,11 +83,13 @@ class Heard(Message, frozen=True):
     """How much of a job's response was heard; without playback, how much the talker has spoken.
 
     heard_s: seconds of the response's speech; inf: all that will be made until the next report.
-    advancing: whether that grows by itself, by one second per second.
+    advancing: whether that grows by itself, by `speed` seconds per second.
+    speed: of the speech when it is heard.
     """
 
     heard_s: float
     advancing: bool
+    speed: float = 1.0
 
 
 # --- any stage ---
@@ -505,23 +507,27 @@ class HeardOfMany(EngineMessage, frozen=True):
     """Heard of the engine's requests, as packed arrays in the order of rids: all of them may have
     news in one round, and reading these must cost less than a round. The last message wins.
 
-    heard_s: float64. advancing: bool.
+    heard_s, speed: float64. advancing: bool.
     """
 
     rids: list[str]
     heard_s: bytes
     advancing: bytes
+    speed: bytes
 
     @staticmethod
     def of(
         rids: list[str],
         heard_s: Sequence[float],
         advancing: Sequence[bool],
+        speed: Sequence[float] | None = None,
     ) -> "HeardOfMany":
+        """speed: None: all are 1."""
         return HeardOfMany(
             rids,
             np.asarray(heard_s, np.float64).tobytes(),
             np.asarray(advancing, bool).tobytes(),
+            np.asarray([1.0] * len(rids) if speed is None else speed, np.float64).tobytes(),
         )
 
     def columns(self) -> dict[str, np.ndarray]:
@@ -529,6 +535,7 @@ class HeardOfMany(EngineMessage, frozen=True):
         return {
             "heard_s": np.frombuffer(self.heard_s, np.float64),
             "advancing": np.frombuffer(self.advancing, bool),
+            "speed": np.frombuffer(self.speed, np.float64),
         }
 
 

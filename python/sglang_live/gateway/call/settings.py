@@ -63,6 +63,7 @@ class SessionConfig:
     voices: those of the model, the default one first.
     parallel_tool_calls: a response may call several functions.
     max_output_tokens: None is "inf".
+    speed: of the agent's speech.
     transcription: settings of input transcription; None: no input is transcribed.
     turn_detection: None: the client ends turns, or frame mode.
     frames: settings of frame mode; None: the session has turns.
@@ -81,6 +82,7 @@ class SessionConfig:
     truncation: Truncation
     input_format: WireFormat = PCM
     output_format: WireFormat = PCM
+    speed: float = 1.0
     transcription: dict[str, Any] | None = None
     turn_detection: TurnDetection | None
     frames: FrameSettings | None = None

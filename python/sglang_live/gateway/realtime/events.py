@@ -90,7 +90,7 @@ class AudioInputForm(Strict):
 class AudioOutputForm(Strict):
     format: FormatForm | UnsetType | None = UNSET
     voice: Name | VoiceRef | UnsetType | None = UNSET
-    speed: float | None = None
+    speed: Annotated[float, Meta(ge=0.25, le=1.5)] | UnsetType | None = UNSET
 
 
 class AudioForm(Strict):

@@ -99,7 +99,6 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "tracing": ("auto", {}),
     "audio.input.noise_reduction": ({},),
     "audio.input.transcription.delay": (),
-    "audio.output.speed": (1,),
 }
 _MODALITIES = (("audio",), ("text",))
 
@@ -133,7 +132,7 @@ def config_json(config: SessionConfig, session_id: str) -> dict[str, Any]:
             "output": {
                 "format": config.output_format.to_json(),
                 "voice": config.voice,
-                "speed": 1.0,
+                "speed": config.speed,
             },
         },
     }
@@ -256,6 +255,8 @@ def output_changes(form: AudioOutputForm, defaults: SessionConfig, *, path: str)
         name = voice_name(form.voice)
         known_voice(defaults.voices, name, f"{path}.voice")
         changes["voice"] = defaults.voice if name is None else name
+    if form.speed is not UNSET:
+        changes["speed"] = defaults.speed if form.speed is None else float(form.speed)
     return changes
 
 
