@@ -273,6 +273,7 @@ def _gateway_config(
             suggestions=introduction.suggestions,
             recognises=recognises,
             hears=model.hears,
+            recogniser_gives=model.recogniser_gives,
             hears_one_utterance=model.hears_one_utterance,
             knows_voices=config.speaker_model is not None,
         ),

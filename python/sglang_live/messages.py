@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from sglang_live.core import HeardToken
 from sglang_live.policy.view import FRAME_S
 
 
@@ -213,7 +214,8 @@ class ThinkerRequest(Message, frozen=True):
     functions, must_call: see Tools in core.py.
     prefill_only: the user still speaks: prefill the utterance so far, behind other requests; after
         a Promote before them. preheat: instructions and history only, where KV is missing.
-    transcribes, flex: see TurnRequest in core.py. frame: the turn is a frame.
+    transcribes, in_detail, translates, flex: see TurnRequest in core.py.
+    frame: the turn is a frame.
     speculative: the next history may lack the items that are new in this one.
     timely: the response is heard, and goes before those that are only read.
     drops_oldest: a history that does not fit loses its oldest items; False: it is an error.
@@ -238,6 +240,8 @@ class ThinkerRequest(Message, frozen=True):
     must_call: str | None = None
     prefill_only: bool = False
     transcribes: bool = False
+    in_detail: bool = False
+    translates: bool = False
     preheat: bool = False
     speculative: bool = False
     timely: bool = True
@@ -295,6 +299,7 @@ class ThinkerDone(Message, frozen=True):
     rebuilt: whether the session's KV was computed anew.
     gone: keys of items of which the session holds nothing any more.
     function_calls: as the model wrote them.
+    heard: of a transcript in detail.
     """
 
     finish: str
@@ -306,6 +311,7 @@ class ThinkerDone(Message, frozen=True):
     rebuilt: bool
     gone: list[str] = []
     function_calls: list[str] = []
+    heard: list[HeardToken] = []
 
 
 class RetainNative(Message, frozen=True):

@@ -83,7 +83,7 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_120,
+    "": 4_160,
     "bridge": 9_960,
     "capacity": 690,
     "client": 1_060,
@@ -92,16 +92,16 @@ BUDGETS = {
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
     "extensions/planner": 6_580,
-    "gateway": 16_840,
+    "gateway": 17_160,
     "interaction": 3_260,
     "kernels": 20,
     "kv": 1_020,
-    "models": 11_160,
+    "models": 11_220,
     "orchestrator": 2_580,
     "policy": 2_080,
     "sound": 1_420,
     "speakable": 2_000,
-    "stages": 8_380,
+    "stages": 8_400,
     "telemetry": 710,
 }
 

@@ -188,6 +188,8 @@ def _add_generating(routes: _Routes, parts: GatewayParts, secrets: ClientSecrets
     proxy, config = parts.proxy, parts.config
     transcribe = TranscriptionRoute(parts)
     routes.add("/v1/audio/transcriptions", transcribe.__call__, "POST", limited=True)
+    translate = TranscriptionRoute(parts, translates=True)
+    routes.add("/v1/audio/translations", translate.__call__, "POST", limited=True)
     chat = ChatRoute(parts, text_only=proxy.pass_on if proxy else None)
     routes.add("/v1/chat/completions", chat.__call__, "POST", limited=True)
     make_secret = ClientSecretsRoute(parts, secrets)

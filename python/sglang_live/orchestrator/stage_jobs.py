@@ -197,6 +197,8 @@ class ThinkerJob(_EngineJob):
                 must_call=turn.tools.must_call,
                 prefill_only=turn.prefill_only,
                 transcribes=turn.transcribes,
+                in_detail=turn.in_detail,
+                translates=turn.translates,
                 preheat=turn.preheat,
                 speculative=turn.speculative,
                 timely=turn.is_timely,

@@ -65,6 +65,7 @@ class SessionConfig:
     max_output_tokens: None is "inf".
     speed: of the agent's speech.
     transcription: settings of input transcription; None: no input is transcribed.
+    transcript_logprobs: transcripts have the logprobs of their tokens.
     turn_detection: None: the client ends turns, or frame mode.
     frames: settings of frame mode; None: the session has turns.
     """
@@ -84,5 +85,13 @@ class SessionConfig:
     output_format: WireFormat = PCM
     speed: float = 1.0
     transcription: dict[str, Any] | None = None
+    transcript_logprobs: bool = False
     turn_detection: TurnDetection | None
     frames: FrameSettings | None = None
+
+    @property
+    def transcripts(self) -> dict[str, Any] | None:
+        """transcription, and whether it is in detail."""
+        if self.transcription is None:
+            return None
+        return {**self.transcription, "in_detail": self.transcript_logprobs}

@@ -4,10 +4,11 @@ In: facts (call/ports.py). Out: events in the outbox.
 Owner: one RealtimePort per connection.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from sglang_live.core import Usage
+from sglang_live.core import HeardToken, Usage
 from sglang_live.errors import LiveError
 from sglang_live.gateway.audio.codec import encode_base64
 from sglang_live.gateway.call.conversation.assistant_item import AssistantItem
@@ -18,6 +19,7 @@ from sglang_live.gateway.call.responses.writer import ResponseWriter
 from sglang_live.gateway.errors import error_body
 from sglang_live.gateway.rate_limits import RateLimitStatus
 from sglang_live.gateway.realtime.item_json import item_json, part_json
+from sglang_live.gateway.transcribe import logprobs_json
 
 _AUDIO_BUFFER = "input_audio_buffer."
 _TRANSCRIPT = "conversation.item.input_audio_transcription."
@@ -79,14 +81,22 @@ class RealtimePort:
     def words_heard(self, item_id: str, text: str, start_ms: float, end_ms: float) -> None:
         self._emit(_TRANSCRIPT + "delta", item_id=item_id, content_index=0, delta=text)
 
-    def transcript_completed(self, item_id: str, text: str, duration_s: float) -> None:
+    def transcript_completed(
+        self,
+        item_id: str,
+        text: str,
+        duration_s: float,
+        tokens: Sequence[HeardToken] | None,
+    ) -> None:
         usage = {"type": "duration", "seconds": round(duration_s, 3)}
+        more: dict[str, Any] = {} if tokens is None else {"logprobs": logprobs_json(tokens)}
         self._emit(
             _TRANSCRIPT + "completed",
             item_id=item_id,
             content_index=0,
             transcript=text,
             usage=usage,
+            **more,
         )
 
     def transcript_failed(self, item_id: str, error: LiveError) -> None:

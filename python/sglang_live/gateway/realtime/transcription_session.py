@@ -26,6 +26,7 @@ from sglang_live.gateway.realtime.session_config import (
     common_changes,
     config_json,
     first_config,
+    include_changes,
     input_changes,
 )
 from sglang_live.orchestrator.sessions import Orchestrator, VoiceSession
@@ -105,6 +106,7 @@ def update_transcription(
             raise _of_conversations(f"session.{name}")
     check_model(defaults.model, form.model, "session.model", stock=True)
     common_changes(form, defaults, path="session")
+    current = replace(current, **include_changes(form, gateway))
     if not form.audio:
         return current
     if form.audio.output:
@@ -121,7 +123,8 @@ def update_transcription(
 
 def transcription_json(config: SessionConfig, session_id: str) -> dict[str, Any]:
     """The settings as the protocol shows them."""
-    heard = config_json(config, session_id)["audio"]["input"]
+    whole = config_json(config, session_id)
+    heard = whole["audio"]["input"]
     if detection := heard["turn_detection"]:
         heard["turn_detection"] = {
             name: value
@@ -133,7 +136,7 @@ def transcription_json(config: SessionConfig, session_id: str) -> dict[str, Any]
         "object": "realtime.transcription_session",
         "id": session_id,
         "expires_at": None,
-        "include": None,
+        "include": whole["include"],
         "audio": {"input": heard},
     }
 

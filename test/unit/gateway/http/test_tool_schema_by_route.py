@@ -96,7 +96,7 @@ TRANSCRIPTION_TABLE: dict[str, dict[str, list[Any]]] = {
     "model": {ACCEPTED: [MODEL, "default"], REFUSED: ["whisper-1", ""]},
     "language": {HONOURED: ["de"], ACCEPTED: [""], REFUSED: ["d" * 513]},
     "prompt": {HONOURED: ["Regen"], ACCEPTED: [""], REFUSED: ["x" * 16_385]},
-    "response_format": {HONOURED: ["text"], REFUSED: ["srt", "verbose_json", ""]},
+    "response_format": {HONOURED: ["text", "srt"], REFUSED: ["diarized_json", ""]},
     "temperature": {HONOURED: ["0.5"], REFUSED: ["3", "warm", ""]},
     "stream": {HONOURED: ["true", "True", "1"], ACCEPTED: ["false", "0"], REFUSED: ["yes", ""]},
     "chunking_strategy": {ACCEPTED: ["auto"], REFUSED: ["server_vad"]},

@@ -31,6 +31,7 @@ REFUSED = {
     "session.audio.output.voice": "invalid_value",
     "response.audio.output.voice": "invalid_value",
     **{f"session.{path}": "unsupported_parameter" for path in WITHOUT_EFFECT},
+    "session.include": "unsupported_parameter",  # this model has none
     **{f"response.{path}": "unsupported_parameter" for path in ("prompt", "reasoning")},
 }
 # Names that the types allow only as any text.
