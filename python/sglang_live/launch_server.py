@@ -280,6 +280,8 @@ def _gateway_config(
         keys=config.keys,
         limits=config.limits.of_server(config.capacity.max_sessions, len(config.keys.api_keys)),
         media=config.media,
+        webrtc=config.webrtc,
+        is_loopback=config.listen.is_loopback,
         flex=config.flex,
         turns=TurnConfig(
             speculate_ms=scheduling.speculation_ms(recognises=recognises)

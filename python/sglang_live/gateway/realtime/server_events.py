@@ -20,6 +20,7 @@ from sglang_live.gateway.errors import error_body
 from sglang_live.gateway.rate_limits import RateLimitStatus
 from sglang_live.gateway.realtime.item_json import item_json, part_json
 from sglang_live.gateway.transcribe import logprobs_json
+from sglang_live.gateway.webrtc.sound import CallSound
 
 _AUDIO_BUFFER = "input_audio_buffer."
 _TRANSCRIPT = "conversation.item.input_audio_transcription."
@@ -27,8 +28,10 @@ _ARGUMENTS = "response.function_call_arguments."
 
 
 class RealtimePort:
-    def __init__(self, emit: Emit):
+    def __init__(self, emit: Emit, sound: CallSound | None = None):
+        """sound: takes the audio; None: audio is events."""
         self._emit = emit
+        self._sound = sound
 
     # --- the user ---
 
@@ -149,6 +152,9 @@ class RealtimePort:
         self._emit(f"response.{kind}.delta", lane=writer.id, delta=text, **address)
 
     def audio_added(self, writer: ResponseWriter, item: AssistantItem, frame: bytes) -> None:
+        if self._sound is not None:
+            self._sound.play(writer.id, frame, writer.audio_sent)
+            return
         self._emit(
             "response.output_audio.delta",
             lane=writer.id,
@@ -165,6 +171,8 @@ class RealtimePort:
         if item.modality == "text":
             self._emit("response.output_text.done", lane=lane, text=item.text, **address)
         else:
+            if self._sound is not None:
+                self._sound.all_played(writer.id)
             self._emit("response.output_audio.done", lane=lane, **address)
             self._emit(
                 "response.output_audio_transcript.done",
@@ -197,6 +205,8 @@ class RealtimePort:
 
     def response_done(self, writer: ResponseWriter) -> None:
         self._emit("response.done", lane=writer.id, response=_response(writer))
+        if self._sound is not None:
+            self._sound.response_done(writer.id)
 
     def _of_conversation(
         self, kind: str, writer: ResponseWriter, item: dict[str, Any], previous_id: str | None

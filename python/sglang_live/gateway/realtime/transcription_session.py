@@ -9,8 +9,6 @@ from typing import Any
 
 from msgspec import UNSET
 
-from sglang_live.gateway.auth import ANONYMOUS
-from sglang_live.gateway.call.outbox import Outbox
 from sglang_live.gateway.call.settings import SessionConfig
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.errors import ClientEventError
@@ -21,7 +19,7 @@ from sglang_live.gateway.realtime.events import (
     SessionForm,
     SessionUpdate,
 )
-from sglang_live.gateway.realtime.session import RealtimeSession
+from sglang_live.gateway.realtime.session import Client, RealtimeSession
 from sglang_live.gateway.realtime.session_config import (
     common_changes,
     config_json,
@@ -43,23 +41,21 @@ class TranscriptionSession(RealtimeSession):
     """
     preset: settings of the session from its client secret; None: the defaults.
     model: that the client named for it, one of OpenAI's or this server's.
-    owner: owner of the client's key, for limits.
     """
 
     def __init__(
         self,
         session: VoiceSession,
-        outbox: Outbox,
+        client: Client,
         parts: GatewayParts,
         preset: SessionForm | None = None,
         model: str | None = None,
-        owner: str = ANONYMOUS,
     ):
         self._defaults = transcription_defaults(parts.orchestrator, parts.config, model)
         config = self._defaults
         if preset is not None:
             config = update_transcription(config, preset, self._defaults, parts.config)
-        super().__init__(session, outbox, parts, config, owner=owner, answers=False)
+        super().__init__(session, client, parts, config, answers=False)
 
     def _shown(self) -> dict[str, Any]:
         return transcription_json(self._config, self._session_id)
