@@ -21,6 +21,7 @@ from sglang_live.gateway.http.media_guard import MediaConfig
 from sglang_live.gateway.listen_socket import ListenConfig
 from sglang_live.gateway.live.text_server import TextServerConfig
 from sglang_live.gateway.rate_limits import ClientLimits
+from sglang_live.gateway.webrtc.config import WebRtcConfig
 from sglang_live.kv.retention import RetentionConfig, RetentionFlags
 from sglang_live.model_source import ModelSource
 from sglang_live.models.family import ModelFacts
@@ -163,6 +164,7 @@ class ServerConfig(Settings):
     listen: ListenConfig = part("network and keys")
     keys: KeyConfig = part("network and keys")
     media: MediaConfig = part("network and keys")
+    webrtc: WebRtcConfig = part("network and keys")
     scheduling: Scheduling = part("policies")
     capacity: CapacityConfig = part("policies")
     limits: ClientLimits = part("limits")

@@ -273,6 +273,7 @@ def _gateway_config(
             suggestions=introduction.suggestions,
             recognises=recognises,
             hears=model.hears,
+            recogniser_gives=model.recogniser_gives,
             hears_one_utterance=model.hears_one_utterance,
             knows_voices=config.speaker_model is not None,
             follows_instructions=model.follows_instructions,
@@ -281,6 +282,8 @@ def _gateway_config(
         limits=config.limits.of_server(config.capacity.max_sessions, len(config.keys.api_keys)),
         media=config.media,
         text_server=config.text_server,
+        webrtc=config.webrtc,
+        is_loopback=config.listen.is_loopback,
         flex=config.flex,
         turns=TurnConfig(
             speculate_ms=scheduling.speculation_ms(recognises=recognises)

@@ -29,6 +29,7 @@ ORDER = (
     "core",
     "ids",
     "messages",
+    "webrtc",
     "telemetry",
     "engine_channel",
     "models",
@@ -83,7 +84,7 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_120,
+    "": 4_160,
     "bridge": 9_960,
     "capacity": 690,
     "client": 1_240,
@@ -92,17 +93,18 @@ BUDGETS = {
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
     "extensions/planner": 6_580,
-    "gateway": 18_760,
-    "interaction": 3_300,
+    "gateway": 20_300,
+    "interaction": 3_320,
     "kernels": 20,
     "kv": 1_020,
-    "models": 11_240,
+    "models": 11_300,
     "orchestrator": 2_580,
     "policy": 2_000,
-    "sound": 1_210,
+    "sound": 1_420,
     "speakable": 2_000,
-    "stages": 8_440,
-    "telemetry": 710,
+    "stages": 8_480,
+    "telemetry": 720,
+    "webrtc": 940,
 }
 
 
@@ -292,7 +294,8 @@ def test_no_room_exceeds_its_budget():
 def test_a_server_starts_without_what_only_engines_need():
     code = (
         "import sys, sglang_live.launch_server; found = {*sys.modules}; "
-        "print({'torch', 'transformers', 'sglang', 'xgrammar', 'benchmark', 'lab'} & found)"
+        "print({'torch', 'transformers', 'sglang', 'xgrammar', 'benchmark', 'lab', 'av', "
+        "'aiortc'} & found)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -12,6 +12,7 @@ from sglang_live.gateway.live.text_server import TextServerConfig
 from sglang_live.gateway.model import ServedModel
 from sglang_live.gateway.native.upstream import NativeConfig
 from sglang_live.gateway.rate_limits import ClientLimits
+from sglang_live.gateway.webrtc.config import WebRtcConfig
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.settings import Count, Positive, Settings
 
@@ -46,6 +47,7 @@ class GatewayConfig(Settings):
     """What the gateway accepts, keeps and refuses.
 
     limits: of one client. inputs: of what it sends. sessions: of what the server keeps for it.
+    is_loopback: the server is reached from its own machine alone.
     retention: part of a long conversation that a session keeps; None: all of it, even if a client
         sets a smaller part.
     timeline_dir: folder for one file per session (interaction/timeline.py); None: no files.
@@ -61,5 +63,7 @@ class GatewayConfig(Settings):
     turns: TurnConfig = field(default_factory=TurnConfig)
     native: NativeConfig = field(default_factory=NativeConfig)
     text_server: TextServerConfig = field(default_factory=TextServerConfig)
+    webrtc: WebRtcConfig = field(default_factory=WebRtcConfig)
+    is_loopback: bool = True
     retention: RetentionConfig | None = None
     timeline_dir: Path | None = None

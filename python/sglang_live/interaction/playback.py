@@ -243,6 +243,8 @@ class PlaybackClock:
 @dataclass(eq=False, slots=True, kw_only=True)
 class ResponsePlayback:
     """
+    speed: of its audio. generated_s and the clock count seconds as they are played, the stages and
+        spoken_s as they are made, which is `speed` times as much.
     generated_s: audio that the stages delivered, sent or not.
     unsent_since_s: when the oldest audio that is not sent was delivered.
     text_tokens: tokens of its text, once that is complete; before, None.
@@ -254,6 +256,7 @@ class ResponsePlayback:
 
     response_id: str
     clock: PlaybackClock
+    speed: float = 1.0
     generated_s: float = 0.0
     unsent_since_s: float = 0.0
     text_tokens: int | None = None
@@ -280,9 +283,10 @@ class ResponsePlayback:
         if clock.finished:
             pass
         elif self.spoken_s is not None:
-            whole_s = max(whole_s, self.spoken_s)
+            whole_s = max(whole_s, self.spoken_s / self.speed)
         elif self.text_tokens is not None:
-            whole_s = max(whole_s, self.text_tokens * frames_per_token * FRAME_S)
+            expected_s = self.text_tokens * frames_per_token * FRAME_S
+            whole_s = max(whole_s, expected_s / self.speed)
         return whole_s - clock.heard_s(now_s)
 
 

@@ -72,6 +72,7 @@ class ModelFacts:
         voices_need_words: whether it has to know what is said in them.
         recordings: directory of those that it takes on (voice_files.py).
         hears: the one language of its recogniser; "": it detects the language, or there is none.
+        recogniser_gives: see SpeechModel.gives.
         hears_one_utterance: whether it loses what is said behind a pause.
         vocab_size, context_tokens: of the thinker; 0: the family has none.
         kv_values: numbers in the thinker's KV of one token; 0: not known.
@@ -92,6 +93,7 @@ class ModelFacts:
     voices_need_words: bool = False
     recordings: Path | None = None
     hears: str = ""
+    recogniser_gives: tuple[str, ...] = ()
     hears_one_utterance: bool = False
     vocab_size: int = 0
     context_tokens: int = 0

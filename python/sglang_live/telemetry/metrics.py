@@ -194,6 +194,10 @@ class GatewayMetrics:
             "playback_ack_timeouts", "Times a client stopped sending acks while playing."
         )
 
+        self.events_shortened = self._counter(
+            "events_shortened", "Events too large for a data channel, by outcome.", "outcome"
+        )
+
     def _gauge(self, name: str, doc: str) -> Gauge:
         return Gauge(_PREFIX + name, doc, registry=self.registry)
 

@@ -64,6 +64,9 @@ class CallSession(Protocol):
     async def handle(self, frame: str) -> None:
         """The effect of one event. Raises LiveError if it is refused; it then has no effect."""
 
+    async def hear(self, pcm: bytes) -> None:
+        """The user's sound from a wire that carries it. Raises LiveError as handle()."""
+
     async def until_over(self) -> tuple[int, str]:
         """Wait until the protocol ends the call. Returns code and reason to close the socket."""
         ...
@@ -274,7 +277,10 @@ class CallLink:
 
     async def _handle(self, frame: str | bytes, session: CallSession) -> None:
         try:
-            await session.handle(self._text(frame))
+            if isinstance(frame, bytes):
+                await session.hear(frame)
+            else:
+                await session.handle(self._text(frame))
         except LiveError as error:
             self._tell(error, frame)
         except Exception:
@@ -282,9 +288,7 @@ class CallLink:
             log.exception("event_crashed session=%s", self.session_id)
             self._tell(internal_error(), frame)
 
-    def _text(self, frame: str | bytes) -> str:
-        if isinstance(frame, bytes):
-            raise ClientEventError("Binary frames hold no events.", code="invalid_event")
+    def _text(self, frame: str) -> str:
         max_bytes = self._parts.config.inputs.max_frame_bytes
         if len(frame) > max_bytes:
             raise ClientEventError(

@@ -92,6 +92,9 @@ class LiveSession:
             self._end(CLOSE_POLICY_VIOLATION, error.code)
             raise
 
+    async def hear(self, pcm: bytes) -> None:
+        raise ClientEventError("Binary frames hold no events.", code="invalid_event")
+
     async def until_over(self) -> tuple[int, str]:
         return await asyncio.shield(self._over)
 

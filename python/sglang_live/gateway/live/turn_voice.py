@@ -5,13 +5,13 @@ Owner: one TurnVoice per session. The server's turn taking decides when to speak
 application wants said waits until it is quiet.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from sglang_live.aio import Timer, close_all
 from sglang_live.clock import Clock
-from sglang_live.core import HistoryItem, PromptContent, TextPart
+from sglang_live.core import HeardToken, HistoryItem, PromptContent, TextPart
 from sglang_live.errors import LiveError
 from sglang_live.gateway.call.call import Call
 from sglang_live.gateway.call.conversation.assistant_item import AssistantItem
@@ -259,7 +259,13 @@ class _Port:
         self._heard_item = item_id
         self._listener.user_said(text, begin_ms + start_ms, begin_ms + end_ms)
 
-    def transcript_completed(self, item_id: str, text: str, duration_s: float) -> None:
+    def transcript_completed(
+        self,
+        item_id: str,
+        text: str,
+        duration_s: float,
+        tokens: Sequence[HeardToken] | None,
+    ) -> None:
         self._written(item_id)
 
     def transcript_failed(self, item_id: str, error: LiveError) -> None:

@@ -1,6 +1,5 @@
 """The /v1/realtime route: checks of a handshake, and the protocol on its socket."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -8,10 +7,8 @@ from starlette.datastructures import QueryParams
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sglang_live.errors import LiveError
-from sglang_live.gateway.auth import ANONYMOUS, choose_subprotocol, offered_keys
-from sglang_live.gateway.call.link import CallLink
-from sglang_live.gateway.call.outbox import Outbox
-from sglang_live.gateway.call.wire import CLOSE_TRY_AGAIN_LATER, SocketWire, Wire
+from sglang_live.gateway.auth import choose_subprotocol, offered_keys
+from sglang_live.gateway.call.wire import CLOSE_TRY_AGAIN_LATER, SocketWire
 from sglang_live.gateway.errors import (
     CLOSE_POLICY_VIOLATION,
     ClientEventError,
@@ -23,16 +20,11 @@ from sglang_live.gateway.errors import (
 )
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.rate_limits import RateLimitError
+from sglang_live.gateway.realtime.calls import NoSuchCallError, RealtimeCalls
 from sglang_live.gateway.realtime.client_secrets import ClientSecret, ClientSecrets
-from sglang_live.gateway.realtime.conversation_session import ConversationSession
-from sglang_live.gateway.realtime.events import SessionForm, event_id_of
-from sglang_live.gateway.realtime.session import RealtimeSession
-from sglang_live.gateway.realtime.transcription_session import (
-    TRANSCRIPTION,
-    TranscriptionSession,
-)
+from sglang_live.gateway.realtime.protocol import realtime_link
+from sglang_live.gateway.realtime.transcription_session import TRANSCRIPTION
 from sglang_live.ids import new_id
-from sglang_live.orchestrator.sessions import VoiceSession
 
 _QUERY = ("model", "intent", "call_id", "resume", "after", "heard_ms")
 # A resumed session has its settings.
@@ -41,45 +33,10 @@ _MOST_DIGITS = 8
 _BETA_HEADER, _BETA_SUBPROTOCOL = "realtime=v1", "openai-beta.realtime-v1"
 
 
-@dataclass(frozen=True, slots=True)
-class RealtimeProtocol:
-    """
-    preset: settings of the session from its client secret; None: the defaults.
-    owner: owner of the client's key.
-    transcribes: it is a session for transcription, by a model of this name.
-    """
-
-    parts: GatewayParts
-    preset: SessionForm | None = None
-    owner: str = ANONYMOUS
-    transcribes: bool = False
-    model: str | None = None
-
-    def open(self, session: VoiceSession, outbox: Outbox) -> RealtimeSession:
-        preset = self.preset
-        opened: RealtimeSession
-        if self.transcribes:
-            opened = TranscriptionSession(
-                session, outbox, self.parts, preset, self.model, self.owner
-            )
-        else:
-            opened = ConversationSession(session, outbox, self.parts, preset, self.owner)
-        opened.greet()
-        return opened
-
-    def refuse(self, outbox: Outbox, error: LiveError, frame: str | None) -> None:
-        event_id = None if frame is None else event_id_of(frame)
-        outbox.emit("error", error={**error_body(error), "event_id": event_id})
-
-
-def realtime_link(wire: Wire, parts: GatewayParts, **settings: Any) -> CallLink:
-    """settings: fields of RealtimeProtocol."""
-    return CallLink(wire, parts, RealtimeProtocol(parts, **settings), kind="sess")
-
-
 class RealtimeRoute:
-    def __init__(self, parts: GatewayParts, secrets: ClientSecrets):
+    def __init__(self, parts: GatewayParts, secrets: ClientSecrets, calls: RealtimeCalls):
         self._parts = parts
+        self._calls = calls
         self._keys = parts.keys
         self._secrets = secrets
 
@@ -100,6 +57,9 @@ class RealtimeRoute:
                 return
             if "resume" in socket.query_params:
                 await self._resume(socket, owner)
+                return
+            if (call_id := socket.query_params.get("call_id")) is not None:
+                await self._attach(socket, call_id, owner)
                 return
             link = realtime_link(
                 SocketWire(socket),
@@ -124,6 +84,12 @@ class RealtimeRoute:
             await _refuse(socket, error_body(error))
         else:
             await arrival.left.wait()
+
+    async def _attach(self, socket: WebSocket, call_id: str, owner: str) -> None:
+        try:
+            await self._calls.attach(socket, call_id, owner)
+        except NoSuchCallError as error:
+            await _refuse(socket, error_body(error))
 
     def _refusal(
         self, socket: WebSocket, holders: list[str], secret: ClientSecret | None
@@ -179,8 +145,6 @@ def _check_shape(socket: WebSocket, secret: ClientSecret | None) -> None:
         if name in socket.query_params:
             kind = "a resumed session" if is_resumed else "a new session"
             raise ClientEventError(f"{name} is not for {kind}.", param=name)
-    if "call_id" in socket.query_params:
-        raise ClientEventError("WebRTC and SIP calls are not supported.", param="call_id")
     if (intent := socket.query_params.get("intent")) not in (None, "conversation", TRANSCRIPTION):
         raise ClientEventError(
             f"There are no sessions for {cut(str(intent))!r}, only for conversation and "

@@ -263,7 +263,7 @@ class TurnTaking:
             self._judge.grow(detector.silence_ms)
             self._turn_prefill.grow(self.config, self._buffer, start, detector.silence_ms)
             clips = () if detection and detection.judges_turns else self._turn_prefill.final_clips
-            self.transcripts.grow(self._item_id, clips, self.config.transcription)
+            self.transcripts.grow(self._item_id, clips, self.config.transcripts)
         self._bound(detector, detection.idle_timeout_ms if detection else None)
 
     def _bound(self, detector: SpeechDetector, idle_ms: int | None) -> None:
@@ -377,7 +377,7 @@ class TurnTaking:
         self.port.turn_committed(item.id, previous_id, audio.duration_s * 1000)
         self.changes.add(item)
         heard = utterance if self._settings.prefills_at_pauses and is_speech is None else ()
-        self.transcripts.add(item, audio, self.config.transcription, heard, begin)
+        self.transcripts.add(item, audio, self.config.transcripts, heard, begin)
 
     def _respond(self, speech_end_ms: int | None = None) -> None:
         now_s = self._clock.now_s()
