@@ -10,6 +10,7 @@ The convolutions over chunks equal those over the whole input. Each layer looks 
 output is behind its input by its delay. What lies before a stream's begin and behind its end is
 zero in every layer, as in a convolution that pads; that makes begin, middle and end of a stream one
 computation, which streams of any age share.
+DAC is a SNAC whose codebooks have one rate, without noise and depthwise convolutions (dac.py).
 Source: snac 1.2 (hubertsiuzdak/snac, MIT).
 """
 
@@ -42,10 +43,10 @@ def load_snac(path: Path) -> tuple[SnacConfig, dict[str, Tensor]]:
         stored = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, pickle.UnpicklingError) as error:
         raise BadInputError(f"cannot read {file}: {error}") from error
-    return config, _folded({k: v for k, v in stored.items() if k.startswith(_PARTS)})
+    return config, folded({k: v for k, v in stored.items() if k.startswith(_PARTS)})
 
 
-def _folded(stored: dict[str, Any]) -> dict[str, Tensor]:
+def folded(stored: dict[str, Any]) -> dict[str, Tensor]:
     """Tensors by the names of their layers. torch has had two names for both parts of a weight."""
     tensors: dict[str, Tensor] = {}
     for name, value in stored.items():
@@ -328,14 +329,15 @@ class SnacDecoder:
     def _build(self) -> None:
         weights, rates = self._weights, self._config.decoder_rates
         self._first = Conv(weights, "decoder.model.0")
-        self._widen = (
-            weights.take("decoder.model.1.weight"),
-            weights.take("decoder.model.1.bias"),
-        )
+        first_block = 1
+        self._widen = None
+        if self._config.depthwise:
+            name, first_block = "decoder.model.1", 2
+            self._widen = weights.take(f"{name}.weight"), weights.take(f"{name}.bias")
         self._layers: list[Conv | Upsample | Noise | ResidualUnit] = [self._first]
         table = noise_table(self._device, self._dtype)
         for block, stride in enumerate(rates):
-            name = f"decoder.model.{block + 2}.block"
+            name = f"decoder.model.{block + first_block}.block"
             act = Snake(weights, f"{name}.0")
             self._layers.append(Upsample(weights, f"{name}.1", act, stride))
             if self._config.noise:
@@ -345,7 +347,7 @@ class SnacDecoder:
                 ResidualUnit(weights, f"{name}.{first_unit + i}.block", dilation)
                 for i, dilation in enumerate(_DILATIONS)
             ]
-        n = len(rates) + 2
+        n = len(rates) + first_block
         act = Snake(weights, f"decoder.model.{n}")
         self._layers.append(Conv(weights, f"decoder.model.{n + 1}", act=act))
 
@@ -430,11 +432,14 @@ class SnacDecoder:
     def _compute(self, codes: Tensor, tape: ChunkTape) -> Tensor:
         """[n_streams, n_samples] float32, without a wait for the device."""
         latents = tape.inside(self._latents(codes))
-        weight, bias = self._widen
-        wave = tape.inside(F.conv1d(self._first(latents, tape), weight, bias))
+        wave = self._first(latents, tape)
+        if self._widen is not None:
+            wave = F.conv1d(wave, *self._widen)
+        wave = tape.inside(wave)
         for layer in self._layers[1:]:
             wave = layer(wave, tape)
-        return wave[:, 0].float().tanh_()
+        sound = wave[:, 0].float()
+        return sound.tanh_() if self._config.bounded else sound.clamp_(-1.0, 1.0)
 
     def _latents(self, codes: Tensor) -> Tensor:
         """[n_streams, n_latent, n_columns] of codes [n_streams, n_frames, n_quantizers]."""

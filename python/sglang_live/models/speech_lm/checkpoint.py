@@ -98,13 +98,14 @@ def fill(module: nn.Module, path: Path, prefix: str) -> None:
         ValueError: the tensors are not exactly those of the module, by name and shape.
     """
     wanted = {name: tuple(weight.shape) for name, weight in module.state_dict().items()}
-    tensors = _read_tensors(path, prefix)
+    tensors = read_tensors(path, prefix)
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     _check(wanted, found, path, prefix)
     module.load_state_dict(tensors, assign=True)
 
 
-def _read_tensors(path: Path, prefix: str) -> dict[str, Tensor]:
+def read_tensors(path: Path, prefix: str) -> dict[str, Tensor]:
+    """The tensors whose name begins with prefix, without it, in float32."""
     tensors = {}
     for file, names in _files(path, prefix).items():
         with safe_open(path / file, framework="pt", device="cpu") as weights:

@@ -1,0 +1,90 @@
+"""A talker as an SGLang model that draws a code of each of several books in every step.
+
+The codes of a step belong to different frames (speech_lm/delay.py). SGLang's vocabulary is that of
+all books, one behind the other, so that its logits are those of all heads.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sglang_live.models.speech_lm.delay import Delay
+from sglang_live.models.speech_lm.engine.frame_lm import FrameLM
+from sglang_live.models.speech_lm.engine.steps import all_greedy
+from sglang_live.models.speech_lm.sampler import NO_CODE, Sampler, draws_of
+
+
+class DelayLM(FrameLM):
+    """A step's codes are what rows keep, and what is embedded."""
+
+    def __init__(
+        self,
+        config,
+        backbone: nn.Module,
+        *,
+        delay: Delay,
+        text_vocab: int,
+        n_voice_rows: int,
+        sampler: Sampler,
+        excluded: Sequence[int] = (),
+    ):
+        """
+        Args:
+            config, text_vocab, n_voice_rows: see FrameLM. Its vocabulary is that of all books; its
+                eos_token_id is an id of a book that is not the first one.
+            excluded: ids of that vocabulary that are never drawn.
+            sampler: of every book. Marks are none of its repetitions.
+        """
+        super().__init__(
+            config,
+            backbone,
+            n_codes=delay.n_books,
+            text_vocab=text_vocab,
+            n_voice_rows=n_voice_rows,
+            sampler=sampler,
+            excluded=excluded,
+        )
+        self.delay = delay
+        self.frame_lag = delay.n_books - 1
+
+    def _embed_frames(self, codes: Tensor) -> Tensor:
+        """Tables of all books are one, behind each other."""
+        size = self.config.vocab_size // self.n_codes
+        offset = torch.arange(self.n_codes, device=codes.device) * size
+        embeds: Tensor = self.model.embed_tokens(codes + offset).sum(dim=1)
+        return embeds
+
+    def _drawn(self, logits: Tensor, hidden: Tensor, rows: Tensor, frame: Tensor) -> Tensor:
+        history = self._newest(rows, frame)
+        logits = (logits.float() + self.allowed).unflatten(1, (self.n_codes, -1))
+        codes = self._chosen(logits, rows, frame, history)
+        forced = self.delay.forced(frame, history)
+        return torch.where(forced == NO_CODE, codes, forced)
+
+    def _chosen(self, logits: Tensor, rows: Tensor, frame: Tensor, history: Tensor) -> Tensor:
+        """[n, n_books] of logits [n, n_books, size], each book by itself."""
+        greedy = self.rows.greedy[rows]
+        if all_greedy(greedy):
+            return logits.argmax(dim=-1)
+        n, n_books = logits.shape[:2]
+        draws = draws_of(self.rows.seed[rows], frame, n_books)
+        repeated = history.masked_fill(history >= self.delay.n_codes, NO_CODE)
+        codes = self.sampler.choose(
+            logits.flatten(0, 1),
+            self.rows.temperature[rows].repeat_interleave(n_books),
+            greedy.repeat_interleave(n_books),
+            draws.flatten(),
+            repeated.transpose(1, 2).flatten(0, 1),
+        )
+        return codes.view(n, n_books)
+
+    def _newest(self, rows: Tensor, frame: Tensor) -> Tensor:
+        """[n, window, n_books], the newest steps."""
+        return self._history(rows, frame, max(self.n_codes, self.sampler.window))
+
+    def _completed(self, codes: Tensor, rows: Tensor, frame: Tensor) -> Tensor:
+        return self.delay.completed(frame, self._newest(rows, frame), codes)
+
+    def _ends(self, codes: Tensor) -> Tensor:
+        return (codes == self.delay.end_id).all(dim=1)
