@@ -16,13 +16,15 @@ from sglang_live.client.connection import SessionOptions
 from sglang_live.client.playback_clock import PlaybackClock
 from sglang_live.client.resuming import ResumingSocket
 from sglang_live.clock import MonotonicClock
-from test.e2e.socket_client import clip_24k
+from test.e2e.socket_client import NO_VAD, clip_24k, connected
 from test.unit.client.cutter import Cutter
 
 pytestmark = [pytest.mark.e2e]
 
 SEED = 47
 N_ROUNDS = 5
+# Tokens of a question and of a page of KV.
+N_PAGE = 150
 # Between two cuts, seconds.
 LEAST_S, MOST_S = 0.3, 1.5
 TOOL = {
@@ -40,7 +42,6 @@ SETTINGS = {
     "resumable": True,
     "temperature": 0,
     "instructions": "Answer in one short sentence.",
-    "max_output_tokens": 24,
     "tools": [TOOL],
     "audio": {"input": {"turn_detection": None}},
 }
@@ -100,37 +101,79 @@ async def cut_at_drawn_times(cutter: Cutter) -> None:
         cutter.cut()
 
 
-async def test_a_conversation_that_is_cut_is_heard_once_and_prefilled_once(server):
-    cutter = Cutter(f"127.0.0.1:{server.port}")
+async def held(talker: Talker) -> list[tuple]:
+    """Hold the conversation. Returns of each response its text, and the tokens that were new."""
     said = clip_24k("sp_jfk.flac", 2.0)
-    n_held = 0
+    told = []
+    await talker.send("session.update", session=SETTINGS)
+    await talker.until("session.updated")
+    for _ in range(N_ROUNDS):
+        await talker.speak(said)
+        called = await talker.respond(tool_choice="required")
+        [call] = [one for one in called["output"] if one["type"] == "function_call"]
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "Hot."}
+        await talker.send("conversation.item.create", item=output)
+        answer = await talker.respond(max_output_tokens=24)
+        [item] = answer["output"]
+        await talker.send("conversation.item.retrieve", item_id=item["id"])
+        kept = (await talker.until("conversation.item.retrieved"))["item"]["content"][0]
+        assert base64.b64decode(kept["audio"]) == bytes(talker.audio[item["id"]])
+        for response, text in ((called, call["arguments"]), (answer, kept["transcript"])):
+            usage = response["usage"]
+            n_cached = usage["input_token_details"]["cached_tokens"]
+            told.append((text, usage["input_tokens"], n_cached))
+    return told
+
+
+async def test_a_conversation_that_is_cut_is_heard_once_and_prefilled_once(server):
+    undisturbed = Talker(server.ws)
+    await undisturbed.open()
+    whole = await held(undisturbed)
+    await undisturbed.close()
+    cutter = Cutter(f"127.0.0.1:{server.port}")
     async with cutter.listening() as address:
         talker = Talker(f"ws://{address}/v1/realtime")
         await talker.open()
-        await talker.send("session.update", session=SETTINGS)
-        await talker.until("session.updated")
         cutting = asyncio.create_task(cut_at_drawn_times(cutter))
-        for n_round in range(1, N_ROUNDS + 1):
-            await talker.speak(said)
-            called = await talker.respond(tool_choice="required")
-            [call] = [one for one in called["output"] if one["type"] == "function_call"]
-            assert json.loads(call["arguments"])["town"] in ("Rome", "Oslo")
-            output = {"type": "function_call_output", "call_id": call["call_id"], "output": "Hot."}
-            await talker.send("conversation.item.create", item=output)
-            answer = await talker.respond(tool_choice="none")
-            [item] = answer["output"]
-            await talker.send("conversation.item.retrieve", item_id=item["id"])
-            kept = (await talker.until("conversation.item.retrieved"))["item"]["content"][0]
-            assert base64.b64decode(kept["audio"]) == bytes(talker.audio[item["id"]])
-            for response in (called, answer):
-                usage = response["usage"]
-                details = usage["input_token_details"]
-                assert details["cached_tokens"] >= n_held - 1
-                n_held = usage["input_tokens"] + usage["output_token_details"]["text_tokens"]
-            print(n_round, details, cutter.n_lines)
+        told = await held(talker)
         cutting.cancel()
         await talker.close()
+    # The first response finds the instructions of the session before.
+    assert told[1:] == whole[1:]
     ids = [event["event_id"] for event in talker.events]
     assert len(ids) == len({*ids})
     assert cutter.n_lines > 4 * N_ROUNDS
     server.wait_until_free()
+
+
+# --- a client without a token ---
+
+
+async def first_turn(server, said: list[tuple[str, str]]) -> dict:
+    """A new session that brings messages in writing. Returns the usage of its first response."""
+    async with connected(server.ws) as socket:
+        await socket.session(**NO_VAD, instructions="You are a guide.", temperature=0)
+        for role, text in said:
+            kind = "output_text" if role == "assistant" else "input_text"
+            item = {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
+            await socket.send("conversation.item.create", item=item)
+        done = await socket.ask("how far is that", max_output_tokens=4)
+    usage = done["response"]["usage"]
+    return {"n": usage["input_tokens"], **usage["input_token_details"]}
+
+
+async def test_a_history_that_a_client_brings_again_is_prefilled_once(server):
+    more = " Then you turn left, and left again, and you see it." * 12
+    said = [
+        ("user", "tell me about the old town"),
+        ("assistant", "It has three gates." + more),
+        ("user", "and the harbour"),
+        ("assistant", "It is behind the hill." + more),
+    ]
+    first = await first_turn(server, said[:2])
+    second = await first_turn(server, said)
+    third = await first_turn(server, said)
+    # All but the last question, and the page of KV that it shares with what is before.
+    assert first["cached_tokens"] < N_PAGE
+    assert second["cached_tokens"] >= first["n"] - N_PAGE
+    assert third["cached_tokens"] >= third["n"] - N_PAGE
