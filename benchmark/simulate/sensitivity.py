@@ -22,8 +22,8 @@ from sglang_live.extensions.planner.simulation.users import UserSettings
 from sglang_live.extensions.planner.simulation.workload import Workload
 
 ARM = "all"
-# The best at this load: benchmark.simulate has the others.
-BASELINES = ("stock+no-overlap",)
+# The best everywhere: benchmark.simulate has the others.
+BASELINES = ("stock+no-overlap", "truncate+preheat+no-overlap")
 LAUNCH = "host.launch_s"
 
 
@@ -54,7 +54,7 @@ def variants(path: Path) -> Iterator[tuple[str, float, ServerSpec]]:
 
 
 def gain_of(spec: ServerSpec, users: int, seeds: int) -> Gain | None:
-    world = World(Workload.load(turns=4, barge_in=0.5, seed=1), spec, UserSettings())
+    world = World(Workload.load(turns=6, barge_in=0.5, seed=1), spec, UserSettings())
 
     def measured(arm: str) -> Measured:
         runs = [world.simulate(arm, users, seed) for seed in range(seeds)]
@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--device-model", type=Path, default=H100, metavar="FILE")
     parser.add_argument("--users", type=int, default=76, help="default: %(default)s")
-    parser.add_argument("--seeds", type=int, default=2, help="default: %(default)s")
+    parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--processes", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw them (matplotlib)")
