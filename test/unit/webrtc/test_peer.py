@@ -18,9 +18,11 @@ def test_an_offer_has_one_audio_line_and_one_channel():
             check_offer(lines)
 
 
-def test_candidates_of_other_networks_and_their_end_are_left_out():
+def test_other_codecs_candidates_of_other_networks_and_their_end_are_left_out():
     lines = [
         "v=0",
+        "m=audio 9 UDP/TLS/RTP/SAVPF 0 111 9",
+        *("a=rtpmap:0 PCMU/8000", "a=rtpmap:111 opus/48000/2", "a=fmtp:9 x", "a=rtcp-fb:111 nack"),
         HOST,
         "a=candidate:2 1 udp 1 0a1b.local 40000 typ host",
         "a=candidate:3 1 tcp 1 192.0.2.7 9 typ host tcptype active",
@@ -28,7 +30,11 @@ def test_candidates_of_other_networks_and_their_end_are_left_out():
         *[HOST] * 100,
     ]
     kept = usable_part("\r\n".join(lines)).split("\r\n")
-    assert kept == ["v=0", *[HOST] * 30, ""]
+    wanted = ["a=rtpmap:111 opus/48000/2", "a=rtcp-fb:111 nack"]
+    assert kept[1:4] == ["m=audio 9 UDP/TLS/RTP/SAVPF 111", *wanted]
+    assert kept[4:] == [*[HOST] * 30, ""]
+    with pytest.raises(UnusableOfferError, match="lacks Opus"):
+        usable_part("v=0\r\na=rtpmap:0 PCMU/8000")
 
 
 def test_the_answer_asks_for_repetition_of_lost_packets():

@@ -125,8 +125,8 @@ class CallWire:
         error = {
             "type": "server_error",
             "code": "event_too_large",
-            "message": f"An event {event['type']} exceeds the {self._most_bytes} bytes that the "
-            "data channel takes in one message.",
+            "message": f"An event {event['type']} exceeds the {self._most_bytes} bytes of a "
+            "message on this data channel.",
             "param": None,
             "event_id": None,
         }
