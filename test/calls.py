@@ -1,4 +1,4 @@
-"""A client of /v1/realtime/calls, as browsers are: aiortc with its own audio path.
+"""A client of /v1/realtime/calls that offers as browsers do: aiortc with sound of its own.
 
 Connections are of this machine alone.
 """
@@ -60,7 +60,7 @@ class Microphone(MediaStreamTrack):
                 return packet
 
 
-class Caller:
+class Browser:
     """
     Attributes:
         id: of the call.
@@ -149,13 +149,13 @@ class Caller:
 @asynccontextmanager
 async def calling(
     http: httpx.AsyncClient, loss: float = 0.0, **request: Any
-) -> AsyncIterator[Caller]:
-    """A caller whose session has begun."""
-    caller = Caller(loss)
+) -> AsyncIterator[Browser]:
+    """A browser whose session has begun."""
+    browser = Browser(loss)
     try:
-        response = await caller.connect(http, **request)
+        response = await browser.connect(http, **request)
         assert response.status_code == 201, response.text
-        await caller.find("session.created")
-        yield caller
+        await browser.find("session.created")
+        yield browser
     finally:
-        await caller.connection.close()
+        await browser.connection.close()

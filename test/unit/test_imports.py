@@ -105,7 +105,7 @@ BUDGETS = {
     "speakable": 2_000,
     "stages": 8_480,
     "telemetry": 720,
-    "webrtc": 940,
+    "webrtc": 960,
 }
 
 

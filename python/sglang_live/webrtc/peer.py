@@ -8,12 +8,13 @@ sound are taken from its receiver before its jitter buffer, and given to its sen
 import asyncio
 import fractions
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
 from aiortc import RTCConfiguration, RTCIceServer, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamTrack
-from aiortc.rtcrtpreceiver import RTCRtpReceiver, StreamStatistics
+from aiortc.rtcrtpreceiver import StreamStatistics
 from aiortc.rtp import RtcpRrPacket, RtcpSrPacket
 from av import Packet
 
@@ -46,6 +47,8 @@ _HANG_UP_S = 1.0
 _MOST_CANDIDATES = 32
 _TIME_BASE = fractions.Fraction(1, RTP_RATE_HZ)
 _PACKET_TICKS = RTP_RATE_HZ // 50
+_OPUS = re.compile(r"^a=rtpmap:(\d+) opus/48000", re.MULTILINE | re.IGNORECASE)
+_OF_CODEC = re.compile(r"a=(?:rtpmap|fmtp|rtcp-fb):(\d+) ")
 _FEC = "a=fmtp:{0} minptime=10;useinbandfec=1"
 
 
@@ -83,25 +86,20 @@ class Peer:
     async def answer(self, offer: str) -> str:
         """Raises UnusableOfferError."""
         check_offer(offer)
+        usable = usable_part(offer)
         try:
-            description = RTCSessionDescription(usable_part(offer), "offer")
+            description = RTCSessionDescription(usable, "offer")
             await self._connection.setRemoteDescription(description)
             [transceiver] = self._connection.getTransceivers()
             self._take_over(transceiver)
             await self._connection.setLocalDescription(await self._connection.createAnswer())
         except Exception as error:  # of any type: the parser checks little
             log.info("offer_refused call=%s error=%r", self.call, error)
-            raise UnusableOfferError("The SDP offer cannot be read, or lacks Opus.") from error
+            raise UnusableOfferError("The SDP offer cannot be read.") from error
         return asking_for_fec(self._connection.localDescription.sdp)
 
     def _take_over(self, transceiver: Any) -> None:
         transceiver.direction = "sendrecv"
-        opus = [
-            codec
-            for codec in RTCRtpReceiver.getCapabilities("audio").codecs
-            if codec.mimeType.lower() == "audio/opus"
-        ]
-        transceiver.setCodecPreferences(opus)
         sender, receiver = transceiver.sender, transceiver.receiver
         sender.replaceTrack(self._out)
         receiver._handle_rtp_packet = self._on_packet
@@ -231,12 +229,22 @@ def check_offer(offer: str) -> None:
 
 
 def usable_part(offer: str) -> str:
-    """Without candidates that name hosts of other networks (mDNS), are TCP, or too many.
+    """Opus alone, without candidates of TCP, of names in other networks (mDNS), or too many.
 
     The server waits for the client's first check: its address is known then.
+
+    Raises:
+        UnusableOfferError: there is no Opus.
     """
+    opus = _OPUS.search(offer)
+    if opus is None:
+        raise UnusableOfferError("The SDP offer lacks Opus.")
     kept, n_candidates = [], 0
     for line in offer.splitlines():
+        if line.startswith("m=audio "):
+            line = " ".join((*line.split(" ")[:3], opus[1]))
+        elif (of_codec := _OF_CODEC.match(line)) and of_codec[1] != opus[1]:
+            continue
         if line.startswith("a=candidate:"):
             fields = line.lower().split()
             n_candidates += 1

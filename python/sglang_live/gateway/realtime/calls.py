@@ -20,6 +20,7 @@ from sglang_live.gateway.call.wire import CLOSE_NORMAL
 from sglang_live.gateway.errors import ClientEventError, InvalidKeyError, cut
 from sglang_live.gateway.http.body import multipart, read_body, read_json
 from sglang_live.gateway.parts import GatewayParts
+from sglang_live.gateway.rate_limits import TooManySessionsError
 from sglang_live.gateway.realtime.client_secrets import ClientSecrets
 from sglang_live.gateway.realtime.events import SessionForm
 from sglang_live.gateway.realtime.protocol import realtime_link
@@ -63,7 +64,7 @@ class RealtimeCalls:
         self._parts = parts
         self._secrets = secrets
         network = parts.config.webrtc.network(is_loopback=parts.config.is_loopback)
-        self._processes = MediaProcesses(network)
+        self._processes = MediaProcesses(network, parts.metrics.clients_dropped.labels("call_lost"))
         self._calls: dict[str, _OpenCall] = {}
 
     async def begin(self, request: Request) -> Response:
@@ -96,6 +97,11 @@ class RealtimeCalls:
         parts.check_model(model, stock=transcribes)
         self._check(preset)
         call, answer = await self._processes.offer(sdp)
+        try:
+            parts.open_sessions.check_room(*holders)  # others may have begun meanwhile
+        except TooManySessionsError:
+            call.hang_up()
+            raise
         wire = CallWire(call, parts.metrics.events_shortened)
         link = realtime_link(
             wire,
@@ -108,10 +114,12 @@ class RealtimeCalls:
         )
 
         async def run() -> None:
+            parts.drain.begin_serving()
             try:
                 with parts.open_sessions.one(*holders):
                     await link.run()
             finally:
+                parts.drain.end_serving()
                 wire.hang_up()
                 del self._calls[call.id]
 

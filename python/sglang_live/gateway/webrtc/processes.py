@@ -10,12 +10,14 @@ import importlib.util
 import logging
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import msgspec
+from prometheus_client import Counter
 
+from sglang_live.aio import close_all
 from sglang_live.errors import CapacityError, LiveError
 from sglang_live.ids import new_id
 from sglang_live.webrtc.messages import (
@@ -25,6 +27,7 @@ from sglang_live.webrtc.messages import (
     FromProcess,
     HangUp,
     Inbox,
+    Left,
     Offer,
     Refused,
     packed,
@@ -33,7 +36,7 @@ from sglang_live.webrtc.network import Network
 
 log = logging.getLogger(__name__)
 
-# More than one core carries at 50 packets a second each way are served by another process.
+# What one core carries at 50 packets a second each way; more calls have another process.
 _MOST_CALLS = 25
 # Imports take a second of a free core.
 _ANSWER_S = 20.0
@@ -52,7 +55,13 @@ class NoWebRtcError(LiveError):
 
 
 class MediaCall:
-    """One call. until_over() is done when it has ended, by either side."""
+    """One call.
+
+    received: what its process says of it, in order, but for on_left: called at once with each
+        packet that has left, before the user's sound that came earlier has been heard out.
+    """
+
+    on_left: Callable[[Left], None] = lambda left: None
 
     def __init__(self, call_id: str, process: "_Process"):
         self.id = call_id
@@ -72,7 +81,8 @@ class MediaCall:
 
 
 class _Process:
-    def __init__(self) -> None:
+    def __init__(self, lost: Counter) -> None:
+        self._lost = lost
         self.calls: dict[str, MediaCall] = {}
         self.is_alive = True
         self._process: asyncio.subprocess.Process | None = None
@@ -121,11 +131,15 @@ class _Process:
             while True:
                 message = await inbox.next()
                 if (call := self.calls.get(message.call)) is not None:
-                    call.received.put_nowait(message)
+                    if isinstance(message, Left):
+                        call.on_left(message)
+                    else:
+                        call.received.put_nowait(message)
                 if isinstance(message, Ended):
                     self.forget(message.call)
         except (EOFError, OSError) as error:
             log.error("calls_lost n=%d error=%r", len(self.calls), error)
+            self._lost.inc(len(self.calls))
         finally:
             self.is_alive = False
             for call in self.calls.values():
@@ -134,10 +148,11 @@ class _Process:
 
 
 class MediaProcesses:
-    """lost: called with the number of calls that ended with their process."""
+    """lost: counts calls that ended with their process."""
 
-    def __init__(self, network: Network, most_calls: int = _MOST_CALLS):
+    def __init__(self, network: Network, lost: Counter, most_calls: int = _MOST_CALLS):
         self._network = network
+        self._lost = lost
         self._most_calls = most_calls
         self._processes: list[_Process] = []
         self._starting = asyncio.Lock()
@@ -186,11 +201,10 @@ class MediaProcesses:
             for process in self._processes:
                 if len(process.calls) < self._most_calls:
                     return process
-            process = _Process()
+            process = _Process(self._lost)
             await process.start(self._network)
             self._processes.append(process)
             return process
 
     async def close(self) -> None:
-        closes: list[Callable[[], Awaitable[None]]] = [one.close for one in self._processes]
-        await asyncio.gather(*(close() for close in closes))
+        await close_all(*(process.close for process in self._processes))

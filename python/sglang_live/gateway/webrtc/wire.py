@@ -13,7 +13,7 @@ from sglang_live.gateway.call.outbox import Outbox
 from sglang_live.gateway.webrtc.processes import MediaCall
 from sglang_live.gateway.webrtc.sound import CallSound
 from sglang_live.ids import new_id
-from sglang_live.webrtc.messages import Ended, Event, Heard, Left, Opened
+from sglang_live.webrtc.messages import Ended, Event, Heard, Opened
 
 # Events that a sideband has not read; beyond them it is closed, and the call goes on.
 _MOST_UNREAD = 4096
@@ -49,11 +49,9 @@ class Sideband:
 
 class CallWire:
     """
-    sound: of the call's responses, once it has a session.
     is_lost: never. A call whose connection is lost has ended; no other one continues it.
     """
 
-    sound: CallSound | None = None
     is_lost = False
 
     def __init__(self, call: MediaCall, shortened: Counter):
@@ -65,8 +63,9 @@ class CallWire:
         self._sidebands: list[Sideband] = []
 
     def open_sound(self, outbox: Outbox) -> CallSound:
-        self.sound = CallSound(self._call, outbox, outbox.emit)
-        return self.sound
+        sound = CallSound(self._call, outbox, outbox.emit)
+        self._call.on_left = sound.left
+        return sound
 
     def attach(self) -> Sideband:
         sideband = Sideband(self._call)
@@ -87,8 +86,6 @@ class CallWire:
                     return pcm
                 case Event(text=text):
                     return text
-                case Left() as left if self.sound is not None:
-                    self.sound.left(left)
                 case Ended():
                     return None
 
@@ -128,8 +125,8 @@ class CallWire:
         error = {
             "type": "server_error",
             "code": "event_too_large",
-            "message": f"An event {event['type']} exceeds the {self._most_bytes} bytes that the "
-            "data channel takes in one message.",
+            "message": f"An event {event['type']} exceeds the {self._most_bytes} bytes of a "
+            "message on this data channel.",
             "param": None,
             "event_id": None,
         }
