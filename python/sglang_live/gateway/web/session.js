@@ -8,7 +8,7 @@ const ACK_EVERY_MS = 500;
 const SILENCE_MS = 500; // silence_duration_ms of the server's turn detection
 const CLOCK_BLOCKS = 50; // microphone blocks, the earliest of which sets the clock
 // Close codes that are intended: end, refusal, full server. Others are failures of the network.
-const ON_PURPOSE = [1000, 1008, 1013];
+export const ON_PURPOSE = [1000, 1008, 1013];
 
 export class Ended extends Error {
   constructor(message, isFinal) {
