@@ -92,7 +92,7 @@ BUDGETS = {
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
     "extensions/planner": 6_460,
-    "gateway": 18_060,
+    "gateway": 18_080,
     "interaction": 3_245,
     "kernels": 20,
     "kv": 1_020,
