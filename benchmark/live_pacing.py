@@ -4,8 +4,9 @@
     python -m benchmark.live_pacing --sessions 1 --seconds 600 --realtime-seconds 60
 
 Both protocols get the same users in the same run, one after the other: microphones at the pace of
-time, whose gateway is the real one with a recording for responses. Of the Live API each packet of
-100 ms is dated as it comes. The costs of the stages and of the orchestrator are not included.
+time, whose gateway is the real one with a recording for responses. A Realtime session has semantic
+turn detection and transcripts, too. Of the Live API each packet of 100 ms is dated as it comes. The
+costs of the stages and of the orchestrator are not included.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import orjson
 from websockets.asyncio.client import ClientConnection, connect
 
 from benchmark.gateway_servers.process import ServerProcess
-from benchmark.gateway_servers.users import Users, period
+from benchmark.gateway_servers.users import period
 from benchmark.load.provenance import facts
 from sglang_live.client import clip
 from sglang_live.clock import MonotonicClock
@@ -53,8 +54,8 @@ class Heard:
         self.n_near_zero += 0 < loudest <= NEAR_ZERO
 
     @property
-    def ahead_s(self) -> np.ndarray:
-        """How far each packet comes before the time at which the one of the median pace would."""
+    def early_s(self) -> np.ndarray:
+        """How long each packet comes before the time at which the one of the median pace would."""
         behind = np.array(self.at_s) - TICK_S * np.arange(len(self.at_s))
         return np.median(behind) - behind
 
@@ -78,7 +79,7 @@ class Cost:
 class Pace:
     """Of all Live sessions together.
 
-    lead_ms: of the packet that was furthest ahead of time.
+    lead_ms: of the packet that was earliest.
     gap_ms: P50, P99 and the longest time between two packets.
     jitter_ms: P50, P99 and the most that a packet came before or after its time.
     """
@@ -91,16 +92,40 @@ class Pace:
     jitter_ms: list[float]
 
 
-class LiveUsers:
-    """All sessions of the Live arm. heard: since the last reset."""
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """path: of its socket. first: the first event. append, delta: types of events with audio."""
 
-    def __init__(self, url: str, periods: list[list[str]]):
-        self._url = url.replace("/v1/realtime", "/v1/live/sessions")
-        kind = b'"input_audio_buffer.append"', b'"session.input_audio.append"'
-        self._periods = [
-            [message.encode().replace(*kind).decode() for message in messages]
-            for messages in periods
-        ]
+    path: str
+    first: dict[str, Any]
+    append: str
+    delta: str
+
+
+LIVE = Protocol(
+    "/v1/live/sessions",
+    {"type": "session.start", "session": {"model": "recording"}},
+    "session.input_audio.append",
+    "session.output_audio.delta",
+)
+# What a Live session has without being asked for it.
+INPUT = {"turn_detection": {"type": "semantic_vad"}, "transcription": {"model": "recording"}}
+REALTIME = Protocol(
+    "/v1/realtime",
+    {"type": "session.update", "session": {"type": "realtime", "audio": {"input": INPUT}}},
+    "input_audio_buffer.append",
+    "response.output_audio.delta",
+)
+
+
+class Users:
+    """All sessions of an arm. heard: since the last reset."""
+
+    def __init__(self, url: str, protocol: Protocol, periods: list[list[str]]):
+        self._url = url.replace(REALTIME.path, protocol.path)
+        self._protocol = protocol
+        kinds = REALTIME.append, protocol.append
+        self._periods = [[one.replace(*kinds) for one in messages] for messages in periods]
         self._clock = MonotonicClock()
         self.reset()
 
@@ -119,7 +144,7 @@ class LiveUsers:
             connect(self._url, compression=None, max_size=None, proxy=None) as socket,
             asyncio.TaskGroup() as tasks,
         ):
-            await socket.send('{"type": "session.start", "session": {"model": "recording"}}')
+            await socket.send(json.dumps(self._protocol.first))
             tasks.create_task(self._listen(socket, n))
             tasks.create_task(self._speak(socket, n))
 
@@ -135,7 +160,7 @@ class LiveUsers:
     async def _listen(self, socket: ClientConnection, n: int) -> None:
         async for text in socket:
             at_s, event = self._clock.now_s(), orjson.loads(text)
-            if event["type"] == "session.output_audio.delta":
+            if event["type"] == self._protocol.delta:
                 self.heard[n].take(base64.b64decode(event["delta"]), at_s)
             elif event["type"] == "error":
                 raise RuntimeError(event["error"]["message"])
@@ -143,7 +168,7 @@ class LiveUsers:
 
 
 async def measure(
-    arm: str, server: ServerProcess, users: LiveUsers | Users, sessions: int, seconds: float
+    arm: str, server: ServerProcess, users: Users, sessions: int, seconds: float
 ) -> Cost:
     running = asyncio.create_task(users.run())
     try:
@@ -168,15 +193,15 @@ async def _sleep(seconds: float, running: asyncio.Task[None]) -> None:
 
 
 def pace(heard: list[Heard]) -> Pace:
-    ahead_s = np.concatenate([each.ahead_s for each in heard])
+    early_s = np.concatenate([each.early_s for each in heard])
     gaps_s = np.concatenate([each.gaps_s for each in heard])
     return Pace(
-        n_packets=len(ahead_s),
+        n_packets=len(early_s),
         n_zero=sum(each.n_zero for each in heard),
         n_near_zero=sum(each.n_near_zero for each in heard),
-        lead_ms=round(1e3 * float(ahead_s.max()), 1),
+        lead_ms=round(1e3 * float(early_s.max()), 1),
         gap_ms=_percentiles_ms(gaps_s),
-        jitter_ms=_percentiles_ms(np.abs(ahead_s)),
+        jitter_ms=_percentiles_ms(np.abs(early_s)),
     )
 
 
@@ -198,11 +223,11 @@ def main(argv: list[str] | None = None) -> int:
     periods = [period(pcm, args.reply_s + PAUSE_S) for pcm in clips]
     said = [periods[n % len(periods)] for n in range(args.sessions)]
     with ServerProcess("gateway", args.reply_s) as server:
-        live = LiveUsers(server.url, said)
+        live = Users(server.url, LIVE, said)
         costs = [asyncio.run(measure("live", server, live, args.sessions, args.seconds))]
         found = pace(live.heard)
         seconds = args.realtime_seconds or args.seconds
-        other = Users(server.url, said, clip.FRAME_S, None, MonotonicClock())
+        other = Users(server.url, REALTIME, said)
         costs.append(asyncio.run(measure("realtime", server, other, args.sessions, seconds)))
     print(report(costs, found))
     if args.json is not None:
