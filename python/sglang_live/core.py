@@ -164,8 +164,8 @@ class TurnRequest:
         with the next tick. None: no frame.
     drops_oldest: whether a history that does not fit loses its oldest items. False: it is an error.
     cache_salt: turns with another salt share none of its KV.
-    options: texts of one token each between which the response has to choose: it is not generated,
-        but their probabilities are in TurnDone.
+    options: texts between which the response has to choose, which begin with different tokens: it
+        is not generated, but their probabilities are in TurnDone.
     """
 
     turn_id: str = ""

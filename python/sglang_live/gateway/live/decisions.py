@@ -3,8 +3,8 @@
 In: delegations of the voice, decision.create and items of the client. Out: decision.event.
 Owner: one Decisions per session that delegates to decisions. Each question is a stateless turn of
 the served model: it reads the conversation in words, the client's items and the question with its
-options, each a letter. Nothing is sampled: the answer is the probability of each letter, among the
-letters (stages/thinker/choice.py). One decision runs at a time.
+options. Nothing is drawn: the answer is the probability of each option (stages/thinker/choice.py).
+Options that begin alike for the model are letters. One decision runs at a time.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ import orjson
 
 from sglang_live.aio import background
 from sglang_live.core import TurnDone, TurnRequest, Usage
-from sglang_live.errors import CapacityError, LiveError, StageFailedError
+from sglang_live.errors import CapacityError, LiveError, OptionsAlikeError, StageFailedError
 from sglang_live.gateway.auth import owner_salt
 from sglang_live.gateway.errors import ClientEventError, cut, internal_error
 from sglang_live.gateway.live.broadcast import Broadcast
@@ -49,7 +49,7 @@ _MAX_WAITING = 4
 _MAX_EVENT_IDS = 4096
 _WIND_DOWN_S = 1.0
 _LETTERS = string.ascii_uppercase + string.ascii_lowercase
-_TASK = "You judge the conversation that follows. Answer each question with one letter."
+_TASK = "You judge the conversation that follows. Answer each question with one of its options."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,16 +205,31 @@ class Decisions:
         return {"answers": answers, "model": settings.model, "usage": usage_json(usage)}
 
     async def _ask(self, question: Question, known: tuple[Item, ...]) -> TurnDone:
-        names = _names(question)
-        options = [f"{letter}: {name}" for letter, name in zip(_LETTERS, names, strict=False)]
-        asked = "\n".join([_text(question.instructions), "", *options, "", "Which letter?"])
+        told = _options(question)
+        lines = [f"- {name} ({about})" if about else f"- {name}" for name, about in told]
+        try:
+            return await self._choose(question, lines, tuple(name for name, _ in told), known)
+        except StageFailedError as error:
+            if error.reason != OptionsAlikeError.code:
+                raise
+            lines = [f"{letter}: {line[2:]}" for letter, line in zip(_LETTERS, lines, strict=False)]
+            return await self._choose(question, lines, tuple(_LETTERS[: len(told)]), known)
+
+    async def _choose(
+        self,
+        question: Question,
+        lines: list[str],
+        options: tuple[str, ...],
+        known: tuple[Item, ...],
+    ) -> TurnDone:
+        asked = "\n".join([_text(question.instructions), "", *lines, "", "Which one?"])
         request = TurnRequest(
             instructions=_TASK,
             history=tuple(map(as_history, (*known, message("user", asked)))),
             voice="",
             wants_audio=False,
             stateless=True,
-            options=tuple(_LETTERS[: len(names)]),
+            options=options,
             cache_salt=owner_salt(self._owner),
         )
         async with aclosing(self._session.respond(request)) as events:
@@ -228,15 +243,15 @@ def _too_many() -> ClientEventError:
     return ClientEventError("Too many decisions wait.", code="too_many_decisions")
 
 
-def _names(question: Question) -> list[str]:
+def _options(question: Question) -> list[tuple[str, str | None]]:
+    """The name of each, and what is told of it."""
     match question:
         case PredicateForm():
-            return ["yes", "no"]
+            return [("Yes", None), ("No", None)]
         case ChoiceForm():
-            told = [(str(one.value), one.description) for one in question.choices]
+            return [(str(one.value), one.description) for one in question.choices]
         case ScoreForm():
-            told = [(one.label, one.description) for one in question.levels]
-    return [f"{name} ({about})" if about else name for name, about in told]
+            return [(one.label, one.description) for one in question.levels]
 
 
 def _text(told: Told) -> str:

@@ -4,14 +4,17 @@ import { admission, doubt, KeyWanted } from "./admission.js";
 import { CallAudio } from "./audio.js";
 import { show } from "./dom.js";
 import { Gauges } from "./gauges.js";
+import { LiveSession } from "./live.js";
 import { Ended, Session } from "./session.js";
 
 const AGAIN_AFTER_MS = [500, 1000, 2000, 4000, 8000];
 const STEADY_MS = 10_000; // a connection that lasted this long resets the number of attempts
 
 export class Call {
-  // hasSound: false for text only. onOver(Error): the call has ended without the user.
-  constructor({ hasSound, transcript, wave, onOver }) {
+  // hasSound: false for text only. isLive: over the Live API. onOver(Error): the call has ended
+  // without the user.
+  constructor({ hasSound, isLive, transcript, wave, onOver }) {
+    this.isLive = isLive;
     this.transcript = transcript;
     this.wave = wave;
     this.onOver = onOver;
@@ -51,7 +54,7 @@ export class Call {
     const protocols = await admission();
     if (this.isOver) throw new Ended("not connected", true);
     const { audio, transcript, wave } = this;
-    const session = new Session({ audio, transcript, wave, onLost: (why) => this.lost(why) });
+    const session = new (this.isLive ? LiveSession : Session)({ audio, transcript, wave, onLost: (why) => this.lost(why) });
     this.session = session;
     try {
       await session.open(protocols);

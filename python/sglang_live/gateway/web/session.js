@@ -10,7 +10,7 @@ const SILENCE_MS = 500; // silence_duration_ms of the server's turn detection
 const CLOCK_BLOCKS = 50; // microphone blocks, the earliest of which sets the clock
 const KEPT_EVENTS = 3000; // for a server that has not read what was on its way: a minute's
 // Close codes that are intended: end, refusal, full server. Others are failures of the network.
-const ON_PURPOSE = [1000, 1008, 1013];
+export const ON_PURPOSE = [1000, 1008, 1013];
 const NOT_RESUMED = ["invalid_resume_token", "resume_too_late"]; // a new session follows
 
 export class Ended extends Error {

@@ -1,24 +1,23 @@
 """A response that is one of several options: the probability of each.
 
-In: texts, the engine's log probabilities of their tokens. Out: probabilities that sum to 1.
-Each option is one token, and they differ, so that its probability under the constraint is that of
-its token among theirs: what decoding with a grammar of the options draws from, at temperature 1.
+In: texts, the engine's log probabilities of their first tokens. Out: probabilities that sum to 1.
+The options begin with different tokens, so that under the constraint the first token decides: an
+option's probability is that of its first token among theirs, as decoding draws it at temperature 1.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from sglang_live.errors import BadInputError
+from sglang_live.errors import OptionsAlikeError
 from sglang_live.models.prompt import PiecewisePrompt
 
 
 def tokens_of(options: Sequence[str], prompt: PiecewisePrompt) -> list[int]:
-    """Raises BadInputError unless the options are different tokens of the model."""
-    ids = [prompt.words(option) for option in options]
-    tokens = [one[0] for one in ids if len(one) == 1]
+    """The first token of each. Raises OptionsAlikeError unless they differ."""
+    tokens = [token for option in options for token in prompt.words(option)[:1]]
     if len(set(tokens)) != len(options):
-        raise BadInputError("For this model the options are not different tokens.")
+        raise OptionsAlikeError("For this model two options begin alike.")
     return tokens
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from sglang_live.errors import StageFailedError
+from sglang_live.errors import OptionsAlikeError, StageFailedError
 from test.unit.gateway.fakes import done
 from test.unit.gateway.live.test_backend import LOOK, ask
 from test.unit.gateway.live.world import LiveWorld, errors, text_of
@@ -31,7 +31,13 @@ def shares(*each: float) -> list:
     return [done(shares=each)]
 
 
-ANSWERS = (shares(0.75, 0.25), shares(0.125, 0.75, 0.125), shares(0.25, 0.25, 0.5))
+# Of the choice's options two begin alike.
+ANSWERS = (
+    shares(0.75, 0.25),
+    [StageFailedError("alike", reason=OptionsAlikeError.code)],
+    shares(0.125, 0.75, 0.125),
+    shares(0.25, 0.25, 0.5),
+)
 
 
 async def test_each_kind_of_question_has_its_answer_in_order():
@@ -55,9 +61,15 @@ async def test_each_kind_of_question_has_its_answer_in_order():
         assert decision["model"] == "gpt-6-luna"
         assert decision["usage"]["total_tokens"] == 45
         turns = world.session.turns
-        assert [turn.options for turn in turns] == [("A", "B"), ("A", "B", "C"), ("A", "B", "C")]
+        assert [turn.options for turn in turns] == [
+            ("Yes", "No"),
+            ("order", "True", "True"),
+            ("A", "B", "C"),
+            ("not", "a bit", "very"),
+        ]
         assert all(turn.stateless and not turn.wants_audio for turn in turns)
-        asked = turns[1].history[-1]
+        first, asked = turns[1].history[-1], turns[2].history[-1]
+        assert "- order (buys)" in first.parts[0].text.splitlines()
         assert asked.role == "user"
         for line in ("What is wanted?", '{"shop":3}', "A: order (buys)", "B: True", "C: True"):
             assert line in asked.parts[0].text.splitlines()
@@ -106,7 +118,7 @@ async def test_items_are_read_by_later_decisions_until_they_are_deleted():
         await client.ticks(1)
         assert len(client.of("decision.item.deleted")) == 6
         assert [e["client_event_id"] for e in errors(client.events)] == ["again"]
-        assert len(world.session.turns[3].history) == 1
+        assert len(world.session.turns[4].history) == 1
 
 
 async def test_an_event_id_is_used_once():
