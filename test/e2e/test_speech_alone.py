@@ -17,6 +17,7 @@ from sglang_live.models.qwen3_tts.parts import TTSTalker
 from test.csm import checkpoint as tiny_csm
 from test.e2e.conftest import DATA, Server, running_server, wait_until
 from test.higgs_v2 import checkpoint as tiny_higgs
+from test.moss_tts import checkpoint as tiny_moss
 from test.orpheus import checkpoint as tiny_orpheus
 from test.qwen3_tts import checkpoint as tiny
 
@@ -153,11 +154,12 @@ async def test_csm_alone_speaks_in_pieces_and_takes_on_a_voice(tmp_path_factory)
 
 
 @pytest.mark.nightly
-async def test_higgs_alone_speaks_in_pieces(tmp_path_factory):
-    path = tiny_higgs.build(tmp_path_factory.mktemp("higgs"), end_every=16)
-    with running_server(str(path), tmp_path_factory.mktemp("higgs-logs")) as server:
+@pytest.mark.parametrize("tiny_delay", [tiny_higgs, tiny_moss], ids=["higgs_v2", "moss_tts"])
+async def test_a_family_with_a_delay_speaks_alone_in_pieces(tiny_delay, tmp_path_factory):
+    path = tiny_delay.build(tmp_path_factory.mktemp("delay"), end_every=16)
+    with running_server(str(path), tmp_path_factory.mktemp("delay-logs")) as server:
         client = client_of(server)
-        frame = tiny_higgs.SAMPLES_PER_FRAME
+        frame = tiny_delay.SAMPLES_PER_FRAME
         assert len(speak(client, "wav", "random")) >= frame
         *chunks, _ = events_of(server, "random")
         n_samples = sum(len(base64.b64decode(chunk["audio"])) for chunk in chunks) // 2

@@ -33,11 +33,12 @@ from test.engine.test_graphs import decoded_sizes
 from test.engine.test_qwen3_tts import text_of
 from test.engine.turns import greedy_turn, user
 from test.higgs_v2 import checkpoint as tiny_higgs
+from test.moss_tts import checkpoint as tiny_moss
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "40"}
-FAMILIES = {"higgs_v2": tiny_higgs}
+FAMILIES = {"higgs_v2": tiny_higgs, "moss_tts": tiny_moss}
 # Pages of 16, a pool of which a few requests are more than enough, and the overlapped schedule.
 OVERLAPPED: dict[str, Any] = {"page_size": 16, "max_total_tokens": 1024}
 

@@ -16,7 +16,8 @@ def history(*steps: list[int], window: int = 4) -> torch.Tensor:
 
 
 def forced(*steps: list[int]) -> list[int]:
-    return DELAY.forced(torch.tensor([len(steps)]), history(*steps))[0].tolist()
+    n_ending = DELAY.n_ending(history(*steps))
+    return DELAY.forced(torch.tensor([len(steps)]), n_ending)[0].tolist()
 
 
 def completed(steps: list[list[int]], codes: list[int]) -> list[int]:
@@ -56,5 +57,5 @@ def test_a_mark_in_the_place_of_a_code_is_the_nearest_code():
 def test_streams_of_different_ages_share_a_batch():
     young, old = history([1, 10, 10]), history([1, 10, 10], [2, 3, 10], [4, 5, 6], [11, 1, 2])
     step = torch.tensor([1, 4])
-    found = DELAY.forced(step, torch.cat((young, old)))
+    found = DELAY.forced(step, DELAY.n_ending(torch.cat((young, old))))
     assert found.tolist() == [[ANY, ANY, 10], [11, ANY, ANY]]

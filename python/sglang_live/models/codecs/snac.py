@@ -25,6 +25,7 @@ from torch import Tensor
 
 from sglang_live.errors import BadInputError
 from sglang_live.models.codecs import END_CODE, WEIGHTS, SnacConfig
+from sglang_live.models.speech_lm.frame_decoder import check_codes
 
 _PARTS = ("decoder.", "quantizer.")
 _NORM = ".parametrizations.weight.original"
@@ -359,28 +360,8 @@ class SnacDecoder:
         """There are none: it runs kernel by kernel on a GPU, too."""
 
     def check_codes(self, codes: Tensor) -> None:
-        """Refuse codes that are not in the codebook; on a GPU this waits for the codes.
-
-        Args:
-            codes: [..., n_quantizers] int64.
-        Raises:
-            BadInputError: if the dtype, the last dimension or a value is wrong.
-        """
-        self._check(codes, lowest=0)
-
-    def _check(self, codes: Tensor, lowest: int) -> None:
-        if codes.dtype != torch.int64 or codes.ndim < 1 or codes.shape[-1] != self.n_quantizers:
-            raise BadInputError(
-                f"codes must be int64 [..., {self.n_quantizers}], "
-                f"got {codes.dtype} {list(codes.shape)}"
-            )
-        if codes.numel() == 0:
-            return
-        least, most = (int(value) for value in torch.aminmax(codes))
-        if least < lowest or most >= self.codebook_size:
-            raise BadInputError(
-                f"codes must lie in [0, {self.codebook_size}), got {least} to {most}"
-            )
+        """See frame_decoder.check_codes."""
+        check_codes(codes, self.n_quantizers, self.codebook_size)
 
     @torch.inference_mode()
     def decode(self, streams: list[SnacStream], codes: Tensor) -> list[Tensor]:
@@ -402,7 +383,7 @@ class SnacDecoder:
             raise ValueError(f"codes {list(codes.shape)} do not fit {len(streams)} streams")
         if len(set(streams)) != len(streams):
             raise ValueError("a stream occurs twice in one batch")
-        self._check(codes, lowest=END_CODE)
+        check_codes(codes, self.n_quantizers, self.codebook_size, END_CODE)
         totals = _totals(streams, codes)
         tape = self._tape(streams, totals)
         wave = self._compute(codes.to(self._device), tape)

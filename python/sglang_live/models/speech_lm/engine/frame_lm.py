@@ -30,7 +30,7 @@ class FrameLM(nn.Module):
     """
     rows, frame_codes: allocated by prepare(), before graphs are captured, which refer to their
         memory. The rows keep all codes of a frame.
-    frame_codes: [n_rows, n_codes] int64, by place in the batch: the frame that the last step drew,
+    frame_codes: [n_rows, frame_width] int64, by place in the batch: the frame of the last step,
         -1 at the end. A captured graph runs no Python, so every kind of step writes it on the
         device.
     frame_lag: steps behind the one that draws the first code, in which the frame becomes complete.
@@ -68,7 +68,7 @@ class FrameLM(nn.Module):
         self.codec_head = ParallelLMHead(config.vocab_size, config.hidden_size)
         self.logits_processor = LogitsProcessor(config)
         self.sampler = sampler
-        self.n_codes = n_codes
+        self.n_codes = self.frame_width = n_codes
         self.streams: dict[str, TalkerStream] = {}
         allowed = torch.zeros(config.vocab_size)
         allowed[list(excluded)] = -torch.inf
@@ -116,7 +116,7 @@ class FrameLM(nn.Module):
             dtype=weight.dtype,
         )
         # A batch has at most as many requests as there are rows.
-        shape = (self.config.live_rows, self.n_codes)
+        shape = (self.config.live_rows, self.frame_width)
         self.frame_codes = torch.full(shape, -1, dtype=torch.int64, device=weight.device)
 
     @torch.no_grad()
@@ -225,7 +225,7 @@ class FrameLM(nn.Module):
         return torch.where((at < 0).unsqueeze(2), NO_CODE, codes)
 
     def _completed(self, codes: Tensor, rows: Tensor, frame: Tensor) -> Tensor:
-        """[n, n_codes], the frames that are complete with the step that drew codes."""
+        """[n, frame_width], the frames that are complete with the step that drew codes."""
         return codes
 
     def _keep(self, codes: Tensor, rows: Tensor, frame: Tensor, forward_batch) -> None:
