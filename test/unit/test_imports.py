@@ -106,7 +106,7 @@ BUDGETS = {
     "speakable": 2_000,
     "stages": 8_480,
     "telemetry": 720,
-    "webrtc": 960,
+    "webrtc": 980,
 }
 
 

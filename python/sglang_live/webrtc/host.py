@@ -32,8 +32,27 @@ from sglang_live.webrtc.peer import Peer, UnusableOfferError
 
 log = logging.getLogger(__name__)
 
-# A process that was stopped for longer does not make up for it.
-_MOST_LATE_S = 1.0
+# A process that was stopped for longer does not make up for all of it.
+_MOST_BEHIND = 3000
+# Steps of the event loop until a packet in a socket has reached its call.
+_STEPS_PER_PACKET = 3
+
+
+class Pace:
+    """When each 20 ms begin, and how many were missed. Pure given the time."""
+
+    def __init__(self, began_s: float):
+        self._began_s = began_s
+        self.n = 0
+
+    def wait_s(self, now_s: float) -> float:
+        return max(0.0, self._began_s + (self.n + 1) * PACKET_S - now_s)
+
+    def advance(self, now_s: float) -> int:
+        """The next 20 ms begin. Returns how many before them were missed."""
+        due = max(self.n + 1, int((now_s - self._began_s) / PACKET_S + 1e-6))
+        missed, self.n = due - self.n - 1, due
+        return min(missed, _MOST_BEHIND)
 
 
 class Calls:
@@ -80,19 +99,18 @@ class Calls:
         self._writer.write(packed(message))
 
     async def _tick(self) -> None:
-        """Every 20 ms, each call hears and says 20 ms, however late the process was."""
-        n, next_s = 0, time.monotonic()
+        """Every 20 ms, each call hears and says 20 ms. What was missed is heard, and not said."""
+        pace = Pace(time.monotonic())
         while True:
-            next_s += PACKET_S
-            await asyncio.sleep(max(0.0, next_s - time.monotonic()))
-            if time.monotonic() - next_s > _MOST_LATE_S:
-                next_s = time.monotonic()
-            n += 1
+            await asyncio.sleep(pace.wait_s(time.monotonic()))
+            missed = pace.advance(time.monotonic())
+            for _ in range(_STEPS_PER_PACKET * missed):
+                await asyncio.sleep(0)  # packets that came meanwhile are still in their sockets
             for call, peer in list(self._peers.items()):
                 if peer.is_over:
                     del self._peers[call]
                 else:
-                    peer.tick(n)
+                    peer.tick(pace.n, missed)
 
 
 async def main(descriptor: int, network: Network) -> None:

@@ -123,12 +123,13 @@ class Peer:
         if not self._over:
             self._heard.push(packet.timestamp, packet.payload)
 
-    def tick(self, n: int) -> None:
-        """The next 20 ms; n: how many there were before, of all calls."""
+    def tick(self, n: int, missed: int) -> None:
+        """The next 20 ms, of all calls the n-th. missed: how many before them were not given."""
         if self._over or self._channel is None:
             return
-        if (pcm := self._heard.tick()) is not None:
-            self._tell(Heard(self.call, pcm))
+        for _ in range(1 + missed):
+            if (pcm := self._heard.tick()) is not None:
+                self._tell(Heard(self.call, pcm))
         packet, lane, n_bytes = self._spoken.tick()
         if packet is not None:
             self._out.put(packet, n)

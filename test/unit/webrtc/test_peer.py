@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from sglang_live.webrtc.host import Pace
 from sglang_live.webrtc.network import Network
 from sglang_live.webrtc.peer import UnusableOfferError, asking_for_fec, check_offer, usable_part
 
@@ -77,3 +78,12 @@ async def test_ports_are_of_the_range_and_when_all_are_taken_it_is_an_error():
         again.close()
     finally:
         loop.create_datagram_endpoint = create
+
+
+def test_every_20_ms_come_also_when_the_process_was_stopped():
+    pace, now_s, n_given = Pace(100.0), 100.0, 0
+    for late_s in (0.0, 0.004, 0.3, 0.0, 2.5, 0.019, 0.0):
+        now_s += pace.wait_s(now_s) + late_s
+        n_given += 1 + pace.advance(now_s)
+        assert n_given == pace.n
+        assert now_s - 100.0 - 0.02 <= pace.n * 0.02 <= now_s - 100.0 + 1e-6

@@ -85,7 +85,7 @@ def test_time_is_never_lost_and_speech_stays_speech(speech, loss, jitter_s, leas
     # A frame at each tick, but for the first ones, while the buffer fills.
     assert ticks - 3 <= len(heard) // FRAME <= ticks
     assert likeness(heard, speech) > least, likeness(heard, speech)
-    assert path.n_late < 0.02 * ticks
+    assert path.n_late < 0.03 * ticks  # before the buffer knows the network
 
 
 def test_lost_packets_are_recovered_from_the_next_ones(speech):
