@@ -278,11 +278,12 @@ def baseline_tables(results: Path) -> str:
     for device, kept in sorted(newest_of.items()):
         document, loads = kept[0], [load for one in kept for load in one["loads"]]
         loads.sort(key=lambda load: load["barge_in"])
+        seeds = " or ".join(sorted({str(one["config"]["repeats"]) for one in kept}))
         parts += [
             f"### {device[0].upper()}{device[1:]}",
             "",
-            f"Six turns a user, {document['config']['repeats']} seeds; in brackets the least and "
-            f"the largest of them. {source(document)}.",
+            f"Six turns a user, {seeds} seeds; in brackets the least and the largest of them. "
+            f"{source(document)}.",
             "",
             "| interruptions | users | best baseline: P90 | `all`: P90 | times sooner | continuous "
             "| waste | useful turns |",
