@@ -85,7 +85,7 @@ async () => {
 
 
 async def test_a_page_in_chromium_talks(talking, tmp_path):
-    sound = microphone_of(tmp_path / "microphone.wav", question(), before_s=3.0)
+    sound = microphone_of(tmp_path / "microphone.wav", question(), before_s=10.0)
     flags = ["--allow-loopback-in-peer-connection"]
     async with visit(talking.http, sound, flags=flags) as visited:
         found = await visited.page.evaluate(TALK)
