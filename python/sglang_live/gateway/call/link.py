@@ -158,7 +158,8 @@ class CallLink:
                 session.part(DrainingError("The server is about to stop."))
             if any(task.done() and not task.cancelled() for task in (drained, idle, over)):
                 self._outbox.close()  # pending events are still sent
-                await asyncio.wait({sender, lost}, timeout=_CLOSE_GRACE_S)
+                ended = asyncio.FIRST_COMPLETED
+                await asyncio.wait({sender, lost}, timeout=_CLOSE_GRACE_S, return_when=ended)
         finally:
             for task in tasks:
                 task.cancel()
