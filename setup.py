@@ -96,6 +96,7 @@ setup(
         "cpu": pinned("cpu.txt"),
         "cuda": [*pinned_sglang(), *pinned("cuda.txt")],
         "media": pinned("media.txt"),
+        "webrtc": pinned("webrtc.txt"),
         "whisper": pinned("whisper.txt"),
         "test": pinned("test.txt"),
         "bench": pinned("bench.txt"),

@@ -264,32 +264,45 @@ def load_tables(results: Path) -> str:
 
 
 def baseline_tables(results: Path) -> str:
-    """`all` beside the best baseline, simulated, one table per GPU; of the newest documents."""
-    newest_of: dict[str, dict] = {}
+    """`all` beside the best baseline, simulated, one table per GPU; of the newest documents, which
+    may be one for each share of interruptions."""
+    newest_of: dict[str, list[dict]] = {}
     for document in documents(results, "simulate"):
-        is_comparison = document["benchmark"] == "simulate"
-        if is_comparison and any(map(_has_gains, document.get("loads", ()))):
-            newest_of.setdefault(document["device"], document)
+        if document["benchmark"] != "simulate" or not _is_plain(document["config"]):
+            continue
+        if any(map(_has_gains, document.get("loads", ()))):
+            kept = newest_of.setdefault(document["device"], [])
+            if all(document["git_commit"] == one["git_commit"] for one in kept):
+                kept.append(document)
     parts: list[str] = []
-    for device, document in sorted(newest_of.items()):
+    for device, kept in sorted(newest_of.items()):
+        document, loads = kept[0], [load for one in kept for load in one["loads"]]
+        loads.sort(key=lambda load: load["barge_in"])
+        seeds = " or ".join(sorted({str(one["config"]["repeats"]) for one in kept}))
         parts += [
             f"### {device[0].upper()}{device[1:]}",
             "",
-            f"Six turns a user, {document['config']['repeats']} seeds; in brackets the least and "
-            f"the largest of them. {source(document)}.",
+            f"Six turns a user, {seeds} seeds; in brackets the least and the largest of them. "
+            f"{source(document)}.",
             "",
             "| interruptions | users | best baseline: P90 | `all`: P90 | times sooner | continuous "
             "| waste | useful turns |",
             "|---|---|---|---|---|---|---|---|",
-            *(row for load in document["loads"] for row in _baseline_rows(load)),
+            *(row for load in loads for row in _baseline_rows(load)),
             "",
         ]
-        for load in document["loads"]:
+        for load in loads:
             if "capacity" not in load:
                 continue
             within = ", ".join(f"`{arm}` {c['users']}" for arm, c in load["capacity"].items())
             parts += [f"Users within the SLO, interruptions {load['barge_in']:g}: {within}.", ""]
     return "\n".join(parts).rstrip()
+
+
+def _is_plain(config: dict) -> bool:
+    """The load of docs/benchmarks.md: others are in the notes."""
+    own = {"turns": 6, "sharing": "queue", "pauses_s": 0.0, "reply_scale": 1.0, "arrive_s": 0.0}
+    return all(config.get(name, value) == value for name, value in own.items())
 
 
 def _has_gains(load: dict) -> bool:

@@ -7,14 +7,17 @@ aborted ones too. It is the baseline of the benchmarks, for models that hear.
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from sglang_live import ids
 from sglang_live.core import AudioPart, HistoryItem
 from sglang_live.models.prompt import NO_OPENING, Append, Opening, Words
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.thinker import stage
+from sglang_live.stages.thinker.audio_states import AudioStates
 from sglang_live.stages.thinker.session import (
     Generated,
     Prefilled,
@@ -30,15 +33,33 @@ _PREFILL = {"max_new_tokens": 0, "temperature": 0}
 def attach(place: str) -> None:
     if place == "stage" and StageSpec.from_env().stage == "thinker":
         stage.ThinkerSession = StatelessSession  # type: ignore[misc]
+        stage.AudioStates = KeptStates  # type: ignore[misc]
+
+
+class KeptStates(AudioStates):
+    """States that may be asked for again: a clip whose turn was cancelled is in the radix tree, and
+    the engine does not compute it again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: dict[tuple[str, int], np.ndarray] = {}
+
+    async def of(self, rid: str, n_rows: int, begin: int) -> np.ndarray:
+        if (rid, begin) not in self._kept:
+            self._kept[rid, begin] = await super().of(rid, n_rows, begin)
+        return self._kept[rid, begin]
 
 
 @dataclass(slots=True)
 class StatelessSession(ThinkerSession):
     """
-    _n_told: placeholders of the clips that the talker has, and that a running turn has found.
+    _clips: what was found of each item with a clip, by key.
+    _salt: part of the radix tree's key.
     """
 
-    _n_told: int = 0
+    _clips: dict[str, Prefilled] = field(default_factory=dict)
+    _salt: str = ""
 
     async def think(
         self,
@@ -51,9 +72,8 @@ class StatelessSession(ThinkerSession):
         opening: Opening = NO_OPENING,
         **_: Any,
     ) -> AsyncGenerator[Started | Prefilled | Generated, None]:
-        """As ThinkerSession.think, without anything that is kept."""
+        """As ThinkerSession.think, without anything that is kept in the engine."""
         self.told = {item.key: self.told[item.key] for item in history if item.key in self.told}
-        self._n_told = sum(sum(n_places) for n_places in self.told.values())
         new = [item for item in history if item.key not in self.told]
         yield Started(new)
         pieces = self.prompt.header(instructions)
@@ -61,35 +81,45 @@ class StatelessSession(ThinkerSession):
             pieces += self.prompt.item(item)
         pieces += [*self.prompt.open_response(), Words(opening.token_ids)]
         appends = self.prompt.appends(pieces)
-        n_new = sum(isinstance(part, AudioPart) for item in new for part in item.parts)
-        with_clip = [n for n, append in enumerate(appends) if append.clips]
-        # The talker has the states of a request's last clip; there is one new clip as a rule.
-        for n in with_clip[len(with_clip) - n_new : -1]:
+        heard = [item.key for item in history if _has_clip(item)]
+        ends = [n + 1 for n, append in enumerate(appends) if append.clips]
+        asked = [key for key in heard if key not in self._clips]
+        # All but the last one were never asked for: their turn was cancelled before.
+        for key in asked[:-1]:
             rid = ids.new_rid(state.rid_prefix, state.job_id)
-            last = await self.host.run(rid, **self._whole(appends[: n + 1], _PREFILL))
-            yield self._found(rid, appends[: n + 1], last["meta_info"], state)
+            said = appends[: ends[heard.index(key)]]
+            last = await self.host.run(rid, **self._whole(said, _PREFILL))
+            self._clips[key] = self._found(rid, said, heard, last["meta_info"])
         rid = state.rid = state.generating = ids.new_rid(state.rid_prefix, state.job_id)
         state.on_generating(rid)
         begun = False
         try:
             async with aclosing(self.host.stream(rid, **self._whole(appends, sampling))) as chunks:
                 async for chunk in chunks:
+                    meta = chunk["meta_info"]
                     if not begun:
-                        yield self._found(
-                            rid, appends, chunk["meta_info"], state, has_new=n_new > 0
-                        )
                         begun = True
-                    reason = chunk["meta_info"]["finish_reason"]
+                        state.n_prompt = meta["prompt_tokens"]
+                        state.n_cached = meta["cached_tokens"]
+                        if asked:
+                            self._clips[asked[-1]] = self._found(rid, appends, heard, meta)
+                        for item in new:
+                            if _has_clip(item):
+                                yield self._clips[item.key]
+                    reason = meta["finish_reason"]
                     token_ids = [*opening.token_ids, *chunk["output_ids"]]
                     text = self.prompt.text_behind(opening, chunk["output_ids"], chunk["text"])
                     yield Generated(token_ids, text, reason["type"] if reason else None)
         finally:
             state.generating = None
+            if asked and not begun:
+                # Cancelled while it was prefilled: the tree has KV whose states may be lost.
+                self._salt = rid
 
     def _whole(self, appends: Sequence[Append], sampling: dict[str, Any]) -> dict[str, Any]:
         clips = [wav_bytes(clip) for append in appends for clip in append.clips]
         # Another user's equal clip behind equal words would leave the talker without its states.
-        own = {"sampling_params": sampling, "cache_salt": self.session_id}
+        own = {"sampling_params": sampling, "cache_salt": f"{self.session_id}{self._salt}"}
         if not clips:
             return own | {"input_ids": [id for append in appends for id in append.token_ids]}
         return own | {"prompt": self._text(appends), "audio_data": clips}
@@ -98,27 +128,20 @@ class StatelessSession(ThinkerSession):
         return "".join(a.text or self.prompt._tokenizer.decode(list(a.token_ids)) for a in appends)
 
     def _found(
-        self,
-        rid: str,
-        appends: Sequence[Append],
-        meta: dict[str, Any],
-        state: TurnState,
-        *,
-        has_new: bool = True,
+        self, rid: str, appends: Sequence[Append], heard: Sequence[str], meta: dict[str, Any]
     ) -> Prefilled:
-        """What the request has of its last clip, if that is new."""
+        """What the request has of its last clip. heard: items with a clip, in order."""
         n_prompt = meta["prompt_tokens"]
-        if not state.n_prompt:
-            state.n_cached = meta["cached_tokens"]
-        state.n_prompt = n_prompt
-        if not has_new:
-            return Prefilled(rid, Append(), 0, n_prompt)
-        at = max(n for n, append in enumerate(appends) if append.clips)
-        n_clips = sum(len(append.clips) for append in appends)
-        n_marks = len(self.prompt.markup_ids(self._text(appends))) - n_clips
-        n_places = n_prompt - n_marks - self._n_told
-        self._n_told += n_places
+        with_clip = [n for n, append in enumerate(appends) if append.clips]
+        at = with_clip[-1]
+        earlier = [self._clips[key] for key in heard[: len(with_clip) - 1]]
+        n_earlier = sum(self.prompt.n_places(one.append, one.n_new) for one in earlier)
+        n_marks = len(self.prompt.markup_ids(self._text(appends))) - len(with_clip)
         clip, behind = appends[at], self._text(appends[at + 1 :])
-        n_new = n_places + len(self.prompt.markup_ids(clip.text)) - 1
+        n_new = n_prompt - n_marks - n_earlier + len(self.prompt.markup_ids(clip.text)) - 1
         begin = n_prompt - len(self.prompt.markup_ids(behind)) - n_new
         return Prefilled(rid, clip, n_new, begin)
+
+
+def _has_clip(item: HistoryItem) -> bool:
+    return any(isinstance(part, AudioPart) for part in item.parts)

@@ -128,7 +128,7 @@ def _extras(
     package: "setuptools.Distribution", device: str, python: str, machine: str
 ) -> Iterator[Resolution]:
     """`pip install .[cpu]`; `pip install .[cuda]`, which scripts/setup.sh runs on a GPU."""
-    extras = (device, "whisper", "media", *(("test", "bench") if device == "cpu" else ()))
+    extras = (device, "whisper", "media", "webrtc", *(("test", "bench") if device == "cpu" else ()))
     lines = [*package.install_requires]
     for extra in extras:
         lines += package.extras_require[extra]

@@ -16,6 +16,7 @@ from sglang_live.core import (
     AudioDelta,
     AudioPart,
     HistoryItem,
+    PromptContent,
     TextPart,
     TranscriptDelta,
     TurnDone,
@@ -98,6 +99,9 @@ class FakeOrchestrator:
 
     async def open_session(self, session_id: str) -> FakeSession:
         return FakeSession(session_id, self._response_pcm)
+
+    async def measure(self, content: PromptContent) -> None:
+        """Returns None: all that these users say fits."""
 
 
 def _gone(turn: TurnRequest) -> tuple[str, ...]:

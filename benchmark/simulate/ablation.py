@@ -4,9 +4,9 @@
 
 Loads: users whose responses are interrupted half the time, at the knee of all policies on a quiet
 host, fewer on one that pauses, and beside sessions that send a minute of audio at once. Rules for
-long prompts and for many streams are left out where there are such: users who bring a conversation,
-and a device for each stage. A rule that moves none of the figures by more than the seeds do is a
-candidate for deletion; some serve a full pool, which is not among these loads.
+long prompts are left out where users bring a conversation. A rule that moves none of the figures by
+more than the seeds do is a candidate for deletion; some serve a full pool, which is not among these
+loads.
 """
 
 import argparse
@@ -22,15 +22,12 @@ from benchmark.load.tables import aligned
 from sglang_live.extensions.planner.device_model.model import H100, load_device_model
 from sglang_live.extensions.planner.simulation.load.storm import StormSpec
 from sglang_live.extensions.planner.simulation.noise import Noise
-from sglang_live.extensions.planner.simulation.placement import APART
 from sglang_live.extensions.planner.simulation.run import World, point_of
-from sglang_live.extensions.planner.simulation.spec import HostTimes, ServerSpec
+from sglang_live.extensions.planner.simulation.spec import ServerSpec
 from sglang_live.extensions.planner.simulation.users import UserSettings
 from sglang_live.extensions.planner.simulation.workload import History, Workload
 from sglang_live.policy.config import TALKER, THINKER
 
-# Of a device that a stage has to itself.
-POOLS_APART = {"thinker_tokens": 400_000, "talker_tokens": 1_000_000}
 ALL = "urgency+pacing+truncate+preheat+arbiter"
 # Nearly nothing, where a constant may not be zero.
 _NONE = 1e-6
@@ -52,50 +49,41 @@ RULES = {
     "urgency": LeftOut(arm="pacing+truncate+preheat+arbiter"),
     "preheat": LeftOut(arm="urgency+pacing+truncate+arbiter"),
     "truncate": LeftOut(arm="urgency+pacing+preheat+arbiter"),
-    "deferred prefills": LeftOut(
-        {"prefill.max_defer_s": _NONE, "prefill.max_defer_unheard_s": _NONE}
-    ),
+    "deferred prefills": LeftOut({"prefill.max_defer_s": _NONE}),
     "short prefills at once": LeftOut({"prefill.short_rounds": _NONE}),
     "prefills together": LeftOut({"prefill.unnoticed_s": _NONE}),
     "least share of prefills": LeftOut({"prefill.min_share": _NONE}),
     "slices of prefills": LeftOut({"stage.may_pause_prefill": False}),
-    "cost of flips": LeftOut({"pacing.flip_s": 0.0}),
     "ease": LeftOut({"arbiter.ease_s": 0.0}),
     "first sounds sooner": LeftOut({"arbiter.first_sound_s": 0.5}),
     "unheard work in time": LeftOut({"arbiter.unheard_s": _LONG}),
     "cost of what is deferred": LeftOut({"prefill.defer_costs": _LONG}),
-    "more patience of the unheard": LeftOut({"prefill.max_defer_unheard_s": 0.25}),
     "end of a pause": LeftOut({"pacing.max_pause_s": _LONG}),
     "waiting in time": LeftOut({"admission.max_wait_s": _LONG}),
-    "slices by their overhead": LeftOut({"slicing.min_slice_s": 0.05, "slicing.max_slice_s": 0.05}),
-    "long prompts alone in slices": LeftOut({"slicing.long_slices": 1.0}),
     "shorter prompts first": LeftOut({"slicing.max_preempt_s": _NONE}),
-    "no startup delay": LeftOut(arm=f"{ALL}+startup-delay"),
+    "(with startup-delay)": LeftOut(arm=f"{ALL}+startup-delay"),
 }
 
 
 # Where a rule can matter: a run of the server's orchestrator is dear.
 _AT_THE_KNEE = (
     *("turns", "pacing", "preheat", "truncate", "deferred prefills", "short prefills at once"),
-    *("prefills together", "least share of prefills", "cost of flips", "ease"),
+    *("prefills together", "least share of prefills", "ease"),
     *("first sounds sooner", "cost of what is deferred", "end of a pause"),
 )
 _BESIDE_LONG_MESSAGES = (
     *("urgency", "deferred prefills", "short prefills at once", "prefills together"),
     *("least share of prefills", "slices of prefills", "ease", "unheard work in time"),
-    *("more patience of the unheard", "waiting in time"),
+    "waiting in time",
 )
-_OF_LONG_PROMPTS = (
-    *("deferred prefills", "slices of prefills", "slices by their overhead"),
-    *("long prompts alone in slices", "shorter prompts first"),
-)
-_ON_A_NOISY_HOST = ("turns", "pacing", "deferred prefills", "ease", "no startup delay")
+_OF_LONG_PROMPTS = ("deferred prefills", "slices of prefills", "shorter prompts first")
+_ON_A_NOISY_HOST = ("turns", "pacing", "deferred prefills", "ease", "(with startup-delay)")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """history_tokens: at most, of a conversation that a user brings, as they arrive in a minute.
-    flip_s: see HostTimes; with a device for each stage. rules: that are left out there.
+    rules: that are left out there.
     """
 
     users: int
@@ -103,7 +91,6 @@ class Load:
     noise: Noise | None = None
     storm: StormSpec | None = None
     history_tokens: int = 0
-    flip_s: float = 0.0
 
 
 LOADS = {
@@ -112,7 +99,6 @@ LOADS = {
     "storm, 48": Load(48, _BESIDE_LONG_MESSAGES, storm=StormSpec.parse("4:4:60")),
     "long prompts, 96": Load(96, _OF_LONG_PROMPTS, history_tokens=8000),
     "longer prompts, 24": Load(24, _OF_LONG_PROMPTS, history_tokens=32_000),
-    "a device each, 120": Load(120, ("cost of flips",), flip_s=2e-4),
 }
 
 
@@ -138,9 +124,6 @@ def figures(rule: LeftOut, load: Load, seeds: int) -> Figures:
     if load.history_tokens:
         spec = replace(spec, thinker_tokens=1_000_000)
         workload = replace(workload, turns=2, arrive_s=60.0)
-    if load.flip_s:
-        host = HostTimes(flip_s=load.flip_s)
-        spec = replace(spec, placement=APART, host=host, **POOLS_APART)
     world = World(workload, spec, settings, load.storm, load.noise)
     runs = [world.simulate(rule.arm, load.users, seed) for seed in range(seeds)]
     whole = point_of(rule.arm, load.users, runs)

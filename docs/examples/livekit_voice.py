@@ -1,6 +1,6 @@
 """LiveKit Agents: an agent session whose microphone is a recording, without a room.
 
-    python docs/examples/livekit_voice.py python/sglang_live/assets/question.flac
+    python docs/examples/livekit_voice.py python/sglang_live/assets/question.flac [--live]
 
 In a real agent the session gets its sound from a LiveKit room: pass `room=ctx.room` to `start`.
 """
@@ -77,9 +77,8 @@ def recording(path: str) -> np.ndarray:
 
 
 async def converse(args: argparse.Namespace) -> None:
-    model = openai.realtime.RealtimeModel(
-        base_url=f"{args.url}/v1", api_key=args.key, model=args.model
-    )
+    kind = openai.realtime.GPTLiveModel if args.live else openai.realtime.RealtimeModel
+    model = kind(base_url=f"{args.url}/v1", api_key=args.key, model=args.model)
     session, loudspeaker = AgentSession(llm=model), Loudspeaker()
     session.input.audio = Microphone(recording(args.wav))
     session.output.audio = loudspeaker
@@ -98,6 +97,7 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:30000")
     parser.add_argument("--key", default="none")
     parser.add_argument("--model", default="demo")
+    parser.add_argument("--live", action="store_true", help="the Live API")
     asyncio.run(converse(parser.parse_args()))
 
 

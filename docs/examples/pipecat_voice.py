@@ -1,6 +1,6 @@
 """Pipecat: a pipeline whose microphone is a recording and whose loudspeaker counts seconds.
 
-    python docs/examples/pipecat_voice.py python/sglang_live/assets/question.flac
+    python docs/examples/pipecat_voice.py python/sglang_live/assets/question.flac [--live]
 
 In a real bot a transport (WebRTC, telephony) stands at both ends instead.
 """
@@ -8,6 +8,7 @@ In a real bot a transport (WebRTC, telephony) stands at both ends instead.
 import argparse
 import asyncio
 import time
+from functools import partial
 
 import numpy as np
 import soundfile
@@ -19,14 +20,16 @@ from pipecat.frames.frames import (
     Frame,
     InputAudioRawFrame,
     LLMFullResponseEndFrame,
+    LLMRunFrame,
+    OutputAudioRawFrame,
     StartFrame,
-    TTSAudioRawFrame,
 )
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.services.openai.live.llm import OpenAILiveLLMService
 from pipecat.services.openai.realtime.events import (
     AudioConfiguration,
     AudioInput,
@@ -78,7 +81,7 @@ class Loudspeaker(FrameProcessor):
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
-        if isinstance(frame, TTSAudioRawFrame):
+        if isinstance(frame, OutputAudioRawFrame) and any(frame.audio):
             self.heard_s += len(frame.audio) / 2 / frame.sample_rate
         if isinstance(frame, LLMFullResponseEndFrame | BotStoppedSpeakingFrame) and self.heard_s:
             await self._on_end()
@@ -100,9 +103,12 @@ async def converse(args: argparse.Namespace) -> None:
         model=args.model,
         session_properties=SessionProperties(instructions="Be brief.", audio=audio),
     )
-    llm = OpenAIRealtimeLLMService(
-        api_key=args.key, base_url=f"{args.url}/v1/realtime", settings=settings
-    )
+    if args.live:
+        live = OpenAILiveLLMService.Settings(model=args.model, system_instruction="Be brief.")
+        path, llm = "live/sessions", partial(OpenAILiveLLMService, settings=live)
+    else:
+        path, llm = "realtime", partial(OpenAIRealtimeLLMService, settings=settings)
+    llm = llm(api_key=args.key, base_url=f"{args.url}/v1/{path}")
     context = LLMContextAggregatorPair(LLMContext())
     worker = None
 
@@ -114,6 +120,8 @@ async def converse(args: argparse.Namespace) -> None:
     pipeline = Pipeline([microphone, context.user(), llm, loudspeaker, context.assistant()])
     params = PipelineParams(audio_in_sample_rate=RATE_HZ, audio_out_sample_rate=RATE_HZ)
     worker = PipelineWorker(pipeline, params=params)
+    if args.live:
+        await worker.queue_frame(LLMRunFrame())  # it connects when there is a context
     runner = WorkerRunner()
     await runner.run(worker)
     print(f"{loudspeaker.heard_s:.1f} s of sound")
@@ -125,6 +133,7 @@ def main() -> None:
     parser.add_argument("--url", default="ws://127.0.0.1:30000")
     parser.add_argument("--key", default="none")
     parser.add_argument("--model", default="demo")
+    parser.add_argument("--live", action="store_true", help="the Live API")
     asyncio.run(converse(parser.parse_args()))
 
 

@@ -19,7 +19,9 @@ from sglang_live.gateway.connection_guard import ConnectionLimits
 from sglang_live.gateway.flex.gate import FlexConfig
 from sglang_live.gateway.http.media_guard import MediaConfig
 from sglang_live.gateway.listen_socket import ListenConfig
+from sglang_live.gateway.live.text_server import TextServerConfig
 from sglang_live.gateway.rate_limits import ClientLimits
+from sglang_live.gateway.webrtc.config import WebRtcConfig
 from sglang_live.kv.retention import RetentionConfig, RetentionFlags
 from sglang_live.model_source import ModelSource
 from sglang_live.models.family import ModelFacts
@@ -158,9 +160,11 @@ class ServerConfig(Settings):
         unset="none",
         group="what to serve",
     )
+    text_server: TextServerConfig = part("delegated work")
     listen: ListenConfig = part("network and keys")
     keys: KeyConfig = part("network and keys")
     media: MediaConfig = part("network and keys")
+    webrtc: WebRtcConfig = part("network and keys")
     scheduling: Scheduling = part("policies")
     capacity: CapacityConfig = part("policies")
     limits: ClientLimits = part("limits")

@@ -155,7 +155,8 @@ class TurnRequest:
     preheat: whether instructions and history alone are prefilled, and only where their KV is
         missing. With prefill_only.
     transcribes: whether the response is the transcript of the newest message's audio, by the
-        model's recogniser. For models that read speech as text.
+        model's recogniser. For models that read speech as text. in_detail: with its tokens, by a
+        recogniser that gives "details"; translates: in English, by one that gives "translations".
     speculative: whether the user's turn may go on; the next history may lack its last message.
     flex: whether the response is not heard while it is made, so that its stages compute it when
         little that is heard needs them, in large pieces.
@@ -163,6 +164,8 @@ class TurnRequest:
         with the next tick. None: no frame.
     drops_oldest: whether a history that does not fit loses its oldest items. False: it is an error.
     cache_salt: turns with another salt share none of its KV.
+    options: texts between which the response has to choose, which begin with different tokens: it
+        is not generated, but their probabilities are in TurnDone.
     """
 
     turn_id: str = ""
@@ -179,12 +182,15 @@ class TurnRequest:
     script: str | None = None
     prefill_only: bool = False
     transcribes: bool = False
+    in_detail: bool = False
+    translates: bool = False
     preheat: bool = False
     speculative: bool = False
     flex: bool = False
     frame_s: float | None = None
     drops_oldest: bool = False
     cache_salt: str = ""
+    options: tuple[str, ...] = ()
 
     @property
     def item_key(self) -> str:
@@ -273,6 +279,20 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class HeardToken:
+    """A token of what a recogniser has heard.
+
+    piece: its text in UTF-8; a part of a character in some.
+    begin_s, end_s: where it is said, in seconds of the audio.
+    """
+
+    piece: bytes
+    logprob: float
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class TranscriptDelta:
     """n_tokens: tokens of the response up to the end of this text."""
 
@@ -316,7 +336,9 @@ class TurnDone:
     spoken: whether the audio is complete, because the talker ended it.
     gone: keys of history items of which the session holds nothing any more. The next history has to
         leave them out.
+    heard: of a transcript in detail.
     trace: seconds since the turn began, by mark name (telemetry/trace.py).
+    shares: probability of each of the turn's options, under the constraint that it is one of them.
     """
 
     status: Literal["completed", "incomplete", "interrupted"]
@@ -327,7 +349,9 @@ class TurnDone:
     function_calls: tuple[str, ...] = ()
     spoken: bool = True
     gone: tuple[str, ...] = ()
+    heard: tuple[HeardToken, ...] = ()
     trace: dict[str, float] = field(default_factory=dict)
+    shares: tuple[float, ...] = ()
 
 
 TurnEvent = TranscriptDelta | TextDone | AudioDelta | TurnDone

@@ -87,6 +87,12 @@ class SeamError(RuntimeError):
     """A hook into SGLang could not be installed; the process must not serve."""
 
 
+class OptionsAlikeError(BadInputError):
+    """Two options begin with the same token of the model."""
+
+    code = "options_alike"
+
+
 class ItemsMissingError(BadInputError):
     """The stage lacks items of the history, because it was restarted: send all of them again."""
 

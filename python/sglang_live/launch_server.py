@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 
 import uvicorn
@@ -27,6 +28,7 @@ from sglang_live.config import ServerConfig, SessionStorage
 from sglang_live.devices import UsedDevices, check_devices, devices_of_ranks
 from sglang_live.environment import provide_home, start_in_utf8_mode
 from sglang_live.errors import BadInputError, LiveError
+from sglang_live.gateway.agent_check import AgentCheck
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.call.settings import TurnConfig
 from sglang_live.gateway.config import GatewayConfig
@@ -148,6 +150,9 @@ def check_machine(storage: SessionStorage) -> None:
 
 async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> int:
     listen_socket = ListenSocket(config.listen.host, config.listen.port)
+    agent_socket = None
+    if config.listen.agent_port is not None:
+        agent_socket = ListenSocket(config.listen.host, config.listen.agent_port)
     run_dir, native_key = RunDir.make(), secrets.token_urlsafe(32)
     if config.media.allow_private_media_urls:
         os.environ[PRIVATE_MEDIA_ENV] = "1"  # the engine checks where URLs redirect
@@ -184,7 +189,7 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
         for addition in config.additions:
             for collector in addition.collectors():
                 metrics.registry.register(collector)
-        app = _application(config, model, supervisor, orchestrator, metrics, drain)
+        app = _application(config, model, supervisor, orchestrator, metrics, drain, agent_socket)
         server = Server(_http(config, app, metrics))
         gc.collect()
         gc.freeze()  # see EngineHost.freeze
@@ -193,12 +198,15 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
         scheme = "https" if config.listen.ssl_certfile else "http"
         url = f"{scheme}://{listen_socket.location}"
         print(f"serving {config.served_model_name} on {url}", flush=True)
+        if agent_socket is not None:
+            print(f"agent check on {agent_socket.location}", flush=True)
         await server.serve(sockets=[listen_socket.socket])
         return 0 if server.started else 1
     finally:
         forks = () if zygote is None else (zygote.close,)
         added = [addition.stop for addition in config.additions]
-        await close_all(listen_socket.close, supervisor.stop, *added, *forks, run_dir.remove)
+        sockets = [one.close for one in (listen_socket, agent_socket) if one is not None]
+        await close_all(*sockets, supervisor.stop, *added, *forks, run_dir.remove)
 
 
 def _metrics(supervisor: Supervisor, orchestrator: Orchestrator, drops: LogDrops) -> GatewayMetrics:
@@ -222,15 +230,20 @@ def _application(
     orchestrator: Orchestrator,
     metrics: GatewayMetrics,
     drain: Drain,
+    agent_socket: ListenSocket | None,
 ) -> Starlette:
     # SGLang's own API listens on a Unix socket: a thinker on another host cannot offer it.
     specs = (replica.spec for replica in supervisor.replicas)
     native = next((spec for spec in specs if spec.native_key), None)
+    health = partial(_health, supervisor)
+    additions = [addition.gateway for addition in config.additions]
+    if agent_socket is not None:
+        additions.append(partial(AgentCheck, agent_socket, health))
     return build_app(
         orchestrator,
         config=_gateway_config(config, model, native),
         native_url="http://native" if native else None,
-        health=lambda: _health(supervisor),
+        health=health,
         metrics=metrics,
         endpoint_model=_endpoint_model() if model.has_thinker else None,
         speaker_model=_speaker_model(config),
@@ -242,7 +255,7 @@ def _application(
             **found_in_templates(model.weights),
             takes_priority=_takes_priority(config.stages["thinker"].args),
         ),
-        additions=[addition.gateway for addition in config.additions],
+        additions=additions,
     )
 
 
@@ -261,12 +274,17 @@ def _gateway_config(
             suggestions=introduction.suggestions,
             recognises=recognises,
             hears=model.hears,
+            recogniser_gives=model.recogniser_gives,
             hears_one_utterance=model.hears_one_utterance,
             knows_voices=config.speaker_model is not None,
+            follows_instructions=model.follows_instructions,
         ),
         keys=config.keys,
         limits=config.limits.of_server(config.capacity.max_sessions, len(config.keys.api_keys)),
         media=config.media,
+        text_server=config.text_server,
+        webrtc=config.webrtc,
+        is_loopback=config.listen.is_loopback,
         flex=config.flex,
         turns=TurnConfig(
             speculate_ms=scheduling.speculation_ms(recognises=recognises)

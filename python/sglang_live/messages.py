@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from sglang_live.core import HeardToken
 from sglang_live.policy.view import FRAME_S
 
 
@@ -85,11 +86,13 @@ class Heard(Message, frozen=True):
     """How much of a job's response was heard; without playback, how much the talker has spoken.
 
     heard_s: seconds of the response's speech; inf: all that will be made until the next report.
-    advancing: whether that grows by itself, by one second per second.
+    advancing: whether that grows by itself, by `speed` seconds per second.
+    speed: of the speech when it is heard.
     """
 
     heard_s: float
     advancing: bool
+    speed: float = 1.0
 
 
 # --- any stage ---
@@ -213,13 +216,15 @@ class ThinkerRequest(Message, frozen=True):
     functions, must_call: see Tools in core.py.
     prefill_only: the user still speaks: prefill the utterance so far, behind other requests; after
         a Promote before them. preheat: instructions and history only, where KV is missing.
-    transcribes, flex: see TurnRequest in core.py. frame: the turn is a frame.
+    transcribes, in_detail, translates, flex: see TurnRequest in core.py.
+    frame: the turn is a frame.
     speculative: the next history may lack the items that are new in this one.
     timely: the response is heard, and goes before those that are only read.
     drops_oldest: a history that does not fit loses its oldest items; False: it is an error.
     cache_salt: turns with another salt share none of its KV.
     continues: tokens of the response that another replica has generated: to be gone on behind.
     said: their text, as TextTokens had it.
+    options: see TurnRequest in core.py.
     """
 
     session_id: str
@@ -238,6 +243,8 @@ class ThinkerRequest(Message, frozen=True):
     must_call: str | None = None
     prefill_only: bool = False
     transcribes: bool = False
+    in_detail: bool = False
+    translates: bool = False
     preheat: bool = False
     speculative: bool = False
     timely: bool = True
@@ -247,6 +254,7 @@ class ThinkerRequest(Message, frozen=True):
     cache_salt: str = ""
     continues: list[int] = []
     said: str = ""
+    options: list[str] = []
 
 
 class ScriptRequest(Message, frozen=True):
@@ -295,6 +303,8 @@ class ThinkerDone(Message, frozen=True):
     rebuilt: whether the session's KV was computed anew.
     gone: keys of items of which the session holds nothing any more.
     function_calls: as the model wrote them.
+    shares: see TurnDone in core.py.
+    heard: of a transcript in detail.
     """
 
     finish: str
@@ -306,6 +316,8 @@ class ThinkerDone(Message, frozen=True):
     rebuilt: bool
     gone: list[str] = []
     function_calls: list[str] = []
+    shares: list[float] = []
+    heard: list[HeardToken] = []
 
 
 class RetainNative(Message, frozen=True):
@@ -581,23 +593,27 @@ class HeardOfMany(EngineMessage, frozen=True):
     """Heard of the engine's requests, as packed arrays in the order of rids: all of them may have
     news in one round, and reading these must cost less than a round. The last message wins.
 
-    heard_s: float64. advancing: bool.
+    heard_s, speed: float64. advancing: bool.
     """
 
     rids: list[str]
     heard_s: bytes
     advancing: bytes
+    speed: bytes
 
     @staticmethod
     def of(
         rids: list[str],
         heard_s: Sequence[float],
         advancing: Sequence[bool],
+        speed: Sequence[float] | None = None,
     ) -> "HeardOfMany":
+        """speed: None: all are 1."""
         return HeardOfMany(
             rids,
             np.asarray(heard_s, np.float64).tobytes(),
             np.asarray(advancing, bool).tobytes(),
+            np.asarray([1.0] * len(rids) if speed is None else speed, np.float64).tobytes(),
         )
 
     def columns(self) -> dict[str, np.ndarray]:
@@ -605,6 +621,7 @@ class HeardOfMany(EngineMessage, frozen=True):
         return {
             "heard_s": np.frombuffer(self.heard_s, np.float64),
             "advancing": np.frombuffer(self.advancing, bool),
+            "speed": np.frombuffer(self.speed, np.float64),
         }
 
 

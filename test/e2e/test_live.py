@@ -113,12 +113,15 @@ async def test_the_application_does_what_is_delegated(tmp_path):
 async def framework(
     name: str, scheme: str, folder: Path, *scripts: list, more: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    recording = folder / "said.pcm"
-    recording.write_bytes(clip_24k("sp_librivox_0880.flac").tobytes())
     orchestrator = FakeOrchestrator([*scripts], model_name="demo")
     async with listening(app_of(orchestrator, speech_model=SileroModel())) as host:
-        command = (PYTHON, CLIENT.with_name(name), f"{scheme}://{host}", recording, *more)
-        printed = await run(*command, cwd=folder)
+        return await framework_at(f"{scheme}://{host}", name, folder, *more)
+
+
+async def framework_at(url: str, name: str, folder: Path, *more: str) -> dict[str, Any]:
+    recording = folder / "said.pcm"
+    recording.write_bytes(clip_24k("sp_librivox_0880.flac").tobytes())
+    printed = await run(PYTHON, CLIENT.with_name(name), url, recording, *more, cwd=folder)
     return json.loads(printed.splitlines()[-1])
 
 

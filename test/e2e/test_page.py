@@ -5,7 +5,7 @@ import re
 import pytest
 
 from test.e2e.browser import microphone, visit
-from test.unit.gateway.fakes import FakeOrchestrator, app_of, spoken
+from test.unit.gateway.fakes import FakeOrchestrator, app_of, done, spoken
 from test.unit.gateway.live_server import listening
 
 pytestmark = [pytest.mark.e2e]
@@ -81,7 +81,7 @@ async def test_no_control_touches_another_and_numbers_move_nothing():
         begun = {item: await client.text(f"#{item}") for item in told}
         for width in (360, 820, 1280):
             await page.set_viewport_size({"width": width, "height": 900})
-            places = await page.evaluate(_PLACES, "button, input")
+            places = await page.evaluate(_PLACES, "button, input, select")
             for n, (left, top, right, bottom) in enumerate(places):
                 for x0, y0, x1, y1 in places[n + 1 :]:
                     assert max(x0 - right, left - x1, y0 - bottom, top - y1) >= 7.5
@@ -105,6 +105,47 @@ async def test_the_page_says_what_the_user_can_do_now():
         await page.click("#stop")
         await page.wait_for_selector("#hint:text('Ask the recorded question, or type one.')")
         assert await page.is_disabled("#stop")
+
+
+async def test_the_live_api_is_spoken_over_and_can_be_stopped():
+    scripts = [spoken("Yes.", 1500), spoken("A long story.", 20_000)]
+    async with (
+        listening(app_of(FakeOrchestrator(scripts))) as address,
+        visit(f"http://{address}/") as client,
+    ):
+        page = client.page
+        await page.select_option("#protocol", "live")
+        await page.fill("#text", "Is anyone there?")
+        await page.press("#text", "Enter")
+        await client.until(client.is_over, "the response is over")
+        assert await client.lines("model") == ["modelYes."]
+        assert "Is anyone there?" in (await client.lines("you"))[0]
+        assert re.fullmatch(r"\d+ ms", await client.text("#ttfp"))
+        assert await page.is_disabled("#protocol")
+        await page.fill("#text", "Tell me a story.")
+        await page.press("#text", "Enter")
+        await page.wait_for_selector("#stop:enabled")
+        await page.click("#stop")
+        await page.wait_for_selector("#stop:disabled")
+        assert await client.seconds("heard") < 10
+        assert await client.lines("server") == []
+        await page.click("#talk")
+        assert await client.text("#status") == "not connected"
+        assert client.complaints == []
+
+
+async def test_what_the_model_delegates_to_the_page_is_answered():
+    call = done(function_calls=('{"name": "delegate", "arguments": {}}',))
+    scripts = [[*spoken("Let me look.", 800)[:-1], call], spoken("It cannot.", 800)]
+    orchestrator = FakeOrchestrator(scripts)
+    async with listening(app_of(orchestrator)) as address, visit(f"http://{address}/") as client:
+        page = client.page
+        await page.select_option("#protocol", "live")
+        await page.fill("#text", "Look it up.")
+        await page.press("#text", "Enter")
+        await page.wait_for_selector("#transcript li:has-text('It cannot.')")
+        assert "delegated this to the page" in await client.text("#transcript")
+        assert "I cannot do that here" in orchestrator.turns[-1].history[-1].parts[0].text
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -134,7 +175,13 @@ async def test_all_controls_are_reachable_by_keyboard_and_have_names():
         for _ in range(12):
             await page.keyboard.press("Tab")
             reached.append(await page.evaluate("document.activeElement.id"))
-        assert [name for name in reached if name][:4] == ["talk", "clip", "text", "transcript"]
+        assert [name for name in reached if name][:5] == [
+            "talk",
+            "clip",
+            "protocol",
+            "text",
+            "transcript",
+        ]
         for name in ("Talk", "Mute", "Ask a recorded question", "Stop the answer", "Send"):
             assert await page.get_by_role("button", name=name, exact=True).count() == 1
         assert await page.get_by_label("Or type").count() == 1

@@ -4,6 +4,7 @@ import pytest
 
 from test.e2e.browser import visit
 from test.e2e.scripted_page import KEEP, LOSE, ask, page_of, says, status
+from test.unit.client.cutter import Cutter
 from test.unit.gateway.fakes import FakeOrchestrator, app_of, full, spoken
 from test.unit.gateway.live_server import listening
 
@@ -92,6 +93,43 @@ async def test_a_lost_connection_is_reopened_and_the_transcript_stays():
         assert "connection was lost" in told
         assert len(orchestrator.sessions) == 2
         assert client.complaints == []
+
+
+async def test_a_response_goes_on_when_the_network_loses_the_connection():
+    orchestrator = FakeOrchestrator([spoken("First.", 4000), spoken("Second.", 800)])
+    async with listening(app_of(orchestrator)) as address:
+        cutter = Cutter(address)
+        async with cutter.listening() as lossy, visit(f"http://{lossy}/") as client:
+            await client.page.wait_for_selector("#talk")
+            await ask(client, "one")
+            await client.until(client.is_heard, "a response is heard")
+            cutter.cut()
+            await status(client, "trying again, 1 of 5")
+            await ask(client, "two")  # is sent when the session goes on, and ends the response
+            await says(client, "First.")
+            await says(client, "Second.")
+            await client.until(client.is_over, "all is heard")
+            assert await client.seconds("heard") == 0.8
+            assert await client.lines("page") == await client.lines("server") == []
+    assert len(orchestrator.sessions) == 1
+
+
+async def test_all_of_a_response_is_heard_once_if_its_connection_is_lost():
+    orchestrator = FakeOrchestrator([spoken("First.", 4000)])
+    async with listening(app_of(orchestrator)) as address:
+        cutter = Cutter(address)
+        async with cutter.listening() as lossy, visit(f"http://{lossy}/") as client:
+            await client.page.wait_for_selector("#talk")
+            await ask(client, "one")
+            await client.until(client.is_heard, "a response is heard")
+            for _ in range(2):
+                cutter.cut()
+                await status(client, "trying again")
+                await status(client, "connected")
+            await client.until(client.is_over, "all is heard")
+            assert await client.seconds("heard") == 4.0
+            assert await client.lines("page") == []
+    assert len(orchestrator.sessions) == 1
 
 
 async def test_reconnecting_ends_after_the_last_attempt():

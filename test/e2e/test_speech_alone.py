@@ -16,6 +16,8 @@ import websockets
 from sglang_live.models.qwen3_tts.parts import TTSTalker
 from test.csm import checkpoint as tiny_csm
 from test.e2e.conftest import DATA, Server, running_server, wait_until
+from test.higgs_v2 import checkpoint as tiny_higgs
+from test.moss_tts import checkpoint as tiny_moss
 from test.orpheus import checkpoint as tiny_orpheus
 from test.qwen3_tts import checkpoint as tiny
 
@@ -146,6 +148,23 @@ async def test_csm_alone_speaks_in_pieces_and_takes_on_a_voice(tmp_path_factory)
         n_read = events_of(server, "0", input=" ".join([TEXT] * 8))[-1]["usage"]["input_tokens"]
         assert n_read > 6 * events_of(server, "0")[-1]["usage"]["input_tokens"]
         with pytest.raises(openai.BadRequestError, match=r"no voice 'nora'.*0, 1, "):
+            speak(client, "pcm", "nora")
+        await refuses_conversations(server, client)
+        leaves_nothing_behind(server)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("tiny_delay", [tiny_higgs, tiny_moss], ids=["higgs_v2", "moss_tts"])
+async def test_a_family_with_a_delay_speaks_alone_in_pieces(tiny_delay, tmp_path_factory):
+    path = tiny_delay.build(tmp_path_factory.mktemp("delay"), end_every=16)
+    with running_server(str(path), tmp_path_factory.mktemp("delay-logs")) as server:
+        client = client_of(server)
+        frame = tiny_delay.SAMPLES_PER_FRAME
+        assert len(speak(client, "wav", "random")) >= frame
+        *chunks, _ = events_of(server, "random")
+        n_samples = sum(len(base64.b64decode(chunk["audio"])) for chunk in chunks) // 2
+        assert n_samples and n_samples % frame == 0
+        with pytest.raises(openai.BadRequestError, match=r"no voice 'nora'.*random"):
             speak(client, "pcm", "nora")
         await refuses_conversations(server, client)
         leaves_nothing_behind(server)

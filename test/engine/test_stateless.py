@@ -58,3 +58,19 @@ async def test_a_turn_finds_the_kv_of_earlier_ones(stateless, speech):
     assert first.n_cached == 0
     assert second.n_cached > first.n_prompt - 8
     assert third.n_cached > second.n_prompt - 8
+
+
+async def test_the_talker_gets_the_states_of_a_clip_whose_turn_was_cancelled(stateless, speech):
+    links = stateless.links("cancelled")
+    first, second = user(speech[:16_000]), user(speech[16_000:24_000])
+    async with links.thinker.open(greedy_turn(first, system=SYSTEM, n_tokens=200)) as thought:
+        async for _ in thought.tokens():
+            break
+    both = greedy_turn(first, second, system=SYSTEM, n_tokens=N_TOKENS)
+    alone = greedy_turn(
+        user(speech[:16_000]), user(speech[16_000:24_000]), system=SYSTEM, n_tokens=N_TOKENS
+    )
+    done, anew = await think(links, both), await think(stateless.links("anew"), alone)
+    links.close()
+    assert done.n_cached > 16
+    assert (done.ids, done.n_audio) == (anew.ids, anew.n_audio)

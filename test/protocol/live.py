@@ -42,9 +42,15 @@ class _Responses(_Strict):
     max_output_tokens: int | None
 
 
+class _Decisions(_Strict):
+    model: str
+    questions: list[dict[str, Any]]
+
+
 class _Delegation(_Strict):
-    type: Literal["client", "responses"]
+    type: Literal["client", "responses", "decisions"]
     responses: _Responses | None = None
+    decisions: _Decisions | None = None
     acknowledgement_delay_ms: int
 
 
@@ -90,6 +96,13 @@ class _Plain(_Event):
 class _AudioDelta(_Strict):
     type: Literal["session.output_audio.delta"]
     delta: str
+    start_ms: int | None = None
+    end_ms: int | None = None
+
+
+class _Reflected(_Strict):
+    type: Literal["session.input_audio.append"]
+    audio: str
 
 
 class _Transcript(_Event):
@@ -110,7 +123,7 @@ class _Appended(_Event):
 class _Delegated(_Strict):
     id: str
     type: Literal["delegation"]
-    target: Literal["client", "responses"]
+    target: Literal["client", "responses", "decisions"]
     response_id: str | None = None
 
 
@@ -142,6 +155,66 @@ class _ResponseEvent(_Event):
     event: dict[str, Any]
 
 
+class _Predicate(_Strict):
+    type: Literal["predicate"]
+    name: str | None
+    probability: float
+
+
+class _Weighed(_Strict):
+    value: str | bool
+    probability: float
+
+
+class _Choice(_Strict):
+    type: Literal["choice"]
+    name: str | None
+    choice: str | bool
+    confidence: float
+    probabilities: list[_Weighed]
+
+
+class _Level(_Strict):
+    label: str
+    value: int
+    probability: float
+
+
+class _Score(_Strict):
+    type: Literal["score"]
+    name: str | None
+    score: float
+    confidence: float
+    probabilities: list[_Level]
+
+
+class _Decision(_Strict):
+    answers: list[_Predicate | _Choice | _Score]
+    model: str
+    usage: dict[str, Any]
+
+
+class _Decided(_Strict):
+    type: Literal["decision.completed"]
+    decision: _Decision
+
+
+class _DecisionEvent(_Event):
+    type: Literal["decision.event"]
+    delegation_id: str | None = None
+    event: _Decided
+
+
+class _DecisionItem(_Event):
+    type: Literal["decision.item.created"]
+    item: dict[str, Any]
+
+
+class _DecisionItemDeleted(_Event):
+    type: Literal["decision.item.deleted"]
+    item_id: str
+
+
 class _ErrorBody(_Strict):
     type: str
     code: str
@@ -159,12 +232,16 @@ _EVENT: TypeAdapter[Any] = TypeAdapter(
     _OfSession
     | _Plain
     | _AudioDelta
+    | _Reflected
     | _Transcript
     | _Appended
     | _DelegationCreated
     | _UsageUpdated
     | _Closed
     | _ResponseEvent
+    | _DecisionEvent
+    | _DecisionItem
+    | _DecisionItemDeleted
     | _Error
 )
 
@@ -175,7 +252,8 @@ class LiveEvents:
     Raises AssertionError or ValidationError.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_sideband: bool = False) -> None:
+        self._is_sideband = is_sideband
         self._ids: set[str] = set()
         self._starts = {"session.input_transcript.delta": 0, "session.output_transcript.delta": 0}
         self._session: dict[str, Any] | None = None
@@ -196,6 +274,9 @@ class LiveEvents:
             self._session = event["session"]
         elif kind != "error":
             assert self._session is not None, f"{kind} before session.started"
+        assert self._is_sideband or kind != "session.input_audio.append"
+        if kind == "session.output_audio.delta":
+            assert ("start_ms" in event) == ("end_ms" in event) == self._is_sideband
         if kind == "response.event":
             self._see_nested(event["event"])
         if kind in self._starts:

@@ -40,7 +40,15 @@ class _VoiceIgnored(BaseModel, extra="forbid"):
     audio_end_ms: int
 
 
+class _Resumed(BaseModel, extra="forbid"):
+    type: Literal["session.resumed"]
+    event_id: str
+    session: dict[str, Any]
+    events_received: int
+
+
 _EXTENSIONS = {
+    "session.resumed": _Resumed,
     "frame.done": _FrameDone,
     "input_audio_buffer.voice_suspected": _VoiceSuspected,
     "input_audio_buffer.voice_ignored": _VoiceIgnored,

@@ -29,6 +29,7 @@ ORDER = (
     "core",
     "ids",
     "messages",
+    "webrtc",
     "telemetry",
     "engine_channel",
     "models",
@@ -73,7 +74,9 @@ SGLANG = (
     "extensions.elastic.engine.",
     "extensions.lending.engine.",
     "models.csm.engine.",
+    "models.higgs_v2.engine.",
     "models.moshi.engine.",
+    "models.moss_tts.engine.",
     "models.qwen3_omni.engine.",
     "models.qwen3_tts.engine.",
     "models.speech_lm.engine.",
@@ -84,26 +87,27 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_180,
+    "": 4_240,
     "bridge": 9_960,
     "capacity": 690,
-    "client": 1_060,
+    "client": 1_240,
     "engine_channel": 285,
     "extensions/batches": 2_850,
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
     "extensions/planner": 6_580,
-    "gateway": 16_980,
-    "interaction": 3_245,
+    "gateway": 20_280,
+    "interaction": 3_320,
     "kernels": 20,
     "kv": 1_020,
-    "models": 12_260,
+    "models": 13_680,
     "orchestrator": 2_960,
-    "policy": 2_080,
-    "sound": 1_210,
+    "policy": 2_000,
+    "sound": 1_420,
     "speakable": 2_000,
-    "stages": 8_820,
-    "telemetry": 710,
+    "stages": 8_920,
+    "telemetry": 720,
+    "webrtc": 980,
 }
 
 
@@ -293,7 +297,8 @@ def test_no_room_exceeds_its_budget():
 def test_a_server_starts_without_what_only_engines_need():
     code = (
         "import sys, sglang_live.launch_server; found = {*sys.modules}; "
-        "print({'torch', 'transformers', 'sglang', 'xgrammar', 'benchmark', 'lab'} & found)"
+        "print({'torch', 'transformers', 'sglang', 'xgrammar', 'benchmark', 'lab', 'av', "
+        "'aiortc'} & found)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -19,6 +19,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 from sglang_live.models.demo.build import build_tokenizer, config_of, save_processor
 from sglang_live.sound.clip_form import CONFIG_KEY
 from training.demo.sizes import GOOD_TOKENS, SIZE
+from training.demo.world import UNKNOWN
 
 EMBEDDING_STD = 0.3
 # What of Room.random (acoustics.py) the model relies on: most recordings have this much silence.
@@ -83,6 +84,7 @@ def complete(model: Qwen3OmniMoeForConditionalGeneration, tokenizer, directory: 
     """
     model.config.dtype = torch.float16
     model.config.good_tokens = GOOD_TOKENS
+    model.config.gives_up = UNKNOWN
     setattr(model.config.thinker_config, CONFIG_KEY, CLIP_FORM)
     model.config.thinker_config.live_one_utterance = True
     model.config.talker_config.live_speaks = "english words"

@@ -36,6 +36,7 @@ _COLUMNS = {
     "since_s": (np.float64, 0.0),
     "arrived_s": (np.float64, 0.0),
     "heard_s": (np.float64, 0.0),
+    "speed": (np.float64, 1.0),
     "stamp_s": (np.float64, 0.0),
     "could_step_s": (np.float64, 0.0),
     "produced": (np.float64, np.inf),
@@ -139,6 +140,7 @@ class StreamTable:
                 self._columns[name][slot] = False
             for name in ("heard_s", "produced"):
                 self._columns[name][slot] = 0.0
+            self._columns["speed"][slot] = 1.0
             self._columns["urgency"][slot] = NO_CLASS
             self._columns["prompt_tokens"][slot] = prompt_tokens
             self._columns["arrived_s"][slot] = now_s
@@ -354,11 +356,10 @@ class StreamTable:
     def _buffered_s(self, now_s: float) -> np.ndarray:
         n, columns = len(self._rids), self._columns
         produced_s = columns["produced"][:n] * self._unit_s
-        heard_s = columns["heard_s"][:n] + columns["advancing"][:n] * (
-            now_s - columns["stamp_s"][:n]
-        )
+        speed, since_s = columns["speed"][:n], now_s - columns["stamp_s"][:n]
+        left_s = (produced_s - columns["heard_s"][:n]) / speed - columns["advancing"][:n] * since_s
         # A consumer cannot take more than was produced: its buffer is empty then.
-        return np.maximum(produced_s - heard_s, 0.0)
+        return np.maximum(left_s, 0.0)
 
     def _silent(self, now_s: float, produced: np.ndarray) -> np.ndarray:
         """Which requests have lost their progress."""

@@ -49,10 +49,11 @@ class SessionOptions:
         if self.turn_timeout_s <= 0:
             raise ValueError(f"turn timeout must be positive, not {self.turn_timeout_s}")
 
-    def full_url(self) -> str:
+    def full_url(self, **more: str) -> str:
+        """more: parameters of its query."""
         parts = urlsplit(self.url)
         named = {"model": self.model} if self.model and not self.live else {}
-        query = named | dict(parse_qsl(parts.query))
+        query = named | dict(parse_qsl(parts.query)) | more
         return urlunsplit(parts._replace(query=urlencode(query)))
 
     def session_update(self) -> dict[str, Any]:
@@ -60,6 +61,7 @@ class SessionOptions:
         session: dict[str, Any] = {
             "type": "realtime",
             "output_modalities": ["audio"],
+            "resumable": True,
             "audio": {
                 "input": {"format": _PCM_FORMAT, "turn_detection": turn_detection},
                 "output": {"format": _PCM_FORMAT},
@@ -72,13 +74,13 @@ class SessionOptions:
         return {"type": "session.update", "session": session}
 
 
-async def open_socket(options: SessionOptions) -> ClientConnection:
+async def open_socket(options: SessionOptions, **query: str) -> ClientConnection:
     """Raises SessionError if no server responds there, or the server refuses."""
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     loopback = urlsplit(options.url).hostname in ("localhost", "127.0.0.1", "::1")
     try:
         return await connect(
-            options.full_url(),
+            options.full_url(**query),
             additional_headers=headers,
             open_timeout=CONNECT_TIMEOUT_S,
             close_timeout=CLOSE_TIMEOUT_S,

@@ -16,13 +16,9 @@ from typing import Any, Self
 from websockets.exceptions import ConnectionClosed
 
 from sglang_live.client import clip
-from sglang_live.client.connection import (
-    CONNECT_TIMEOUT_S,
-    SessionError,
-    SessionOptions,
-    open_socket,
-)
+from sglang_live.client.connection import CONNECT_TIMEOUT_S, SessionError, SessionOptions
 from sglang_live.client.playback_clock import PlaybackClock
+from sglang_live.client.resuming import ResumingSocket
 from sglang_live.clock import Clock
 
 Event = dict[str, Any]
@@ -171,7 +167,7 @@ class Turn:
 
 
 class Conversation:
-    """A session.
+    """A session, which goes on over another socket when the network loses its own.
 
     on_event: called with each event of the server.
     session: the server's session object.
@@ -189,11 +185,12 @@ class Conversation:
         # Frames of speech, each with what to call when it has been sent.
         self._speech: deque[tuple[bytes, Callable[[], None]]] = deque()
         self._playback = PlaybackClock(clock)
+        self._socket = ResumingSocket(options, lambda: self._playback.heard_s)
         self._microphone: asyncio.Task[None] | None = None
         self.session: Event = {}
 
     async def __aenter__(self) -> Self:
-        self._socket = await open_socket(self._options)
+        await self._socket.open()
         try:
             await self._open_session()
         except BaseException:
@@ -273,7 +270,6 @@ class Conversation:
         except ConnectionClosed as error:
             turn.fail("closed", str(error))
         self._speech.clear()
-        self._playback = turn.playback
         return turn
 
     async def _receive(self, turn: Turn) -> None:
@@ -289,6 +285,8 @@ class Conversation:
             if kind == "error" and event["error"].get("event_id") == _PLAYBACK_EVENT:
                 return
             turn.on_event(event)
+            if kind == "response.output_audio.delta" and event["response_id"] == turn.response_id:
+                self._playback = turn.playback
         except (ValueError, KeyError, TypeError) as error:
             turn.fail("error", f"malformed event {text[:200]!r}: {error!r}")
             return
@@ -336,7 +334,7 @@ class Conversation:
         return due_s
 
     async def _send(self, event: Event) -> None:
-        await self._socket.send(json.dumps(event))
+        await self._socket.send(event)
 
 
 def _nothing() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
@@ -45,6 +46,7 @@ from sglang_live.gateway.native.limits import NativeLimits
 from sglang_live.gateway.native.proxy import NativeProxy
 from sglang_live.gateway.native.routes import FLUSH, LIMITED, ROUTES
 from sglang_live.gateway.parts import Endpoint, GatewayAddition, GatewayParts, refusing
+from sglang_live.gateway.realtime.calls import CALLS_PATH, RealtimeCalls
 from sglang_live.gateway.realtime.client_secrets import ClientSecrets, ClientSecretsRoute
 from sglang_live.gateway.realtime.route import RealtimeRoute
 from sglang_live.gateway.same_machine import SameMachine
@@ -103,12 +105,19 @@ def build_app(
     added = [one for add in additions if (one := add(parts)) is not None]
     routes = _Routes(parts)
     secrets = ClientSecrets()
-    routes.found.append(WebSocketRoute(REALTIME_PATH, RealtimeRoute(parts, secrets).__call__))
-    routes.found.append(WebSocketRoute(LIVE_PATH, LiveRoute(parts).__call__))
+    calls = RealtimeCalls(parts, secrets)
+    realtime = RealtimeRoute(parts, secrets, calls)
+    routes.found.append(WebSocketRoute(REALTIME_PATH, realtime.__call__))
+    live = LiveRoute(parts)
+    routes.found.append(WebSocketRoute(LIVE_PATH, live.__call__))
+    routes.found.append(WebSocketRoute(f"{LIVE_PATH}/{{session_id}}/attach", live.attach))
     is_duplex = bool(orchestrator.duplex_s)
     _add_speech(routes, parts, speaks=not is_duplex)
     if config.model.has_language_model:
         _add_generating(routes, parts, secrets)
+        # They check keys and client secrets themselves.
+        routes.add(CALLS_PATH, calls.begin, "POST", keyed=False)
+        routes.add(CALLS_PATH + "/{call_id}/hangup", calls.hang_up, "POST", keyed=False)
     else:
         _add_refusals(routes, CallsOnlyError() if is_duplex else NoLanguageModelError())
     _add_descriptions(routes, parts, added)
@@ -126,13 +135,24 @@ def build_app(
         for addition in added:
             addition.start()
         yield
-        closing = (*added, parts, parts.proxy)
+        closing = (calls, *added, parts, parts.proxy)
         ends = [part.close for part in closing if part is not None]
         await close_all(*ends, partial(asyncio.to_thread, media.close))
 
     middleware = [Middleware(Framing), Middleware(DrainGate, drain=parts.drain)]
     if not config.keys.allow_anonymous and not config.keys.api_keys:
         middleware.append(Middleware(SameMachine, refused=parts.metrics.errors))
+    if origins := config.webrtc.cors_origin:
+        middleware.insert(
+            0,
+            Middleware(
+                CORSMiddleware,
+                allow_origins=origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["authorization", "content-type", "x-openai-agents-sdk"],
+                expose_headers=["Location"],
+            ),
+        )
     app = Starlette(
         routes=routes.found,
         middleware=middleware,
@@ -191,6 +211,8 @@ def _add_generating(routes: _Routes, parts: GatewayParts, secrets: ClientSecrets
     proxy, config = parts.proxy, parts.config
     transcribe = TranscriptionRoute(parts)
     routes.add("/v1/audio/transcriptions", transcribe.__call__, "POST", limited=True)
+    translate = TranscriptionRoute(parts, translates=True)
+    routes.add("/v1/audio/translations", translate.__call__, "POST", limited=True)
     chat = ChatRoute(parts, text_only=proxy.pass_on if proxy else None)
     routes.add("/v1/chat/completions", chat.__call__, "POST", limited=True)
     make_secret = ClientSecretsRoute(parts, secrets)

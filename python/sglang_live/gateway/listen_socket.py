@@ -24,6 +24,9 @@ class ListenConfig(Settings):
         read=lambda text: text.removeprefix("[").removesuffix("]"),
     )
     port: int = flag(30000, "to listen on; 0: any that is free, which is printed", value="PORT")
+    agent_port: int | None = flag(
+        None, "of HAProxy's agent check, which learns the room for new sessions there", value="PORT"
+    )
     ssl_certfile: Path | None = flag(None, "serve https and wss with this certificate (PEM)")
     ssl_keyfile: Path | None = flag(None, "its private key, if that is another file")
 
@@ -32,8 +35,9 @@ class ListenConfig(Settings):
         return self.host in _LOOPBACK
 
     def check(self) -> None:
-        if not 0 <= self.port < 65_536:
-            raise BadInputError(f"port {self.port} is out of range")
+        for port in (self.port, self.agent_port or 0):
+            if not 0 <= port < 65_536:
+                raise BadInputError(f"port {port} is out of range")
         if self.ssl_keyfile and not self.ssl_certfile:
             raise BadInputError("--ssl-keyfile without --ssl-certfile")
         for file in (self.ssl_certfile, self.ssl_keyfile):

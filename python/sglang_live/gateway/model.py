@@ -29,8 +29,10 @@ class ServedModel(Settings):
     about: what the page says of the model. suggestions: questions that it offers.
     recognises: the model has a recogniser of its own. hears: the one language of it; "": it detects
         the language of each utterance.
+    recogniser_gives: what it has beside text (models/speech.py: SpeechModel.gives).
     hears_one_utterance: recordings are transcribed utterance by utterance.
     knows_voices: there is a speaker model, so that sessions ignore other voices by default.
+    follows_instructions: False: it says what it is told to speak about word for word.
     aliases: patterns of other names of the model.
     """
 
@@ -40,8 +42,10 @@ class ServedModel(Settings):
     suggestions: tuple[str, ...] = ()
     recognises: bool = False
     hears: str = ""
+    recogniser_gives: tuple[str, ...] = ()
     hears_one_utterance: bool = False
     knows_voices: bool = False
+    follows_instructions: bool = True
     aliases: tuple[str, ...] = ()
 
 

@@ -22,6 +22,7 @@ from sglang_live.errors import CapacityError, LiveError
 from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.call.context_limit import ContextLimit
 from sglang_live.gateway.call.conversation.conversation import ItemBudget
+from sglang_live.gateway.call.resumption import ResumableCalls
 from sglang_live.gateway.chat.messages import SpokenAnswers
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.draining import Drain
@@ -134,6 +135,7 @@ class GatewayParts:
     flex: FlexGate = field(init=False)
     rate_limits: RateLimits = field(init=False)
     open_sessions: OpenSessions = field(init=False)
+    resumable_calls: ResumableCalls = field(init=False)
     out_of_band_slots: OutOfBandSlots = field(init=False)
     item_budget: ItemBudget = field(init=False)
     context_limit: ContextLimit = field(init=False)
@@ -154,6 +156,9 @@ class GatewayParts:
         metrics.flex_waiting.set_function(lambda: self.flex.n_waiting)
         self.rate_limits = RateLimits(config.limits.max_responses_per_minute, self.clock)
         self.open_sessions = OpenSessions(config.limits)
+        self.resumable_calls = ResumableCalls(
+            config.sessions.resume_log_bytes, config.sessions.resume_log_bytes_of_all
+        )
         self.out_of_band_slots = OutOfBandSlots(config.sessions.max_out_of_band_responses_in_all)
         self.item_budget = ItemBudget(config.sessions.max_conversation_bytes_of_all)
         self.context_limit = ContextLimit(self.orchestrator, metrics)

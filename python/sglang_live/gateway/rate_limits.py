@@ -38,6 +38,10 @@ class ClientLimits(Settings):
         1800.0,
         "close a session whose client sends nothing, not even audio, for this time; 0: never",
     )
+    resume_s: Seconds = flag(
+        30.0,
+        "keep a resumable session whose socket is lost for this time; 0: none is resumable",
+    )
 
     def of_server(self, max_sessions: int, n_keys: int) -> "ClientLimits":
         """With the defaults that depend on the server's sessions and keys.

@@ -1,19 +1,22 @@
 """Transcription by the model of the conversation, in a stateless turn.
 
-In: audio. Out: text as it comes; no text for audio without speech.
+In: audio. Out: text as it comes, and where it was said; no text for audio without speech.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from prometheus_client import Counter
 
 from sglang_live.core import (
+    INPUT_RATE_HZ,
     AudioPart,
+    HeardToken,
     HistoryItem,
     TextPart,
     TranscriptDelta,
@@ -25,7 +28,7 @@ from sglang_live.errors import LiveError, StageFailedError
 from sglang_live.gateway.json_forms import check_neutral
 from sglang_live.gateway.model import ServedModel
 from sglang_live.ids import new_id
-from sglang_live.interaction.presence import speech_only, utterances
+from sglang_live.interaction.presence import speech_only, stretches, utterances
 from sglang_live.interaction.silero import SpeechModel
 from sglang_live.orchestrator.sessions import VoiceSession
 
@@ -94,6 +97,53 @@ async def text_of(
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What was said without a pause, between two times of the recording.
+
+    tokens: of a recogniser that gives "details"; their times count from the recording's begin.
+    """
+
+    text: str
+    begin_s: float
+    end_s: float
+    tokens: tuple[HeardToken, ...]
+
+
+def logprobs_json(tokens: Iterable[HeardToken]) -> list[dict[str, Any]]:
+    return [
+        {
+            "token": token.piece.decode(errors="replace"),
+            "logprob": token.logprob,
+            "bytes": list(token.piece),
+        }
+        for token in tokens
+    ]
+
+
+async def segments(
+    session: VoiceSession, clip: AudioPart, speech_model: SpeechModel, **options: Any
+) -> AsyncGenerator[Segment | Usage, None]:
+    """Transcribe each stretch of speech for itself. Arguments and errors as of transcribe()."""
+    usage = Usage()
+    for begin, end in await asyncio.to_thread(stretches, clip.pcm, speech_model):
+        text, at_s = "", begin / INPUT_RATE_HZ
+        turn = _turn((AudioPart(clip.pcm[begin:end]),), **options)
+        async with aclosing(_outputs(session, turn)) as outputs:
+            async for output in outputs:
+                if isinstance(output, str):
+                    text += output
+                    continue
+                usage += output.usage
+                tokens = tuple(
+                    replace(token, begin_s=at_s + token.begin_s, end_s=at_s + token.end_s)
+                    for token in output.heard
+                )
+                if text := text.strip():
+                    yield Segment(text, at_s, end / INPUT_RATE_HZ, tokens)
+    yield usage
+
+
 async def transcribe(
     session: VoiceSession,
     clips: tuple[AudioPart, ...],
@@ -101,8 +151,9 @@ async def transcribe(
     *,
     apart: bool = False,
     **options: Any,
-) -> AsyncGenerator[str | Usage, None]:
-    """Yield the deltas of the text, then the usage.
+) -> AsyncGenerator[str | tuple[HeardToken, ...] | Usage, None]:
+    """Yield the deltas of the text, with `in_detail` the tokens behind those of each turn, then the
+    usage.
 
     Args:
         clips: of one recording.
@@ -121,19 +172,31 @@ async def transcribe(
         groups = [(part,) for part in parts] if apart else [parts] * bool(parts)
     usage, space = Usage(), ""
     for group in groups:
-        async with aclosing(session.respond(_turn(group, **options))) as events:
-            async for event in events:
-                match event:
-                    case TranscriptDelta() if event.text:
-                        yield space + event.text
-                        space = ""
-                    case TurnDone():
-                        usage += event.usage
-                        break
-            else:
-                raise StageFailedError("The turn ended without a result.")
+        async with aclosing(_outputs(session, _turn(group, **options))) as outputs:
+            async for output in outputs:
+                if isinstance(output, str):
+                    yield space + output
+                    space = ""
+                    continue
+                usage += output.usage
+                if output.heard:
+                    yield output.heard
         space = " "
     yield usage
+
+
+async def _outputs(
+    session: VoiceSession, turn: TurnRequest
+) -> AsyncGenerator[str | TurnDone, None]:
+    async with aclosing(session.respond(turn)) as events:
+        async for event in events:
+            match event:
+                case TranscriptDelta() if event.text:
+                    yield event.text
+                case TurnDone():
+                    yield event
+                    return
+    raise StageFailedError("The turn ended without a result.")
 
 
 def _one_clip(pcm: np.ndarray, model: SpeechModel) -> list[np.ndarray]:
@@ -147,12 +210,14 @@ def _turn(
     language: str | None = None,
     hint: str | None = None,
     temperature: float = 0.0,
+    in_detail: bool = False,
+    translates: bool = False,
     flex: bool = False,
 ) -> TurnRequest:
     """
     Args:
         language: of the speech, by name or code. hint: words that may occur in it.
-        flex: see TurnRequest.
+        in_detail, translates, flex: see TurnRequest.
     """
     instruction = [_INSTRUCTION]
     if language:
@@ -172,5 +237,7 @@ def _turn(
         temperature=temperature,
         stateless=True,
         transcribes=True,
+        in_detail=in_detail,
+        translates=translates,
         flex=flex,
     )

@@ -7,6 +7,7 @@ own wakes at the moments at which playback starts or runs out.
 """
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,8 +29,9 @@ NEXT_USE_TOLERANCE_S = 0.5
 _SENT_EVERY_S = 0.2
 # Shorter than the time for which the thinker protects the KV of a user who speaks.
 _SPEECH_EVERY_S = 4.0
-# Audio that the encoder keeps until its next frame is complete, at most.
-_ENCODER_DELAY_S = 0.05
+# Audio that the encoder keeps until its next frame is complete, at most; a change of speed keeps
+# some of what was made.
+_ENCODER_DELAY_S, _TEMPO_DELAY_S = 0.05, 0.05
 # A client may create one response after another and play them in order.
 _MAX_RESPONSES = 16
 
@@ -129,9 +131,29 @@ class SessionMonitor:
             playback.clock.excuse_silence(now_s)
         self._note("released")
 
+    def client_left(self) -> None:
+        """Its connection is lost: nothing is heard until client_returned()."""
+        now_s = self._clock.now_s()
+        for playback in self.playbacks:
+            playback.clock.leave(now_s)
+        self._note("client_left")
+        self._refresh(now_s)
+
+    def client_returned(self, heard_s: Mapping[str, float]) -> None:
+        """heard_s: by response, what the client has heard; of others, what was heard before."""
+        now_s = from_s = self._clock.now_s()
+        for playback in self.playbacks:
+            clock = playback.clock
+            heard = heard_s.get(playback.response_id, clock.heard_s(now_s))
+            clock.come_back(heard, now_s, from_s)
+            playback.was_over = playback.was_over and clock.over(now_s)
+            from_s = max(from_s, clock.dry_at_s) if self.audible(playback) else from_s
+        self._note("client_returned")
+        self._refresh(now_s)
+
     # --- a response ---
 
-    def response_created(self, response_id: str) -> ResponsePlayback:
+    def response_created(self, response_id: str, speed: float = 1.0) -> ResponsePlayback:
         now_s = self._clock.now_s()
         self._update(now_s)
         oldest_kept = len(self.playbacks) - _MAX_RESPONSES + 1
@@ -143,6 +165,7 @@ class SessionMonitor:
         playback = ResponsePlayback(
             response_id=response_id,
             clock=PlaybackClock(max(queued_s, default=float("-inf")), self._early_s),
+            speed=speed,
         )
         self.playbacks.append(playback)
         self._played_out_s = None
@@ -164,9 +187,13 @@ class SessionMonitor:
         self._correct_next_use(self._clock.now_s(), NEXT_USE_TOLERANCE_S)
 
     def audio_generated(self, playback: ResponsePlayback, duration_s: float) -> None:
-        if playback.generated_s <= playback.clock.sent_s + _ENCODER_DELAY_S:
+        """duration_s: as it was made."""
+        held_s = _ENCODER_DELAY_S
+        if playback.speed != 1:
+            held_s += _TEMPO_DELAY_S / playback.speed
+        if playback.generated_s <= playback.clock.sent_s + held_s:
             playback.unsent_since_s = self._clock.now_s()
-        playback.generated_s += duration_s
+        playback.generated_s += duration_s / playback.speed
 
     def audio_sent(self, playback: ResponsePlayback, duration_s: float) -> None:
         """The network took duration_s of its audio."""
@@ -355,7 +382,8 @@ class SessionMonitor:
 
     def _report_playback(self, heard_s: float, playing: bool, now_s: float) -> None:
         self._reported = _PlaybackReport(heard_s, playing, now_s)
-        self._session.report_playback(heard_s, playing)
+        speed = self._running.speed if self._running else 1.0
+        self._session.report_playback(speed * heard_s, playing, speed)
 
     def _correct_next_use(self, now_s: float, tolerance_s: float) -> None:
         """Report when playback ends, unless the last report says so within tolerance_s."""

@@ -43,6 +43,7 @@ class PlaybackClock:
         acks: number of acks by outcome.
         ack_timeouts: how often acks ceased during playback.
         finished: no more audio will come. stopped: playback has ended for good.
+        away: the client has no connection, so playback stands still until it says how far it came.
     """
 
     def __init__(self, not_before_s: float = float("-inf"), early_s: float | None = None) -> None:
@@ -59,6 +60,7 @@ class PlaybackClock:
         self.ack_timeouts = 0
         self.finished = False
         self.stopped = False
+        self.away = False
         self._not_before_s = not_before_s
         self._early_s = early_s
         self._began_s: float | None = None
@@ -78,13 +80,13 @@ class PlaybackClock:
     def heard_s(self, now_s: float) -> float:
         if self._began_s is None:
             return 0.0
-        if self.stopped:
+        if self.stopped or self.away:
             return min(self._heard_s, self.sent_s)
         return min(self.sent_s, self._heard_s + max(0.0, now_s - self._runs_from_s))
 
     def playing(self, now_s: float) -> bool:
         """Whether playback advances at this moment."""
-        if self._began_s is None or self.stopped or now_s < self._runs_from_s:
+        if self._began_s is None or self.stopped or self.away or now_s < self._runs_from_s:
             return False
         return self.heard_s(now_s) < self.sent_s - _EPSILON_S
 
@@ -99,7 +101,7 @@ class PlaybackClock:
 
     def next_change_s(self, now_s: float) -> float | None:
         """When `playing` will change by itself; None if it will not."""
-        if self._began_s is None or self.stopped or self._is_dry(now_s):
+        if self._began_s is None or self.stopped or self.away or self._is_dry(now_s):
             return None
         return self._runs_from_s if now_s < self._runs_from_s else self.dry_at_s
 
@@ -161,9 +163,34 @@ class PlaybackClock:
         if self._began_s is not None and not self.stopped and self._is_dry(now_s):
             self._restart(now_s)
 
+    def leave(self, now_s: float) -> None:
+        """The client has lost its connection."""
+        self.check(now_s)
+        self._heard_s = self.heard_s(now_s)
+        self._at_s = max(now_s, self._at_s)
+        self.away = True
+
+    def possible_s(self, heard_s: float, now_s: float) -> float:
+        """What counts of heard_s, which a client that was away says it has heard."""
+        if self._began_s is None:
+            return 0.0
+        limit_s = min(self.sent_s, now_s - self._began_s + ACK_TOLERANCE_S)
+        return max(self._acked_s or 0.0, min(heard_s, limit_s))
+
+    def come_back(self, heard_s: float, now_s: float, from_s: float) -> None:
+        """The client is there again, has heard heard_s, and plays the rest at from_s."""
+        self.away = False
+        if self.stopped:
+            return
+        self._heard_s = self.possible_s(heard_s, now_s)
+        self._at_s = from_s
+        self._still_since_s = now_s
+        self._last_ack_s = None
+        self._paused = False
+
     def check(self, now_s: float) -> None:
         """Detect that the client has stopped sending acks."""
-        if self._last_ack_s is None or self.stopped:
+        if self._last_ack_s is None or self.stopped or self.away:
             return
         until_s = self._last_ack_s + ACK_TIMEOUT_S
         # A client with nothing left to play sends no acks.
@@ -216,6 +243,8 @@ class PlaybackClock:
 @dataclass(eq=False, slots=True, kw_only=True)
 class ResponsePlayback:
     """
+    speed: of its audio. generated_s and the clock count seconds as they are played, the stages and
+        spoken_s as they are made, which is `speed` times as much.
     generated_s: audio that the stages delivered, sent or not.
     unsent_since_s: when the oldest audio that is not sent was delivered.
     text_tokens: tokens of its text, once that is complete; before, None.
@@ -227,6 +256,7 @@ class ResponsePlayback:
 
     response_id: str
     clock: PlaybackClock
+    speed: float = 1.0
     generated_s: float = 0.0
     unsent_since_s: float = 0.0
     text_tokens: int | None = None
@@ -253,9 +283,10 @@ class ResponsePlayback:
         if clock.finished:
             pass
         elif self.spoken_s is not None:
-            whole_s = max(whole_s, self.spoken_s)
+            whole_s = max(whole_s, self.spoken_s / self.speed)
         elif self.text_tokens is not None:
-            whole_s = max(whole_s, self.text_tokens * frames_per_token * FRAME_S)
+            expected_s = self.text_tokens * frames_per_token * FRAME_S
+            whole_s = max(whole_s, expected_s / self.speed)
         return whole_s - clock.heard_s(now_s)
 
 

@@ -60,10 +60,15 @@ def speech_only(pcm: np.ndarray, model: SpeechModel) -> np.ndarray:
 
 def utterances(pcm: np.ndarray, model: SpeechModel) -> list[np.ndarray]:
     """Return the clip's stretches of speech, each with the silence around it; [] without speech."""
-    stretches = list(_stretches(pcm, model))
-    cuts = [(end + start) // 2 for (_, end), (start, _) in pairwise(stretches)]
-    bounds = [0, *cuts, len(pcm)] if stretches else []
+    spoken = stretches(pcm, model)
+    cuts = [(end + start) // 2 for (_, end), (start, _) in pairwise(spoken)]
+    bounds = [0, *cuts, len(pcm)] if spoken else []
     return [speech_only(pcm[begin:end], model) for begin, end in pairwise(bounds)]
+
+
+def stretches(pcm: np.ndarray, model: SpeechModel) -> list[Stretch]:
+    """Return where the clip's stretches of speech begin and end, in samples."""
+    return list(_stretches(pcm, model))
 
 
 def _stretches(pcm: np.ndarray, model: SpeechModel) -> Iterator[Stretch]:

@@ -23,6 +23,7 @@ Every event is {"t_s": seconds since the session began, "event": name} with more
     playing, dry                       response, heard_s: playback goes on, or has no audio left
     ack                                response, acked_s, outcome, heard_s
     ack_timeout                        response: the client stopped sending acks
+    client_left, client_returned       a resumable session has lost its socket, and has another
     held, released                     audio is kept in the gateway, and sent again
     barge_in                           response, heard_s, sent_s, generated_s
     stopped                            the same keys: the client cancelled the response

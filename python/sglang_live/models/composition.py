@@ -81,7 +81,11 @@ def compose(
     hears, talker, speaks = find_parts(recogniser, voice, language, families)
     # A recogniser of one language takes no setting.
     spoken = {"language": language} if len(hears.offers) > 1 else {}
-    heard = {"settings": spoken, "hears": hears.offers[0] if len(hears.offers) == 1 else language}
+    heard = {
+        "settings": spoken,
+        "hears": hears.offers[0] if len(hears.offers) == 1 else language,
+        "gives": list(hears.gives),
+    }
     config: dict[str, Any] = {
         "architectures": [ARCHITECTURE],
         "llm": str(llm.resolve()),

@@ -72,11 +72,13 @@ class ModelFacts:
         voices_need_words: whether it has to know what is said in them.
         recordings: directory of those that it takes on (voice_files.py).
         hears: the one language of its recogniser; "": it detects the language, or there is none.
+        recogniser_gives: see SpeechModel.gives.
         hears_one_utterance: whether it loses what is said behind a pause.
         vocab_size, context_tokens: of the thinker; 0: the family has none.
         kv_values: numbers in the thinker's KV of one token; 0: not known.
         good_tokens: length of a conversation that the thinker is good for, if its training was
             shorter than its context; 0: context_tokens.
+        follows_instructions: False: nor does it call functions; rules stand in (stand_ins.py).
         duplex_s: seconds of a frame, for a model that hears while it speaks: a call is all that it
             does. 0: it has turns.
         cpu_weights: "int8" if the thinker's weights are quantised on a CPU, unless a flag says
@@ -93,10 +95,12 @@ class ModelFacts:
     voices_need_words: bool = False
     recordings: Path | None = None
     hears: str = ""
+    recogniser_gives: tuple[str, ...] = ()
     hears_one_utterance: bool = False
     vocab_size: int = 0
     context_tokens: int = 0
     good_tokens: int = 0
+    follows_instructions: bool = True
     kv_values: int = 0
     duplex_s: float = 0.0
     cpu_weights: str = ""

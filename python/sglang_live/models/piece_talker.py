@@ -77,10 +77,11 @@ class FrameTalker(PieceTalker):
     Attributes:
         external_models: package with that class.
         end_id: that ends a piece; it comes without a frame.
+        lag_steps: the first steps of a piece, with which no frame is complete.
         temperature, repetition_penalty: of the model's own sampling, by default.
     """
 
-    steps_per_frame = 1
+    steps_per_frame, lag_steps = 1, 0
     external_models: str
     end_id: int
     temperature: float

@@ -78,7 +78,13 @@ class PiecewisePrompt(ABC):
         end_ids: tokens that end a response.
         system: markup before and after the content of a system message in the tokenizer's chat
             template, where it describes functions.
+
+    Attributes:
+        gives_up: how responses begin to what a model does not understand that has not learnt to
+            call functions (stand_ins.py); "": it has.
     """
+
+    gives_up = ""
 
     def __init__(self, tokenizer: Tokenizer, end_ids: Iterable[int], system: tuple[str, str]):
         self._tokenizer = tokenizer
@@ -109,6 +115,8 @@ class PiecewisePrompt(ABC):
 
     def with_functions(self, instructions: str, functions: list[str]) -> str:
         """Instructions with a description of functions, each as JSON text."""
+        if self.gives_up:
+            return instructions
         return instructions_with(self._tokenizer, instructions, functions, self._system)
 
     def opening(self, must_call: str | None) -> Opening:

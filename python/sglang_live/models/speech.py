@@ -9,11 +9,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from sglang_live.core import HeardToken
 from sglang_live.models.packages import Package
 from sglang_live.speakable.style import SpeechStyle
 
@@ -27,6 +28,8 @@ class SpeechModel:
         package: with its weights, or None.
         packages: what else it needs, by the keywords under which `load` takes their directories.
         offers: names of a voice's voices; codes of a recogniser's languages.
+        gives: what a recogniser has beside text: "details", of a DetailedRecogniser, and
+            "translations".
     """
 
     load: str
@@ -34,6 +37,7 @@ class SpeechModel:
     package: Package | None = None
     packages: Mapping[str, Package] = field(default_factory=dict)
     offers: tuple[str, ...]
+    gives: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,15 @@ class Recogniser(Protocol):
         Returns:
             One line without spaces at its ends; "" if nothing is recognised.
         """
+        ...
+
+
+@runtime_checkable
+class DetailedRecogniser(Recogniser, Protocol):
+    """One that aligns its text with the sound."""
+
+    def transcribe_in_detail(self, pcm: Pcm, *, translates: bool) -> list[HeardToken]:
+        """The same speech, token by token; translates: in English, if it gives translations."""
         ...
 
 

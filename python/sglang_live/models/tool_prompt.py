@@ -64,18 +64,26 @@ class ResponseParts:
     Attributes:
         n_spoken: the response's leading tokens that are to be spoken.
         spoken: their text.
+        instead: a beginning of a response, and the call for which it stands (stand_ins.py).
     """
 
     def __init__(self, begin_id: int | None, has_functions: bool = True):
         """begin_id: the token of CALL_BEGIN; None if it is several tokens."""
         self._begin_id = begin_id
         self._has_functions = has_functions
+        self.instead: tuple[str, str] | None = None
         self.n_spoken = 0
         self.spoken = ""
         self._calls = ""
 
     def take(self, ids: list[int], text: str) -> None:
         """Take the whole response so far."""
+        if self.instead is not None:
+            begin, call = self.instead
+            if text.startswith(begin):
+                self._calls = f"{CALL_BEGIN}{call}{CALL_END}"
+            if text.startswith(begin) or begin.startswith(text):
+                return
         at = text.find(CALL_BEGIN) if self._has_functions else -1
         if at >= 0:
             self.spoken = text[:at].rstrip()
@@ -88,7 +96,7 @@ class ResponseParts:
 
     def end(self, ids: list[int], text: str) -> None:
         """Take the complete response: an unfinished beginning of a call is speech."""
-        if not self._has_functions or CALL_BEGIN not in text:
+        if not self._calls:
             self.n_spoken = len(ids)
             self.spoken = text
 

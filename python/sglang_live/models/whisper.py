@@ -6,14 +6,15 @@ Source: Robust Speech Recognition via Large-Scale Weak Supervision, arXiv:2212.0
 """
 
 import json
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from sglang_live.core import INPUT_RATE_HZ
+from sglang_live.core import INPUT_RATE_HZ, HeardToken
 from sglang_live.errors import BadInputError
 from sglang_live.models.family import read_json
 from sglang_live.models.speech import FilesKind, Pcm, SpeechModel, computing_threads
@@ -73,10 +74,13 @@ class Vocabulary:
         tokens = {number: token for token, number in self._ids.items()}
         return tuple(tokens[number].strip("<|>") for number in ids)
 
+    def pieces(self, ids: Iterable[int]) -> list[bytes]:
+        """The text of each token of text."""
+        return [self._texts[token] for token in ids if token < len(self._texts)]
+
     def text(self, ids: Iterable[int]) -> str:
         """The tokens' text, with its spaces. What is no whole character is left out."""
-        whole = b"".join(self._texts[token] for token in ids if token < len(self._texts))
-        return whole.decode(errors="ignore")
+        return b"".join(self.pieces(ids)).decode(errors="ignore")
 
 
 def byte_characters() -> list[str]:
@@ -107,10 +111,12 @@ def whisper_at(path: Path) -> SpeechModel:
         raise BadInputError(
             f"{path} needs CTranslate2, which is not installed: pip install 'sglang-live[whisper]'"
         )
+    languages = Vocabulary.load(path).languages
     return SpeechModel(
         path=path,
         load="sglang_live.models.whisper:WhisperRecogniser.load",
-        offers=Vocabulary.load(path).languages or ("en",),
+        offers=languages or ("en",),
+        gives=("details", "translations") if languages else ("details",),
     )
 
 
@@ -128,6 +134,9 @@ MIN_S = 0.1
 MAX_TOKENS_PER_S, MIN_TOKENS = 20, 32
 # Of all Whisper models; the text of one window has half of it, as in the authors' decoding.
 _MAX_TOKENS = 448
+# Frames of the mel spectrogram, and of the encoder, which are aligned.
+_FEATURE_SAMPLES, _ALIGNED_SAMPLES = 160, 320
+_LEAST_PROBABILITY = 1e-10
 # The authors' criterion for audio without speech: the model says so, and is unsure of its text.
 _NO_SPEECH, _UNSURE = 0.6, -1.0
 # Their words are not separated by spaces.
@@ -182,19 +191,55 @@ class WhisperRecogniser:
         Returns:
             The text; "" for audio shorter than MIN_S, for zeros, and without speech.
         """
-        language = self._language
-        texts = []
-        for piece in utterances(pcm):
-            # In digital silence the model hears "you".
-            if len(piece) < MIN_S * INPUT_RATE_HZ or not piece.any():
-                continue
-            encoded = self._encoded(piece)
-            # The language of an utterance is that of its beginning.
-            language = language or self._detected(encoded)
-            text = self._vocabulary.text(self._decode(encoded, language, len(piece)))
-            texts.append(" ".join(text.split()))
+        language, texts = "", []
+        for _, piece, encoded, language in self._heard(pcm):
+            ids = self._decode(encoded, self._prompt(language, TRANSCRIBE), len(piece))
+            texts.append(" ".join(self._vocabulary.text(ids).split()))
         gap = "" if language in _UNSPACED else " "
         return gap.join(text for text in texts if text)
+
+    def transcribe_in_detail(self, pcm: Pcm, *, translates: bool) -> list[HeardToken]:
+        """As transcribe(), token by token. Cross-attention says where a token is heard.
+
+        Source: Whisper's own alignment (dynamic time warping of its alignment heads).
+        """
+        found = []
+        for begin, piece, encoded, language in self._heard(pcm):
+            prompt = self._prompt(language, TRANSLATE if translates else TRANSCRIBE)
+            ids = self._decode(encoded, prompt, len(piece))
+            ids = [token for token in ids if token < self._vocabulary.id_of(END)]
+            if not ids:
+                continue
+            n_frames = -(-len(piece) // _FEATURE_SAMPLES)
+            [aligned] = self._model.align(encoded, prompt[:-1], [ids], n_frames)
+            begins = {token: at for token, at in reversed(aligned.alignments)}
+            # The end of the text is aligned, too.
+            times_s = [
+                (begin + begins.get(n, n_frames // 2) * _ALIGNED_SAMPLES) / INPUT_RATE_HZ
+                for n in range(len(ids) + 1)
+            ]
+            for n, text in enumerate(self._vocabulary.pieces(ids)):
+                sure = max(aligned.text_token_probs[n], _LEAST_PROBABILITY)
+                found.append(HeardToken(text, math.log(sure), times_s[n], times_s[n + 1]))
+        return found
+
+    def _heard(self, pcm: Pcm) -> Iterator[tuple[int, Pcm, Any, str]]:
+        """Where each piece begins, the piece, the encoder's output and the language."""
+        language, begin = self._language, 0
+        for piece in utterances(pcm):
+            # In digital silence the model hears "you".
+            if len(piece) >= MIN_S * INPUT_RATE_HZ and piece.any():
+                encoded = self._encoded(piece)
+                # The language of an utterance is that of its beginning.
+                language = language or self._detected(encoded)
+                yield begin, piece, encoded, language
+            begin += len(piece)
+
+    def _prompt(self, language: str, task: str) -> list[int]:
+        tokens = [START]
+        if self._model.is_multilingual:
+            tokens += [f"<|{language}|>", task]
+        return [self._vocabulary.id_of(token) for token in (*tokens, NO_TIMESTAMPS)]
 
     def _encoded(self, piece: Pcm) -> Any:
         """The encoder's output for up to 30 s, which are padded to 30 s."""
@@ -212,12 +257,8 @@ class WhisperRecogniser:
         code: str = token.strip("<|>")
         return code
 
-    def _decode(self, encoded: Any, language: str, n_samples: int) -> list[int]:
+    def _decode(self, encoded: Any, prompt: list[int], n_samples: int) -> list[int]:
         """Token ids of one piece, without the end."""
-        tokens = [START]
-        if self._model.is_multilingual:
-            tokens += [f"<|{language}|>", TRANSCRIBE]
-        prompt = [self._vocabulary.id_of(token) for token in (*tokens, NO_TIMESTAMPS)]
         n_most = MIN_TOKENS + int(MAX_TOKENS_PER_S * n_samples / INPUT_RATE_HZ)
         n_most = min(n_most, _MAX_TOKENS // 2)
         [result] = self._model.generate(

@@ -199,18 +199,18 @@ class VoiceSession:
             if work.complete:
                 self.turn_prefill.answered()
 
-    def report_playback(self, heard_s: float, playing: bool) -> None:
+    def report_playback(self, heard_s: float, playing: bool, speed: float = 1.0) -> None:
         """Report how far the playback of the running turn is.
 
         Args:
-            heard_s: seconds of its audio that were heard.
+            heard_s: seconds of its audio, as the stages make it, that were heard.
             playing: whether playback advances by itself. Between two reports the stages assume
-                that it then does so by one second per second.
+                that it then does so by `speed` seconds per second.
         """
         if self._latest is not None:
-            self._latest.work.heard(heard_s, playing, self.owner.clock.now_s())
+            self._latest.work.heard(heard_s, playing, self.owner.clock.now_s(), speed)
         if self._running is not None:
-            self._running.control.heard(heard_s, playing)
+            self._running.control.heard(heard_s, playing, speed)
 
     def report_underrun(self, silent_s: float) -> None:
         """Report a gap of silent_s within a response, caused by stages that were late."""

@@ -45,6 +45,7 @@ class TurnWork:
     _n_frames: int | None = None
     _made_s: float = 0.0
     _heard_s: float = 0.0
+    _speed: float = 1.0
     _at_s: float | None = None  # when it was heard up to there; None: it does not play
 
     def __post_init__(self) -> None:
@@ -71,15 +72,16 @@ class TurnWork:
                 self._n_tokens = event.usage.output_text_tokens
                 self._n_frames = event.n_frames
 
-    def heard(self, heard_s: float, playing: bool, now_s: float) -> None:
-        self._heard_s = heard_s
+    def heard(self, heard_s: float, playing: bool, now_s: float, speed: float = 1.0) -> None:
+        self._heard_s, self._speed = heard_s, speed
         self._at_s = now_s if playing else None
 
     def is_urgent(self, now_s: float, safe_s: float) -> bool:
         if self.over or not self.turn.wants_audio:
             return False
         played_s = 0.0 if self._at_s is None else now_s - self._at_s
-        return self.withdrawn is None or self._made_s - self._heard_s - played_s < safe_s
+        left_s = (self._made_s - self._heard_s) / self._speed - played_s
+        return self.withdrawn is None or left_s < safe_s
 
 
 class Speculations:

@@ -96,9 +96,9 @@ class _EngineJob:
     _segments: dict[str, Segment]
     on_stream_event: OnStreamEvent = ignore_event
 
-    def report(self, heard_s: float, advancing: bool) -> None:
+    def report(self, heard_s: float, advancing: bool, speed: float = 1.0) -> None:
         """Report how much of the response was heard; without playback, how much was spoken."""
-        self._job.post(Heard(self._job.job_id, heard_s, advancing))
+        self._job.post(Heard(self._job.job_id, heard_s, advancing, speed))
 
 
 @dataclass(eq=False)
@@ -197,6 +197,8 @@ class ThinkerJob(_EngineJob):
                 must_call=turn.tools.must_call,
                 prefill_only=turn.prefill_only,
                 transcribes=turn.transcribes,
+                in_detail=turn.in_detail,
+                translates=turn.translates,
                 preheat=turn.preheat,
                 speculative=turn.speculative,
                 timely=turn.is_timely,
@@ -206,6 +208,7 @@ class ThinkerJob(_EngineJob):
                 cache_salt=turn.cache_salt,
                 continues=self._ids if not self._is_given else [],
                 said=self._said if not self._is_given else "",
+                options=list(turn.options),
             ),
             tensors,
         )
@@ -242,7 +245,7 @@ class ScriptJob:
     def promote(self) -> None:
         """Nothing is prefilled."""
 
-    def report(self, heard_s: float, advancing: bool) -> None:
+    def report(self, heard_s: float, advancing: bool, speed: float = 1.0) -> None:
         """No stage has this job."""
 
 
@@ -438,7 +441,7 @@ class TextJob:
         self._cancelled = True
         self._texts.put_nowait(None)
 
-    def report(self, heard_s: float, playing: bool) -> None:
+    def report(self, heard_s: float, advancing: bool, speed: float = 1.0) -> None:
         """No stage has this job."""
 
     def take_marks(self) -> Marks:

@@ -186,7 +186,8 @@ class TurnContent:
         if not turn.stateless:
             self._items = items
         sampling = (turn.max_output_tokens, turn.temperature, turn.seed, turn.wants_audio)
-        settings = (turn.voice, turn.script, turn.tools.functions, turn.tools.must_call)
+        tools = turn.tools
+        settings = (turn.voice, turn.script, tools.functions, tools.must_call, turn.options)
         return digest(
             turn.instructions.encode("utf-8", "surrogatepass"),
             repr((sampling, settings)).encode("utf-8", "surrogatepass"),

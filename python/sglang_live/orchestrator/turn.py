@@ -126,5 +126,7 @@ def _turn_done(
         function_calls=tuple(done.function_calls),
         spoken=talker.ended or not turn.wants_audio,
         gone=tuple(done.gone),
+        heard=tuple(done.heard),
         trace=dict(trace.marks),
+        shares=tuple(done.shares),
     )

@@ -80,20 +80,20 @@ class TurnControl:
         talker.cancel()
         vocoder.cancel()
 
-    def heard(self, heard_s: float, playing: bool) -> None:
+    def heard(self, heard_s: float, playing: bool, speed: float = 1.0) -> None:
         """Report playback to thinker and talker (see VoiceSession.report_playback)."""
         if self._jobs is None or not self._policies:
             return
         thinker, talker, vocoder = self._jobs
-        talker.report(heard_s, playing)
+        talker.report(heard_s, playing, speed)
         if isinstance(talker, TextJob):
             # The voice reads whole pieces of text: when it has little sound left it waits for the
             # end of one, however much text it already has.
-            waits = vocoder.audio_s - heard_s < _VOICE_WAITS_BELOW_S
-            thinker.report(math.inf if waits else heard_s, playing)
+            waits = (vocoder.audio_s - heard_s) / speed < _VOICE_WAITS_BELOW_S
+            thinker.report(math.inf if waits else heard_s, playing, speed)
         elif self._reported is not None:  # the thinker's consumer has begun
             self._has_playback = True
-            thinker.report(heard_s, playing)
+            thinker.report(heard_s, playing, speed)
 
     def frames_came(self, n_frames: int) -> None:
         """Report the talker's progress to the thinker, until playback is reported.

@@ -6,7 +6,7 @@ from sglang_live.policy.admission import AdmissionConfig
 from sglang_live.policy.arbiter import ArbiterConfig
 from sglang_live.policy.deadline import DeadlineConfig
 from sglang_live.policy.hybrid import BestEffortConfig
-from sglang_live.policy.pacing import PacingConfig, YieldConfig
+from sglang_live.policy.pacing import PacingConfig
 from sglang_live.policy.prefill import PrefillConfig
 from sglang_live.policy.sliced_prefill import SlicingConfig
 from sglang_live.policy.stage import StageConstants
@@ -24,7 +24,6 @@ class PolicyConfig(Settings):
     deadline: DeadlineConfig = field(default_factory=DeadlineConfig)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     pacing: PacingConfig = field(default_factory=PacingConfig)
-    yielding: YieldConfig = field(default_factory=YieldConfig)
     prefill: PrefillConfig = field(default_factory=PrefillConfig)
     slicing: SlicingConfig = field(default_factory=SlicingConfig)
     best_effort: BestEffortConfig = field(default_factory=BestEffortConfig)

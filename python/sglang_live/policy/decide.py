@@ -5,7 +5,6 @@ Where memory is short, also who is retracted. The only entry point of the engine
 
 import math
 from dataclasses import dataclass, field
-from functools import reduce
 
 import numpy as np
 
@@ -21,11 +20,9 @@ from sglang_live.policy.hybrid import (
 from sglang_live.policy.pacing import (
     Marks,
     choose_paused,
-    lower,
     next_resume_s,
     pacing_marks,
     resume_mark_s,
-    yield_marks,
 )
 from sglang_live.policy.policies import Order, Policies
 from sglang_live.policy.prefill import begun_within, prefill_budget, prefill_s, until_gap_s
@@ -93,11 +90,9 @@ class RoundPolicy:
         if view.blocked is not None:
             has_kv &= ~view.blocked
         urgent = self._urgent(view, classes, has_kv, admitted)
-        # Only VoxServe's order needs it: paced streams have little that they could put off.
-        yields = self.order == "deadline" and self._pays(view, urgent)
         # Streams that hold memory which others wait for are computed sooner, so that they end.
         crowded = refused_s is not None or view.kv_wanted
-        marks = self._marks(view, refused_s, crowded=crowded, yields=yields)
+        marks = self._marks(view, refused_s, crowded=crowded)
         if marks is None:
             pause, next_change_s = np.zeros(len(view), bool), math.inf
         else:
@@ -163,23 +158,15 @@ class RoundPolicy:
             ordered = deadline.order(view, classes, self.config.deadline, config.max_wait_s)
         return fitting(view, in_turn(view, ordered, classes, config), config)
 
-    def _marks(
-        self, view: StageView, refused_s: float | None, *, crowded: bool, yields: bool
-    ) -> Marks | None:
-        found: list[Marks] = []
+    def _marks(self, view: StageView, refused_s: float | None, *, crowded: bool) -> Marks | None:
         config = self.config
-        safe_s = self.safe_s
         # A whole turn of another user is worth more than speech that may be wasted.
         starving = refused_s is not None and refused_s >= config.admission.max_wait_s
-        if self.pacing and not starving:
-            found.append(
-                pacing_marks(
-                    view, safe_s, config.stage, config.pacing, config.urgency, crowded=crowded
-                )
-            )
-        if yields:
-            found.append(yield_marks(view, safe_s, config.stage, config.yielding))
-        return reduce(lower, found) if found else None
+        if not self.pacing or starving:
+            return None
+        return pacing_marks(
+            view, self.safe_s, config.stage, config.pacing, config.urgency, crowded=crowded
+        )
 
     @staticmethod
     def _urgent(view: StageView, classes: Classes, has_kv: Bools, admitted: Ints) -> Classes:
@@ -189,10 +176,3 @@ class RoundPolicy:
         may_go &= view.managed
         may_go &= classes.view(np.uint8) <= U1  # UNKNOWN is 255 here
         return classes[may_go]
-
-    def _pays(self, view: StageView, urgent: Classes) -> bool:
-        """Returns True if urgent streams gain from shorter rounds."""
-        gained_s = view.rates.round_s_per_stream * self.config.yielding.yield_rounds
-        if gained_s < 2.0 * self.config.pacing.flip_s:
-            return False  # pausing and resuming costs more than the urgent streams gain
-        return len(urgent) > 0 and view.rates.busy <= self.config.yielding.saturated

@@ -13,7 +13,7 @@ import numpy as np
 from sglang_live.policy.stage import StageConstants
 from sglang_live.policy.urgency import UrgencyConfig, worth_s
 from sglang_live.policy.view import Bools, Floats, StageView
-from sglang_live.settings import NonNegative, Positive, Settings, Switch
+from sglang_live.settings import Positive, Settings, Switch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +22,6 @@ class PacingConfig(Settings):
     max_low_s: low marks above it mean that the stage is too slow to pace; longer than responses
         are.
     gap_s: from low to high mark.
-    flip_s: tensor work of one pause or resume.
-    flip_share: share of the time that all flips together may take; widens the gap where there are
-        many streams.
     max_pause_s: a paused stream runs for one round after it, because its telemetry may be wrong.
     runs_ahead_for_kv: streams that hold much KV of a full pool get further ahead also before one
         waits for memory: those that have run ahead by then free their KV sooner.
@@ -32,26 +29,8 @@ class PacingConfig(Settings):
 
     max_low_s: Positive = 30.0
     gap_s: Positive = 0.3
-    flip_s: NonNegative = 2e-4
-    flip_share: Positive = 0.05
     max_pause_s: Positive = 10.0
     runs_ahead_for_kv: Switch = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class YieldConfig(Settings):
-    """Of steady streams that make room for startups, in the order of VoxServe.
-
-    saturated: in a stage that computes for a larger share of the time no stream yields. What they
-        would make later has no time then: small rounds cost more per stream, and the next burst
-        finds their buffers short.
-    max_yield_s: as max_pause_s, for streams that pause for urgent ones.
-    yield_rounds: rounds for which a stream typically stays urgent: the first two chunks.
-    """
-
-    saturated: Positive = 0.7
-    max_yield_s: Positive = 2.0
-    yield_rounds: NonNegative = 16.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -101,37 +80,13 @@ def pacing_marks(
     """
     resume_s = resume_mark_s(view, safe_s, stage, config)
     low_s: float | Floats = resume_s
-    # A stream flips twice each time it goes from one mark to the other and back.
-    of_flips_s = 2.0 * np.count_nonzero(view.managed) * config.flip_s / config.flip_share
-    gap_s = max(config.gap_s, of_flips_s)
-    high_s: float | Floats = resume_s + gap_s
+    high_s: float | Floats = resume_s + config.gap_s
     if crowded or config.runs_ahead_for_kv:
         worthwhile_s = worth_s(view, urgency)
         high_s = np.maximum(high_s, worthwhile_s)
         if crowded:
-            low_s = np.maximum(resume_s, worthwhile_s - gap_s)
+            low_s = np.maximum(resume_s, worthwhile_s - config.gap_s)
     return Marks(low_s=low_s, high_s=high_s, max_s=config.max_pause_s)
-
-
-def yield_marks(
-    view: StageView, safe_s: float, stage: StageConstants, config: YieldConfig
-) -> Marks:
-    """Marks while others are urgent: a stream resumes just in time, and pauses soon after.
-
-    Slow rounds delay the urgent streams, so these marks leave no time to catch up in them.
-    """
-    low_s = max(stage.in_time_s(view.rates.round_s, view.late_s), safe_s)
-    # A stream that pauses within a chunk has made no new sound.
-    high_s = low_s + stage.chunk_s
-    return Marks(low_s=low_s, high_s=high_s, max_s=config.max_yield_s)
-
-
-def lower(a: Marks, b: Marks) -> Marks:
-    return Marks(
-        low_s=np.minimum(a.low_s, b.low_s),
-        high_s=np.minimum(a.high_s, b.high_s),
-        max_s=min(a.max_s, b.max_s),
-    )
 
 
 def choose_paused(view: StageView, may_pause: Bools, marks: Marks) -> Bools:

@@ -20,9 +20,8 @@ class PrefillConfig(Settings):
     """
     max_defer_s: how long a prefill, and each next slice of it, may wait for decodes. A quarter of a
         second more before a response is noticed less than a gap within one.
-    max_defer_unheard_s: as max_defer_s, for prompts without a listener.
-    defer_costs: nor longer than this multiple of what it takes: a prefill that is short beside its
-        wait gives the decodes little, and its user waits for both.
+    defer_costs: nor, with a listener, longer than this multiple of what it takes: a prefill that is
+        short beside its wait gives the decodes little, and its user waits for both.
     short_rounds: a prefill that takes at most this many decode rounds waits for one at most. It has
         to be computed in any case, and its effect is that of slightly longer rounds.
     min_share: of the time it has waited that a deferred slice may take, or of the time that its
@@ -34,7 +33,6 @@ class PrefillConfig(Settings):
     """
 
     max_defer_s: Positive = 0.25
-    max_defer_unheard_s: Positive = 1.0
     defer_costs: Positive = 1.0
     short_rounds: Positive = 1.5
     min_share: Positive = 0.2
@@ -174,10 +172,8 @@ def _may_wait_s(
 ) -> float:
     """Returns how long a prefill may be deferred: what it takes by itself decides little for the
     decodes, however long it waits."""
-    if view.prefill_running or not len(admitted):
+    if view.prefill_running or not len(admitted) or not view.managed[admitted[0]]:
         return config.max_defer_s
-    if not view.managed[admitted[0]]:
-        return config.max_defer_unheard_s
     n_tokens = min(int(view.prefill_tokens[admitted[0]]), stage.chunk_tokens)
     cost_s = _fixed_s(view, admitted) + n_tokens * view.rates.prefill_s_per_token
     return min(config.max_defer_s, config.defer_costs * cost_s)

@@ -21,13 +21,11 @@ class UrgencyConfig(Settings):
 
     p_safe_s: P_safe. Three frames of an unfinished chunk and pipeline_s are not audio yet, so a
         stream with a buffer below about this is about to fall silent.
-    alpha: weight of one P_safe of speech that a barge-in would waste.
-    beta: weight of one KV token in a full pool. With 0.005, 2000 tokens there have the weight of
-        ten P_safe of exposure. LiveServe tunes the ratio per stage.
+    beta: weight of one KV token in a full pool, beside that of one P_safe of speech that a barge-in
+        would waste: LiveServe's beta over alpha. 2000 tokens have the weight of ten P_safe.
     """
 
     p_safe_s: Positive = 0.5
-    alpha: Positive = 1.0
     beta: NonNegative = 0.005
 
 
@@ -68,12 +66,12 @@ def utility(view: StageView, which: Ints, config: UrgencyConfig) -> Floats:
     """
     exposure = np.maximum(0.0, view.buffered_s[which] - config.p_safe_s) / config.p_safe_s
     exposure = np.where(view.managed[which], exposure, 0.0)
-    return config.beta * view.kv_tokens[which] * view.occupancy - config.alpha * exposure
+    return config.beta * view.kv_tokens[which] * view.occupancy - exposure
 
 
 def worth_s(view: StageView, config: UrgencyConfig) -> Floats:
     """Returns [n], the buffer at which the utility of each stream is zero."""
-    exposure = config.beta / config.alpha * view.occupancy * view.kv_tokens
+    exposure = config.beta * view.occupancy * view.kv_tokens
     return np.asarray(config.p_safe_s * (1.0 + exposure), np.float64)
 
 

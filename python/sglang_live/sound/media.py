@@ -1,8 +1,8 @@
-"""Sound of media files that libsndfile does not read: mp4, m4a, 3gp, webm, mkv, aac, amr, wma.
+"""Media files that libsndfile neither reads nor writes: mp4, m4a, 3gp, webm, mkv, aac, amr, wma.
 
-In: bytes, as they were uploaded. Out: samples, or BadInputError. FFmpeg decodes, through PyAV, in a
-forked process for each file (media_host.py): a fault of a demuxer ends that process alone. PyAV is
-an extra, because its wheel contains code under the GPL (NOTICE).
+In: bytes, as they were uploaded. Out: samples, or BadInputError; of aac also the way back.
+FFmpeg works, through PyAV, in a forked process for each file (media_host.py): a fault of a demuxer
+ends that process alone. PyAV is an extra, because its wheel contains code under the GPL (NOTICE).
 """
 
 import array
@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,21 +63,94 @@ def decode(data: bytes, container: str, *, rate_hz: int, max_s: float) -> npt.ND
             or memory than a file may; or this server has no PyAV.
         LiveError: the decoder cannot be started.
     """
-    if importlib.util.find_spec("av") is None:
+    if not is_installed():
         raise BadInputError(
             f"{_NAMES.get(container, container)} is not read by this server: it lacks the extra "
             "sglang-live[media]"
         )
+    asked = {"container": container, "rate_hz": rate_hz, "max_s": max_s}
     with _AT_ONCE:
         results, end = os.pipe()
+        file = os.memfd_create("media")
         try:
-            try:
-                _host().send(data, end, container, rate_hz, max_s)
-            finally:
-                os.close(end)
+            with os.fdopen(os.dup(file), "wb") as out:
+                out.write(data)
+            os.lseek(file, 0, os.SEEK_SET)
+            _host().send(asked, file, end)
+        except BaseException:
+            os.close(results)
+            raise
+        finally:
+            os.close(file)
+            os.close(end)
+        try:
             return _collected(results, container)
         finally:
             os.close(results)
+
+
+def is_installed() -> bool:
+    """Whether this server has PyAV."""
+    return importlib.util.find_spec("av") is not None
+
+
+class AacEncoder:
+    """An .aac file (ADTS) that is sent while it grows. push() and finish() block.
+
+    Raises:
+        LiveError: the process cannot be started, or has ended.
+    """
+
+    _PIECE_BYTES = 1 << 16
+    _PATIENCE_S = 30.0
+
+    def __init__(self, rate_hz: int):
+        self._peer, other = socket.socketpair()
+        self._unread = _Messages()
+        self._peer.settimeout(self._PATIENCE_S)
+        with other:
+            try:
+                _host().send({"encode": "adts", "rate_hz": rate_hz}, other.fileno(), other.fileno())
+            except BaseException:
+                self._peer.close()
+                raise
+
+    def push(self, pcm: bytes) -> bytes:
+        """pcm: int16, whole samples. Returns what is there of the file."""
+        found = b""
+        for begin in range(0, len(pcm), self._PIECE_BYTES):
+            try:
+                self._peer.sendall(pcm[begin : begin + self._PIECE_BYTES])
+            except OSError as error:
+                raise _encoder_ended() from error
+            # Its answers must not fill the socket.
+            while select.select([self._peer], [], [], 0)[0]:
+                found += self._read()
+        return found
+
+    def finish(self) -> bytes:
+        self._peer.shutdown(socket.SHUT_WR)
+        found = b""
+        while not self._unread.ended:
+            found += self._read()
+        return found
+
+    def close(self) -> None:
+        """The process ends."""
+        self._peer.close()
+
+    def _read(self) -> bytes:
+        try:
+            some = self._peer.recv(self._PIECE_BYTES)
+        except OSError as error:
+            raise _encoder_ended() from error
+        if not some:
+            raise _encoder_ended()
+        return b"".join(payload for _, payload in self._unread.push(some))
+
+
+def _encoder_ended() -> LiveError:
+    return LiveError("The encoder of aac has ended.")
 
 
 def _collected(results: int, container: str) -> npt.NDArray[np.int16]:
@@ -97,7 +171,7 @@ def _collected(results: int, container: str) -> npt.NDArray[np.int16]:
 def _messages(results: int) -> Iterator[tuple[bytes, bytes]]:
     """Until the process ends; longer than it can take none is waited for."""
     until_s = time.monotonic() + WALL_S + 5
-    received = bytearray()
+    messages = _Messages()
     while True:
         left_s = until_s - time.monotonic()
         if left_s <= 0 or not select.select([results], [], [], left_s)[0]:
@@ -105,12 +179,26 @@ def _messages(results: int) -> Iterator[tuple[bytes, bytes]]:
         some = os.read(results, 1 << 20)
         if not some:
             return
+        yield from messages.push(some)
+
+
+class _Messages:
+    """Messages of a process (media_host.say). ended: it has said that there are no more."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self.ended = False
+
+    def push(self, some: bytes) -> Iterator[tuple[bytes, bytes]]:
+        received = self._received
         received += some
         while len(received) >= _HEADER_BYTES:
             size = int.from_bytes(received[1:_HEADER_BYTES], "little")
             if len(received) < _HEADER_BYTES + size:
                 break
-            yield bytes(received[:1]), bytes(received[_HEADER_BYTES : _HEADER_BYTES + size])
+            kind = bytes(received[:1])
+            self.ended = self.ended or kind == ENDED
+            yield kind, bytes(received[_HEADER_BYTES : _HEADER_BYTES + size])
             del received[: _HEADER_BYTES + size]
 
 
@@ -139,18 +227,11 @@ class _Host:
         self._requests.close()
         self._process.wait()
 
-    def send(self, data: bytes, results: int, container: str, rate_hz: int, max_s: float) -> None:
-        file = os.memfd_create("media")
-        try:
-            with os.fdopen(os.dup(file), "wb") as out:
-                out.write(data)
-            os.lseek(file, 0, os.SEEK_SET)
-            asked = json.dumps({"container": container, "rate_hz": rate_hz, "max_s": max_s})
-            passed = array.array("i", [file, results])
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)
-            self._requests.sendmsg([asked.encode()], [rights])
-        finally:
-            os.close(file)
+    def send(self, asked: dict[str, Any], source: int, results: int) -> None:
+        """source, results: descriptors."""
+        passed = array.array("i", [source, results])
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, passed)
+        self._requests.sendmsg([json.dumps(asked).encode()], [rights])
 
 
 _lock = threading.Lock()

@@ -1,11 +1,11 @@
-"""Decodes media files with PyAV, one forked process for each.
+"""Decodes media files with PyAV, and encodes speech, one forked process for each.
 
     python -m sglang_live.sound.media_host FD      started by media.py
 
 In: over a packet socket, the container and two descriptors, of the file and of a pipe. Out, to the
-pipe: DECODED blocks of int16, and ENDED, or REFUSED with a reason; nothing more from a process that
-was killed at a limit. A process can open neither files nor sockets, cannot start another one, and
-is killed by the kernel when its time is over.
+pipe: DECODED blocks of int16, or of the file, and ENDED, or REFUSED with a reason; nothing more
+from a process that was killed at a limit. A process can open neither files nor sockets, cannot
+start another one, and is killed by the kernel when its time is over.
 """
 
 import array
@@ -26,6 +26,7 @@ from sglang_live.sound.media import CPU_S, DECODED, ENDED, MEMORY_BYTES, REFUSED
 
 _NO_NEW_PRIVILEGES, _DUMPABLE = 38, 4  # of prctl
 _ASKED_BYTES = 4096
+_AAC_BIT_RATE = 64_000  # of speech, transparent
 _WRITE: Literal["w"] = "w"  # of PyAV, whose files are always bytes
 
 
@@ -44,7 +45,7 @@ def main(descriptor: int) -> None:
                 return
             if os.fork() == 0:
                 requests.close()
-                _decode_and_exit(json.loads(asked), *files)
+                _work_and_exit(json.loads(asked), *files)
             for file in files:
                 os.close(file)
 
@@ -60,31 +61,25 @@ def _receive(requests: socket.socket) -> tuple[bytes, list[int]]:
 def _warm_up() -> None:
     """What PyAV imports only when it is used, is imported before files can no longer be opened."""
     file = io.BytesIO()
-    with av.open(file, _WRITE, format="wav") as out:
-        stream = out.add_stream("pcm_s16le", rate=8000, layout="mono")
-        samples = np.zeros((1, 800), np.int16)
-        frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
-        frame.sample_rate = 8000
-        out.mux([*stream.encode(frame), *stream.encode(None)])
+    _encode(io.BytesIO(bytes(16_000)), file, "adts", 8000)
     file.seek(0)
-    with av.open(file, format="wav") as source:
+    with av.open(file, format="aac") as source:
         for _ in _blocks(source, 16_000):
             pass
 
 
-def _decode_and_exit(asked: dict[str, Any], file: int, results: int) -> None:
+def _work_and_exit(asked: dict[str, Any], source: int, results: int) -> None:
     status = 1
     try:
         with os.fdopen(results, "wb", buffering=0) as out:
             try:
                 _limit()
-                n_samples = 0
-                with av.open(os.fdopen(file, "rb"), format=asked["container"]) as source:
-                    for block in _blocks(source, asked["rate_hz"]):
-                        n_samples += len(block) // 2
-                        if n_samples > asked["max_s"] * asked["rate_hz"]:
-                            raise _UnusableError(f"The audio is longer than {asked['max_s']:g} s.")
-                        _say(out, DECODED, block)
+                if "encode" in asked:
+                    with os.fdopen(source, "rb") as pcm:
+                        _encode(pcm, _Told(out), asked["encode"], asked["rate_hz"])
+                else:
+                    signal.setitimer(signal.ITIMER_REAL, WALL_S)  # SIGALRM ends it
+                    _decode(os.fdopen(source, "rb"), out, asked)
                 _say(out, ENDED, b"")
                 status = 0
             except (av.FFmpegError, MemoryError):
@@ -93,6 +88,46 @@ def _decode_and_exit(asked: dict[str, Any], file: int, results: int) -> None:
                 _say(out, REFUSED, str(error).encode())
     finally:
         os._exit(status)
+
+
+def _decode(file: Any, out: Any, asked: dict[str, Any]) -> None:
+    n_samples = 0
+    with av.open(file, format=asked["container"]) as source:
+        for block in _blocks(source, asked["rate_hz"]):
+            n_samples += len(block) // 2
+            if n_samples > asked["max_s"] * asked["rate_hz"]:
+                raise _UnusableError(f"The audio is longer than {asked['max_s']:g} s.")
+            _say(out, DECODED, block)
+
+
+def _encode(pcm: Any, file: Any, container: str, rate_hz: int) -> None:
+    """pcm: read to its end, as it comes."""
+    with av.open(file, _WRITE, format=container) as out:
+        stream = out.add_stream("aac", rate=rate_hz, layout="mono", bit_rate=_AAC_BIT_RATE)
+        resampler = av.AudioResampler("fltp", "mono", rate_hz, stream.frame_size)
+        rest = b""
+        while some := pcm.read1(1 << 16):
+            rest += some
+            whole = len(rest) // 2 * 2
+            samples, rest = np.frombuffer(rest[:whole], np.int16), rest[whole:]
+            frame = av.AudioFrame.from_ndarray(samples[None], format="s16", layout="mono")
+            frame.sample_rate = rate_hz
+            for part in resampler.resample(frame):
+                out.mux(stream.encode(part))
+        for part in resampler.resample(None):
+            out.mux(stream.encode(part))
+        out.mux(stream.encode(None))
+
+
+class _Told:
+    """A file that is told piece by piece."""
+
+    def __init__(self, out: Any):
+        self._out = out
+
+    def write(self, data: bytes) -> int:
+        _say(self._out, DECODED, bytes(data))
+        return len(data)
 
 
 def _blocks(source: Any, rate_hz: int) -> Any:
@@ -125,7 +160,6 @@ def _limit() -> None:
     }
     for what, most in limits.items():
         resource.setrlimit(what, (most, most))
-    signal.setitimer(signal.ITIMER_REAL, WALL_S)  # SIGALRM ends it
 
 
 def _say(out: Any, kind: bytes, payload: bytes) -> None:

@@ -97,6 +97,7 @@ class HeardFeed:
                         list(newest),
                         heard_s=[one.heard_s for one in news],
                         advancing=[one.advancing for one in news],
+                        speed=[one.speed for one in news],
                     )
                 )
                 await self._clock.sleep(FLUSH_EVERY_S)

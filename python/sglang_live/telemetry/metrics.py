@@ -39,6 +39,9 @@ class GatewayMetrics:
         self.clients_dropped = self._counter(
             "clients_dropped", "Connections ended by the server, by reason.", "reason"
         )
+        self.sockets_lost = self._counter(
+            "sockets_lost", "Sockets lost by resumable sessions, by what followed.", "outcome"
+        )
         self.errors = self._counter("errors", "Error events sent, by code.", "code")
         self.proxied = self._counter(
             "proxied_requests",
@@ -189,6 +192,10 @@ class GatewayMetrics:
         self.acks = self._counter("playback_acks", "Acks of clients, by outcome.", "outcome")
         self.ack_timeouts = self._counter(
             "playback_ack_timeouts", "Times a client stopped sending acks while playing."
+        )
+
+        self.events_shortened = self._counter(
+            "events_shortened", "Events too large for a data channel, by outcome.", "outcome"
         )
 
     def _gauge(self, name: str, doc: str) -> Gauge:

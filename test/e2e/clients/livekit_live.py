@@ -32,7 +32,7 @@ called: list[str] = []
 async def weather(town: str) -> str:
     """The weather of a town."""
     called.append(town)
-    return "rain"
+    return RESULT
 
 
 class Microphone(io.AudioInput):

@@ -18,20 +18,22 @@ from typing import Any
 
 from openai import AsyncOpenAI
 from openai.lib.live import TranscriptGrouper
-from openai.types.live import ServerEvent
+from openai.types.live import ConnectServerEvent, ServerEvent
 from pydantic import TypeAdapter
 
 FRAME_S = 0.02
 FRAME_BYTES = 960
 SAID = Path(sys.argv[2]).read_bytes()
 CHECKED: TypeAdapter[Any] = TypeAdapter(ServerEvent)
+CHECKED_ASIDE: TypeAdapter[Any] = TypeAdapter(ConnectServerEvent)
 WITHIN_S = 60
 
 
 class Talk:
     """A session with an open microphone."""
 
-    def __init__(self, connection):
+    def __init__(self, client, connection):
+        self.client = client
         self.connection = connection
         self.events: list[dict] = []
         self.arrivals: list[float] = []
@@ -135,7 +137,47 @@ async def delegated(talk: Talk) -> None:
     await talk.until_quiet()
 
 
+async def decided(talk: Talk) -> None:
+    """What is asked is decided, and so is what the model delegates."""
+    item = {"type": "message", "role": "user", "content": "It rains."}
+    await talk.connection.decision.item.create(item=item)
+    await talk.until("decision.item.created")
+    await talk.connection.decision.create(event_id="mine")
+    await talk.until("decision.event")
+    talk.say()
+    await talk.until("decision.event")
+
+
+async def aside(talk: Talk) -> None:
+    """A second socket has the model speak, and sees what the first one sees."""
+    session = talk.events[0]["session"]["id"]
+    async with talk.client.live.sideband.connect(session_id=session) as sideband:
+        seen = [json.loads(await sideband.recv_bytes())]
+        await sideband.session.commentary.append(content="Greet me.", delegation_id=None)
+        watching = asyncio.create_task(watch(sideband, seen))
+        await talk.until_quiet()
+        await talk.connection.session.close()
+        await talk.until("session.closed")
+        await asyncio.wait_for(watching, WITHIN_S)
+    talk.events.insert(-1, {"type": "seen", "events": seen})
+
+
+async def watch(sideband, seen: list[dict]) -> None:
+    """Until the session closes."""
+    while seen[-1]["type"] != "session.closed":
+        seen.append(json.loads(await sideband.recv_bytes()))
+        CHECKED_ASIDE.validate_python(seen[-1])
+
+
+QUESTIONS = [
+    {"type": "predicate", "name": "rain", "instructions": "Does it rain?"},
+    {"type": "choice", "instructions": "Where?", "choices": [{"value": "in"}, {"value": True}]},
+    {"type": "score", "instructions": "How wet?", "levels": [{"label": "dry"}, {"label": "wet"}]},
+]
+DECISIONS = {"type": "decisions", "decisions": {"model": "gpt-6-luna", "questions": QUESTIONS}}
 PARTS = {
+    "aside": aside,
+    "decided": decided,
     "speech": speech,
     "typed": typed,
     "muted": muted,
@@ -147,15 +189,17 @@ PARTS = {
 async def main(url: str, part: str) -> None:
     client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none")
     async with client.live.connect() as connection:
-        talk = Talk(connection)
-        await connection.session.start(session={"model": "gpt-live-1"})
+        talk = Talk(client, connection)
+        more = {"delegation": DECISIONS} if part == "decided" else {}
+        await connection.session.start(session={"model": "gpt-live-1", **more})
         await talk.until("session.started")
         speaking = None if part == "typed" else asyncio.create_task(talk.speak())
         await PARTS[part](talk)
         if speaking:
             speaking.cancel()
-        await connection.session.close()
-        await talk.until("session.closed")
+        if part != "aside":
+            await connection.session.close()
+            await talk.until("session.closed")
     arrivals = [at_s - talk.arrivals[0] for at_s in talk.arrivals]
     report = {"events": talk.events, "arrivals": arrivals, "loudness": talk.loudness}
     print(json.dumps({**report, "turns": talk.turns}))

@@ -57,6 +57,14 @@ def test_an_advancing_consumer_takes_a_second_per_second_and_at_most_what_exists
     assert view_of(table, 13.0).buffered_s[0] == 0.0
 
 
+def test_fast_speech_is_heard_sooner():
+    table = table_of("a", "b")
+    steps(table, 25, "a", "b")
+    table.progress(HeardOfMany.of(["a", "b"], [0.5, 0.5], [True, False], [1.5, 0.5]), 10.0)
+    assert view_of(table, 10.0).buffered_s.tolist() == pytest.approx([1.0, 3.0])
+    assert view_of(table, 10.4).buffered_s.tolist() == pytest.approx([0.6, 3.0])
+
+
 def test_the_newest_progress_wins():
     table = table_of("a")
     steps(table, 25, "a")

@@ -112,7 +112,7 @@ def history_item_of(text: str) -> HistoryItem:
 class FakeSession:
     """
     on_interrupt: last steps of an interrupted turn; None: the policy is off.
-    playback: arguments of report_playback.
+    playback, speeds: arguments of report_playback.
     underruns_s: arguments of report_underrun.
     speculation_refusal: returned by speculation_refused.
     speculations: arguments of end_speculation.
@@ -127,7 +127,8 @@ class FakeSession:
     prefilled: list[TurnRequest] = field(default_factory=list)
     wind_down: asyncio.Event | None = None
     on_interrupt: list[Step] | None = None
-    playback: list[tuple[float, bool, float]] = field(default_factory=list)
+    playback: list[tuple[float, bool]] = field(default_factory=list)
+    speeds: list[float] = field(default_factory=list)
     underruns_s: list[float] = field(default_factory=list)
     frame_modes: list[float | None] = field(default_factory=list)
     n_speech: int = 0
@@ -198,8 +199,9 @@ class FakeSession:
     def end_speculation(self, *, confirmed: bool) -> None:
         self.speculations.append(confirmed)
 
-    def report_playback(self, heard_s: float, playing: bool) -> None:
+    def report_playback(self, heard_s: float, playing: bool, speed: float) -> None:
         self.playback.append((heard_s, playing))
+        self.speeds.append(speed)
 
     def report_underrun(self, silent_s: float) -> None:
         self.underruns_s.append(silent_s)
@@ -338,9 +340,11 @@ class MemoryWire:
     """The socket of a client in the same process. It checks every event strictly.
 
     audio_left: audio packets until the client stops reading (clears `readable`); None: it reads on.
+    is_lost: set before the end of `incoming` if the client leaves without a close frame.
     """
 
     def __init__(self):
+        self.is_lost = False
         self.seen = ServerEvents()
         self.faults: list[Exception] = []
         self.audio_left: int | None = None

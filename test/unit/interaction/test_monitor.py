@@ -26,8 +26,8 @@ class Stages:
         self.n_speech = 0
         self.next_uses = []
 
-    def report_playback(self, heard_s, playing):
-        self.reports.append((round(heard_s, 3), playing))
+    def report_playback(self, heard_s, playing, speed):
+        self.reports.append((round(heard_s, 3), playing, speed)[: 2 if speed == 1 else 3])
 
     def report_underrun(self, silent_s):
         self.underruns.append(round(silent_s, 3))
@@ -51,8 +51,8 @@ class World:
             self.stages, self.clock, self.metrics, self.timeline, UserPrior()
         )
 
-    def respond(self, response_id="r1"):
-        playback = self.monitor.response_created(response_id)
+    def respond(self, response_id="r1", speed=1.0):
+        playback = self.monitor.response_created(response_id, speed)
         self.monitor.turn_started(playback)
         return playback
 
@@ -449,3 +449,24 @@ async def test_stream_events_are_noted_of_the_running_turn(world):
     [note] = [e for e in world.events() if e["event"] == "stream"]
     assert (note["stage"], note["what"], note["buffered_s"]) == ("talker", "paused", 1.25)
     assert note["response"]
+
+
+# --- speech at another speed: reports are of speech as it was made ---
+
+
+async def test_reports_of_fast_speech_grow_by_its_speed(world):
+    playback = world.respond(speed=1.5)
+    world.monitor.audio_generated(playback, 3.0)
+    assert playback.generated_s == 2.0
+    world.monitor.audio_sent(playback, 2.0)
+    await world.advance(1.0)
+    assert world.stages.reports == [(0.0, False, 1.5), (0.0, True, 1.5)]  # none was needed
+    await world.advance(1.5)
+    assert world.stages.reports[-1] == (3.0, False, 1.5)
+
+
+async def test_what_is_still_to_be_heard_of_it_is_in_played_seconds(world):
+    playback = world.respond(speed=1.5)
+    world.monitor.audio_sent(playback, 1.0)
+    world.monitor.turn_result(playback, n_tokens=10, n_frames=75, spoken=True)
+    assert world.stages.next_uses[-1][0] == 4.0

@@ -15,7 +15,10 @@ from sglang_live.models import whisper
 from sglang_live.models.speech_kinds import find_recogniser
 from sglang_live.models.utterances import utterances
 from sglang_live.models.whisper import (
+    END,
     MIN_TOKENS,
+    TRANSCRIBE,
+    TRANSLATE,
     Vocabulary,
     WhisperRecogniser,
     byte_characters,
@@ -75,12 +78,43 @@ def reference(directories) -> Reference:
 def test_greedy_tokens_equal_those_of_transformers(converted, reference, name):
     recogniser = WhisperRecogniser.load(converted, language="de")
     pcm = recording(name)
-    ids = recogniser._decode(recogniser._encoded(pcm), "de", len(pcm))
+    prompt = recogniser._prompt("de", TRANSCRIBE)
+    ids = recogniser._decode(recogniser._encoded(pcm), prompt, len(pcm))
     expected = reference.ids(pcm, 60, language="de", task="transcribe")
     assert ids[:60] == expected[: len(ids)]
     assert len(ids) >= MIN_TOKENS // 2 and len(set(ids)) > 4
     text = recogniser._vocabulary.text(ids[:60])
     assert text == reference.processor.tokenizer.decode(expected[: len(ids)]).replace("\ufffd", "")
+
+
+@pytest.mark.parametrize("task", ["transcribe", "translate"])
+@pytest.mark.parametrize("name", RECORDINGS[:3])
+def test_the_probability_of_each_token_equals_that_of_transformers(
+    converted, reference, name, task
+):
+    recogniser = WhisperRecogniser.load(converted, language="de")
+    pcm = recording(name)
+    heard = recogniser.transcribe_in_detail(pcm, translates=task == "translate")
+    prompt = recogniser._prompt("de", TRANSLATE if task == "translate" else TRANSCRIBE)
+    ids = recogniser._decode(recogniser._encoded(pcm), prompt, len(pcm))
+    assert b"".join(t.piece for t in heard) == b"".join(recogniser._vocabulary.pieces(ids))
+    with torch.no_grad():
+        logits = reference.model(
+            reference.features(pcm), decoder_input_ids=torch.tensor([[*prompt, *ids]])
+        ).logits[0, len(prompt) - 1 : -1, : recogniser._vocabulary.id_of(END)]
+    wanted = torch.log_softmax(logits.double(), -1)[range(len(ids)), ids]
+    assert [t.logprob for t in heard] == pytest.approx(wanted.tolist(), abs=0.02)
+
+
+@pytest.mark.parametrize("name", RECORDINGS[:3])
+def test_tokens_follow_one_another_within_the_sound(converted, name):
+    recogniser = WhisperRecogniser.load(converted, language="de")
+    pcm = np.concatenate([recording(name)] * 4)
+    heard = recogniser.transcribe_in_detail(pcm, translates=False)
+    times = [at_s for token in heard for at_s in (token.begin_s, token.end_s)]
+    assert times == sorted(times) and 0 <= times[0] < times[-1] <= len(pcm) / INPUT_RATE_HZ + 0.02
+    text = b"".join(token.piece for token in heard).decode(errors="ignore")
+    assert "".join(text.split()) == "".join(recogniser.transcribe(pcm).split())
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
@@ -96,7 +130,7 @@ def test_a_model_of_english_alone_is_not_asked_for_a_language(tmp_path):
     recogniser = WhisperRecogniser.load(converted)
     encoded = recogniser._encoded(pcm)
     assert recogniser._detected(encoded) == "en"
-    ids = recogniser._decode(encoded, "en", len(pcm))
+    ids = recogniser._decode(encoded, recogniser._prompt("en", TRANSCRIBE), len(pcm))
     assert ids[:60] == Reference(plain).ids(pcm, 60)[: len(ids)]
     assert find_recogniser(str(converted), "").offers == ("en",)
 

@@ -286,7 +286,7 @@ class ToldThinker:
     def __init__(self) -> None:
         self.told: list[tuple[float, bool]] = []
 
-    def report(self, spoken_s: float, advancing: bool) -> None:
+    def report(self, spoken_s: float, advancing: bool, speed: float = 1.0) -> None:
         self.told.append((round(spoken_s / FRAME_S, 3), advancing))
 
 

@@ -115,7 +115,7 @@ def test_a_small_budget_defers_the_prefill_for_a_limited_time():
     assert budget(nearly_dry, waiting(400, for_s=CONFIG.prefill.max_defer_s - 0.01)) == 0
     assert budget(nearly_dry, late) == CONFIG.stage.min_chunk_tokens
     fast = StageRates(round_s=0.02, prefill_s_per_token=1e-4)
-    read = waiting(400, for_s=CONFIG.prefill.max_defer_unheard_s + 0.01, managed=False)
+    read = waiting(400, for_s=CONFIG.prefill.max_defer_s + 0.01, managed=False)
     assert budget(nearly_dry, read, rates=fast) == 500  # a fifth of a quarter of a second
 
 

@@ -1,5 +1,6 @@
 """Media files: what FFmpeg decodes in a process of its own, and what is refused."""
 
+import contextlib
 import io
 import os
 import random
@@ -12,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from sglang_live.errors import BadInputError
+from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.audio.files import read_audio
 from sglang_live.sound import media
 
@@ -42,14 +43,20 @@ def sweep(rate_hz: int, seconds: float = 2.0) -> np.ndarray:
     return (12_000 * np.sin(2 * np.pi * (200 * at_s + 300 * at_s**2))).astype(np.int16)
 
 
-def written(container: str, codec: str, rate_hz: int, seconds: float = 2.0, **options) -> bytes:
+def silent(rate_hz: int, seconds: float) -> np.ndarray:
+    return np.zeros(int(seconds * rate_hz), np.int16)
+
+
+def written(
+    container: str, codec: str, rate_hz: int, seconds: float = 2.0, sound=sweep, **options
+) -> bytes:
     file = io.BytesIO()
     with av.open(file, "w", format=container, options=options) as out:
         stream = out.add_stream(codec, rate=rate_hz, layout="mono")
         stream.bit_rate = 12_200 if "amr" in codec else 64_000
         resampler = av.AudioResampler(stream.format, "mono", rate_hz, stream.frame_size or 1024)
         frame = av.AudioFrame.from_ndarray(
-            sweep(rate_hz, seconds)[None], format="s16", layout="mono"
+            sound(rate_hz, seconds)[None], format="s16", layout="mono"
         )
         frame.sample_rate = rate_hz
         for part in [*resampler.resample(frame), *resampler.resample(None)]:
@@ -170,3 +177,117 @@ def test_without_pyav_the_format_and_the_extra_are_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(BadInputError, match=r"webm is not read .* sglang-live\[media\]"):
         heard(b"\x1aE\xdf\xa3" + bytes(100))
+
+
+# --- hostile files: an error within 10 s and 256 MB, whatever they say of themselves ---
+
+
+def peak_and_time(data: bytes, max_s: float) -> tuple[str, float, int]:
+    """What the file ends in, in seconds, and the most memory that its process had beyond its
+    parent's."""
+    heard(written(*FORMS["m4a"], seconds=0.1))
+    host = psutil.Process(media._running[-1]._process.pid)
+    base, most = host.memory_info().rss, 0
+    began_s = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(heard, data, max_s)
+        while not result.done():
+            for child in host.children():
+                with contextlib.suppress(psutil.Error):
+                    most = max(most, child.memory_info().rss - base)
+            time.sleep(0.005)
+    error = result.exception()
+    assert isinstance(error, BadInputError), error
+    return str(error), time.monotonic() - began_s, most
+
+
+def hours_of_silence() -> bytes:
+    """Ten hours in 10 MB."""
+    return encoded(bytes(48_000))[0] * 36_000
+
+
+def with_table_of(n_entries: int) -> bytes:
+    """An mp4 whose table of sample sizes says that it has n_entries."""
+    data = bytearray(written("mp4", "aac", 48_000))
+    at = data.index(b"stsz")
+    data[at + 8 : at + 12] = bytes(4)
+    data[at + 12 : at + 16] = n_entries.to_bytes(4, "big")
+    return bytes(data)
+
+
+HOSTILE = {
+    "ten hours": hours_of_silence,
+    "four billion samples": lambda: with_table_of(2**32 - 1),
+    "a moov cut short": lambda: written("mp4", "aac", 48_000)[:-200],
+    "minutes without a sound": lambda: written(
+        "ipod", "alac", 192_000, seconds=300.0, sound=silent
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_ends_in_an_error_soon_and_in_little_memory(name):
+    error, took_s, most_bytes = peak_and_time(HOSTILE[name](), max_s=30.0)
+    assert "longer than 30 s" in error or "damaged" in error, error
+    assert took_s < 10
+    assert most_bytes < 256 << 20
+
+
+def test_ten_hours_end_at_the_servers_own_limit():
+    error, took_s, most_bytes = peak_and_time(hours_of_silence(), max_s=600.0)
+    assert error == "The audio is longer than 600 s."
+    assert took_s < 10
+    assert most_bytes < 256 << 20
+
+
+# --- the way back ---
+
+
+def encoded(pcm: bytes, piece_bytes: int = 4800) -> tuple[bytes, list[int]]:
+    """The file, and how much of it had come after each piece."""
+    with contextlib.closing(media.AacEncoder(24_000)) as encoder:
+        file, sizes = b"", []
+        for begin in range(0, len(pcm), piece_bytes):
+            file += encoder.push(pcm[begin : begin + piece_bytes])
+            sizes.append(len(file))
+        return file + encoder.finish(), sizes
+
+
+def test_aac_sounds_as_what_was_spoken_and_grows():
+    pcm = sweep(24_000, 5.0)
+    file, sizes = encoded(pcm.tobytes())
+    assert 0 < sizes[-1] < len(file)
+    found = heard(file).astype(float)
+    assert len(found) == pytest.approx(5 * RATE_HZ, rel=0.02)
+    wanted = sweep(RATE_HZ, 5.0).astype(float)
+    n = min(len(found), len(wanted))
+    spectrum = np.fft.rfft(found[:n]) * np.conj(np.fft.rfft(wanted[:n]))
+    likeness = np.abs(np.fft.irfft(spectrum)).max() / np.sqrt((wanted[:n] ** 2).sum() ** 2)
+    assert likeness > 0.8, likeness
+
+
+@pytest.mark.parametrize("n_bytes", [0, 2, 10_000_000])
+def test_aac_of_any_length_ends(n_bytes):
+    file, _ = encoded(bytes(n_bytes), piece_bytes=n_bytes or 1)
+    assert (len(file) > 0) == (n_bytes > 0)
+
+
+def test_an_encoder_that_is_left_ends_its_process():
+    encoder = media.AacEncoder(24_000)
+    while not encoder.push(bytes(4_800)):
+        time.sleep(0.01)
+    host = psutil.Process(media._running[-1]._process.pid)
+    assert host.children()
+    encoder.close()
+    psutil.wait_procs(host.children(), timeout=10)
+    assert not host.children()
+
+
+def test_an_encoder_whose_process_died_says_so():
+    with contextlib.closing(media.AacEncoder(24_000)) as encoder:
+        while not encoder.push(bytes(4_800)):
+            time.sleep(0.01)
+        for child in psutil.Process(media._running[-1]._process.pid).children():
+            child.kill()
+        with pytest.raises(LiveError, match="aac has ended"):
+            encoder.finish()

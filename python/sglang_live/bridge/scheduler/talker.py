@@ -132,8 +132,8 @@ class Talker(Part):
                     self.model.rows.refresh(stream)
                 stream.mid_prefill = req is batch.chunked_req
                 # With a lag a prefill completes no frame; without, only its last chunk does.
-                if not (is_extend if self.model.frame_lag else stream.mid_prefill):
-                    stream.n_frames = stream.frame_at(seq_len - self.model.frame_lag) + 1
+                if not (is_extend if self.model.row_lag else stream.mid_prefill):
+                    stream.n_frames = stream.frame_at(seq_len - self.model.row_lag) + 1
 
     def _behind_the_step_in_flight(self) -> AbstractContextManager[Any]:
         """With overlap, the step in flight reads the rows on its own CUDA stream."""

@@ -85,15 +85,15 @@ def encode_base64(raw: bytes) -> str:
 
 
 class WireDecoder:
-    """Decoder from bytes of one wire format to int16 at INPUT_RATE_HZ."""
+    """Decoder from bytes of one wire format to int16 at a rate."""
 
-    def __init__(self, form: WireFormat):
+    def __init__(self, form: WireFormat, rate_hz: int = INPUT_RATE_HZ):
         self.form = form
-        self._resampler = StreamResampler(form.rate_hz, INPUT_RATE_HZ)
+        self._resampler = StreamResampler(form.rate_hz, rate_hz)
 
     @property
     def owed_samples(self) -> int:
-        """16 kHz samples received but still inside the resampler."""
+        """Samples received but still inside the resampler."""
         return self._resampler.owed_samples
 
     def push(self, raw: bytes) -> np.ndarray:

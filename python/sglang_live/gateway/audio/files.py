@@ -2,11 +2,12 @@
 
 In: int16 at OUTPUT_RATE_HZ. Out: bytes of a file. A file that is sent while it grows does not say
 how long it is: its reader reads to its end. One that is complete has its true length. libsndfile
-encodes all of them except growing WAV and raw PCM.
+encodes all of them except growing WAV, raw PCM and AAC.
 """
 
 import struct
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -16,16 +17,21 @@ import soundfile as sf
 
 from sglang_live.core import INPUT_RATE_HZ, OUTPUT_RATE_HZ, AudioPart
 from sglang_live.gateway.audio.resampler import to_int16
+from sglang_live.gateway.errors import ClientEventError
 from sglang_live.sound import media
 from sglang_live.sound.decoder import Limits, decode_samples
 
 _UNKNOWN_LENGTH = 0xFFFFFFFF
+AAC = "aac"
 
 
 class Encoder(Protocol):
     def push(self, pcm: bytes) -> bytes: ...
 
     def finish(self) -> bytes: ...
+
+    def close(self) -> None:
+        """Whether it is finished or not."""
 
 
 class _Raw:
@@ -40,6 +46,9 @@ class _Raw:
 
     def finish(self) -> bytes:
         return self.push(b"")
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 class _Sink:
@@ -106,6 +115,9 @@ class _Coded:
         self._file.close()
         return self._sink.take()
 
+    def close(self) -> None:
+        self._file.close()
+
 
 def _wav_header() -> bytes:
     """Header of a file of unknown length, which readers read to its end."""
@@ -120,16 +132,19 @@ class FileFormat:
     """
     grows: whether readers understand a file without what is written into its header at the end.
     growing, whole: an encoder of files that are sent while they grow, or when they are complete.
+    blocks: it waits for another process.
     """
 
     media_type: str
     grows: bool
     growing: Callable[[], Encoder]
     whole: Callable[[], Encoder]
+    blocks: bool = False
 
     def file(self, pcm: bytes) -> bytes:
-        encoder = self.whole()
-        return encoder.push(pcm) + encoder.finish()
+        """Blocks."""
+        with closing(self.whole()) as encoder:
+            return encoder.push(pcm) + encoder.finish()
 
 
 def _coded(media_type: str, *form: str, grows: bool = True, **options: Any) -> FileFormat:
@@ -152,7 +167,23 @@ FORMATS: dict[str, FileFormat] = {
         partial(_Coded, "WAV", "PCM_16", grows=False),
     ),
     "pcm": FileFormat("audio/pcm", True, _Raw, _Raw),
+    AAC: FileFormat(
+        "audio/aac",
+        True,
+        partial(media.AacEncoder, OUTPUT_RATE_HZ),
+        partial(media.AacEncoder, OUTPUT_RATE_HZ),
+        blocks=True,
+    ),
 }
+
+
+def check_format(name: str, param: str) -> None:
+    """Raises ClientEventError if this server cannot write it."""
+    if name == AAC and not media.is_installed():
+        raise ClientEventError(
+            f"{AAC} is not written by this server: it lacks the extra sglang-live[media].",
+            param=param,
+        )
 
 
 # --- reader of the audio files that clients send ---

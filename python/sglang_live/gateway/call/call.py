@@ -10,6 +10,7 @@ of events.
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 
 from sglang_live.aio import close_all
 from sglang_live.gateway.auth import ANONYMOUS
@@ -112,6 +113,16 @@ class Call:
     def at_work(self) -> bool:
         """Whether a response runs or plays."""
         return self.responses.at_work
+
+    def leave(self) -> None:
+        """The client has lost its socket: it neither hears nor says anything until come_back()."""
+        self.turns.leave()
+        self.audible.client_left()
+
+    def come_back(self, heard_s: Mapping[str, float]) -> None:
+        """heard_s: by response, what the client has heard; of others, what was heard before."""
+        self.turns.come_back()
+        self.audible.client_returned(heard_s)
 
     async def close(self) -> None:
         """Cancel all tasks and wait, within bounds, until they no longer use the session."""

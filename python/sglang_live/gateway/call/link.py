@@ -1,8 +1,8 @@
 """The link to one client of a call, from the first frame to the last.
 
 In: text frames. Out: text frames.
-Owner: one CallLink per socket. Its tasks read (strictly in order), send, and run
-responses. Reading never waits for a response, so that a user can always interrupt.
+Owner: one CallLink per call, with one socket at a time. Its tasks read (strictly in order), send,
+and run responses. Reading never waits for a response, so that a user can always interrupt.
 """
 
 import asyncio
@@ -11,9 +11,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
-from sglang_live.aio import close_all
+from sglang_live.aio import background, close_all
 from sglang_live.errors import LiveError
-from sglang_live.gateway.call.outbox import Outbox
+from sglang_live.gateway.call.outbox import STALLED, Outbox
+from sglang_live.gateway.call.resumption import Arrival, Resumption
 from sglang_live.gateway.call.wire import (
     CLOSE_INTERNAL_ERROR,
     CLOSE_NORMAL,
@@ -55,8 +56,16 @@ class CallSession(Protocol):
         """Whether a response runs or plays."""
         ...
 
+    @property
+    def resumption(self) -> Resumption | None:
+        """By which the call outlives its socket; None: it ends with it."""
+        ...
+
     async def handle(self, frame: str) -> None:
         """The effect of one event. Raises LiveError if it is refused; it then has no effect."""
+
+    async def hear(self, pcm: bytes) -> None:
+        """The user's sound from a wire that carries it. Raises LiveError as handle()."""
 
     async def until_over(self) -> tuple[int, str]:
         """Wait until the protocol ends the call. Returns code and reason to close the socket."""
@@ -86,6 +95,10 @@ class CallLink:
         self._protocol = protocol
         self._metrics = parts.metrics
         self._outbox = Outbox(wire.send, parts.config.sessions.send_buffer_bytes)
+        self._left = asyncio.Event()
+        self._reads = True
+        self._is_handling = False
+        self._n_read = 0
 
     async def run(self) -> None:
         """Serve until the client leaves. Faults of a client or stage raise nothing."""
@@ -106,6 +119,7 @@ class CallLink:
             self._metrics.sessions_open.dec()
             log.info("session_closed session=%s", self.session_id)
             await self._close_session(voice_session)
+            self._left.set()
 
     async def _refuse(self, error: Exception, sender: asyncio.Task[None]) -> None:
         code = CLOSE_TRY_AGAIN_LATER
@@ -126,9 +140,17 @@ class CallLink:
         drained = asyncio.create_task(self._until_drained(session))
         idle = asyncio.create_task(self._until_idle(session))
         over = asyncio.create_task(session.until_over())
-        tasks: tuple[asyncio.Task[Any], ...] = (reader, sender, lost, drained, idle, over)
+        ends = (drained, idle, over)
+        tasks: tuple[asyncio.Task[Any], ...] = (reader, sender, lost, *ends)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            while arrival := await self._until_back(session, reader, sender, lost, ends):
+                self._change_socket(arrival)
+                reader = asyncio.create_task(self._read(session))
+                sender = asyncio.create_task(self._outbox.drain())
+                lost = asyncio.create_task(self._outbox.until_lost())
+                tasks = (reader, sender, lost, *ends)
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if idle.done() and not idle.cancelled():
                 self._metrics.errors.labels(IdleSessionError.code).inc()
                 session.part(idle.result())
@@ -136,7 +158,8 @@ class CallLink:
                 session.part(DrainingError("The server is about to stop."))
             if any(task.done() and not task.cancelled() for task in (drained, idle, over)):
                 self._outbox.close()  # pending events are still sent
-                await asyncio.wait({sender, lost}, timeout=_CLOSE_GRACE_S)
+                ended = asyncio.FIRST_COMPLETED
+                await asyncio.wait({sender, lost}, timeout=_CLOSE_GRACE_S, return_when=ended)
         finally:
             for task in tasks:
                 task.cancel()
@@ -161,6 +184,68 @@ class CallLink:
             log.error("sender_crashed session=%s", self.session_id, exc_info=error)
             await self._close(CLOSE_INTERNAL_ERROR, internal_error().code)
 
+    async def _until_back(
+        self,
+        session: CallSession,
+        reader: asyncio.Task[None],
+        sender: asyncio.Task[None],
+        lost: asyncio.Task[str],
+        ends: tuple[asyncio.Task[Any], ...],
+    ) -> Arrival | None:
+        """Wait for another socket of a resumable call.
+
+        Returns:
+            None: the call ends.
+        """
+        resumption = session.resumption
+        if resumption is None or any(task.done() for task in ends):
+            return None
+        if not resumption.has_arrival and not await self._is_lost(reader, sender, lost):
+            return None
+        self._reads = False
+        if self._is_handling:
+            await asyncio.wait({reader})  # no event is handled in part
+        await _end(reader, sender, lost)
+        log.info("socket_lost session=%s", self.session_id)
+        back = asyncio.create_task(resumption.arrival())
+        drains = asyncio.create_task(self._parts.drain.began.wait())
+        expiry = self._parts.clock.sleep(self._parts.config.limits.resume_s)
+        waits = (back, drains, asyncio.create_task(expiry))
+        try:
+            await asyncio.wait((*waits, *ends), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _end(*waits)
+        outcome = "expired" if back.cancelled() else "resumed"
+        self._metrics.sockets_lost.labels(outcome).inc()
+        log.info("socket_%s session=%s", outcome, self.session_id)
+        if back.cancelled():
+            return None
+        arrival = back.result()
+        resumption.go_on(arrival, self._n_read)
+        return arrival
+
+    async def _is_lost(
+        self, reader: asyncio.Task[None], sender: asyncio.Task[None], lost: asyncio.Task[str]
+    ) -> bool:
+        """Whether the network has failed: neither side has closed the socket."""
+        if lost.done():
+            return lost.result() == STALLED
+        if sender.done() and sender.exception():
+            return False
+        # Frames that came before the end of the socket are read first.
+        await asyncio.wait({reader}, timeout=_CLOSE_GRACE_S)
+        return not reader.done() or self._wire.is_lost
+
+    def _change_socket(self, arrival: Arrival) -> None:
+        background(self._let_go(self._wire, self._left), "socket that was lost")
+        self._wire, self._left = arrival.wire, arrival.left
+        self._received_at_s = self._parts.clock.now_s()
+        self._reads = True
+
+    async def _let_go(self, wire: Wire, left: asyncio.Event) -> None:
+        await self._close(CLOSE_NORMAL, "resumed", wire)
+        left.set()
+
     async def _until_drained(self, session: CallSession) -> None:
         """Wait until the server is about to stop and this session's last response is over."""
         drain = self._parts.drain
@@ -180,16 +265,23 @@ class CallLink:
         return IdleSessionError(f"The client sent nothing for {limit_s:g} s.")
 
     async def _read(self, session: CallSession) -> None:
-        while True:
-            frame = await self._wire.receive()
+        wire = self._wire
+        while self._reads:
+            frame = await wire.receive()
             self._received_at_s = self._parts.clock.now_s()
             if frame is None:
                 return
+            self._is_handling = True
             await self._handle(frame, session)
+            self._is_handling = False
+            self._n_read += 1
 
     async def _handle(self, frame: str | bytes, session: CallSession) -> None:
         try:
-            await session.handle(self._text(frame))
+            if isinstance(frame, bytes):
+                await session.hear(frame)
+            else:
+                await session.handle(self._text(frame))
         except LiveError as error:
             self._tell(error, frame)
         except Exception:
@@ -197,9 +289,7 @@ class CallLink:
             log.exception("event_crashed session=%s", self.session_id)
             self._tell(internal_error(), frame)
 
-    def _text(self, frame: str | bytes) -> str:
-        if isinstance(frame, bytes):
-            raise ClientEventError("Binary frames hold no events.", code="invalid_event")
+    def _text(self, frame: str) -> str:
         max_bytes = self._parts.config.inputs.max_frame_bytes
         if len(frame) > max_bytes:
             raise ClientEventError(
@@ -219,10 +309,11 @@ class CallLink:
         except Exception:
             log.exception("session_close_crashed session=%s", self.session_id)
 
-    async def _close(self, code: int, reason: str) -> None:
+    async def _close(self, code: int, reason: str, wire: Wire | None = None) -> None:
+        """wire: None: the one that the call has now."""
         try:
             async with asyncio.timeout(_CLOSE_GRACE_S):
-                await self._wire.close(code, reason)
+                await (wire or self._wire).close(code, reason)
         except Exception as error:  # of any type that a socket raises; the client has gone
             log.debug("close_failed session=%s error=%r", self.session_id, error)
 

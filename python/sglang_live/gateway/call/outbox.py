@@ -1,7 +1,7 @@
 """Bounded queue of server events for one client, in order and numbered.
 
 In: events, from any task, never blocking. Out: text frames, one at a time.
-Owner: one Outbox per connection. until_lost() returns when a client has stopped reading.
+Owner: one Outbox per call. until_lost() returns when a client has stopped reading.
 The events of a response form a lane. A held lane lets other events pass, and its unsent audio can
 be discarded; frames that the network has taken cannot.
 """
@@ -10,20 +10,25 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Protocol
 
 import orjson
 
+from sglang_live.gateway.call.sent_log import Missed, OnSent, SentFrame, SentLog, not_kept
 from sglang_live.ids import new_id
+from sglang_live.interaction.playback import PlaybackClock
 
 log = logging.getLogger(__name__)
 
-OnSent = Callable[[], None]
+Send = Callable[[str], Awaitable[None]]
 
 # A client that has not taken a frame after one to two times this has gone. TCP itself detects only
 # idle connections: a phone without signal would keep its session for hours.
 _PATIENCE_S = 15.0
+STALLED = "stalled"
+_SLOW, _REPLACED = "slow_reader", "replaced"
+_MAX_DIGITS = 16
 
 
 class Emit(Protocol):
@@ -48,18 +53,14 @@ class Emit(Protocol):
     ) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    data: bytes
-    on_sent: OnSent | None
-    lane: str | None
-    audio_s: float
-
-
 class Outbox:
+    """
+    sent_log: of what was sent, for a client that comes back; None: nothing is kept.
+    """
+
     def __init__(
         self,
-        send: Callable[[str], Awaitable[None]],
+        send: Send,
         limit_bytes: int,
         patience_s: float = _PATIENCE_S,
     ):
@@ -67,14 +68,17 @@ class Outbox:
         self._patience_s = patience_s
         self._sending: int | None = None  # number of the frame that is being sent
         self._limit_bytes = limit_bytes
-        self._frames: deque[_Frame] = deque()
-        self._held: dict[str, deque[_Frame]] = {}
+        self._frames: deque[SentFrame] = deque()
+        self._held: dict[str, deque[SentFrame]] = {}
         self._pending_bytes = 0
         self._more = asyncio.Event()
         self._closing = False
         self._event_prefix = new_id("event")
         self._n_events = 0
-        self.overflowed = asyncio.Event()
+        self.sent_log: SentLog | None = None
+        self._n_sockets = 0
+        self._lost = ""
+        self._gone = asyncio.Event()
 
     def emit(
         self,
@@ -86,27 +90,34 @@ class Outbox:
         numbered: bool = True,
         **fields: Any,
     ) -> None:
-        if self._closing or self.overflowed.is_set():
+        if self._closing or self._lost == _SLOW:
             return
-        # A random prefix per connection and a count are unique, and cheaper than a random id each.
+        # A random prefix per call and a count are unique, and cheaper than a random id each.
         number = {"event_id": f"{self._event_prefix}_{self._n_events}"} if numbered else {}
         data = orjson.dumps({"type": event_type, **number, **fields})
-        self._n_events += 1
         if self._pending_bytes + len(data) > self._limit_bytes:
             self._frames.clear()
             self._held.clear()
-            self.overflowed.set()
+            self._lose(_SLOW)
             return
         self._pending_bytes += len(data)
         held = self._held.get(lane) if lane is not None else None
         queue = self._frames if held is None else held
-        queue.append(_Frame(data, on_sent, lane, audio_s))
+        queue.append(SentFrame(data, self._n_events, on_sent, lane, audio_s))
+        self._n_events += 1
         self._more.set()
+
+    def next_number(self) -> tuple[int, str]:
+        """For an event that is not emitted here: its number and id."""
+        self._n_events += 1
+        return self._n_events - 1, f"{self._event_prefix}_{self._n_events - 1}"
 
     def hold(self, lane: str) -> None:
         """Send no event of this lane until release()."""
         if lane not in self._held:
-            self._frames, held = _split(self._frames, lambda frame: frame.lane == lane)
+            # What the client had before it lost its socket comes again at once.
+            held_back = lambda frame: frame.lane == lane and not frame.taken  # noqa: E731
+            self._frames, held = _split(self._frames, held_back)
             self._held[lane] = held
 
     def release(self, lane: str) -> None:
@@ -116,7 +127,7 @@ class Outbox:
     def discard_audio(self, lane: str) -> float:
         """Drop the unsent audio of this lane. Returns its duration in seconds."""
 
-        def unwanted(frame: _Frame) -> bool:
+        def unwanted(frame: SentFrame) -> bool:
             return frame.lane == lane and frame.audio_s > 0
 
         self._frames, dropped = _split(self._frames, unwanted)
@@ -131,28 +142,73 @@ class Outbox:
         self._closing = True
         self._more.set()
 
+    def missed(
+        self,
+        after: str | None,
+        heard_s: float | None,
+        clock_of: Callable[[str], PlaybackClock | None],
+        now_s: float,
+    ) -> Missed:
+        """See SentLog. after: id of the last event that the client got."""
+        if self.sent_log is None or self._lost == _SLOW:
+            raise not_kept("resume", "events")
+        prefix, _, number = (after or "").rpartition("_")
+        is_ours = prefix == self._event_prefix and number.isascii() and number.isdecimal()
+        last = None if after is None else int(number[:_MAX_DIGITS]) if is_ours else -1
+        return self.sent_log.missed(last, heard_s, clock_of, now_s)
+
+    def stop(self) -> None:
+        """Another socket takes over: drain() and until_lost() end."""
+        self._n_sockets += 1
+        self._lose(_REPLACED)
+        self._more.set()
+
+    def restart(self, send: Send, again: Iterable[SentFrame], welcome: str, **fields: Any) -> None:
+        """Send over another socket: frames that its client lacks, an event, and what waits.
+
+        welcome, fields: type and fields of the event, which is never sent again.
+        """
+        self._send = send
+        if self._lost == _REPLACED:
+            self._lost = ""
+            self._gone.clear()
+        waiting, self._frames = self._frames, deque(again)
+        self._pending_bytes += sum(len(frame.data) for frame in self._frames)
+        self.emit(welcome, **fields)
+        if not self._lost:
+            self._frames.append(replace(self._frames.pop(), repeats=False))
+            self._frames += waiting
+
     async def until_lost(self) -> str:
-        """Wait until the client has stopped reading.
+        """Wait until the client has stopped reading, or has another socket.
 
         Returns:
-            "stalled" if one frame is not taken, "slow_reader" if the queue is full.
+            "stalled" if one frame is not taken, "slow_reader" if the queue is full, "replaced".
         """
-        while not self.overflowed.is_set():
+        while not self._lost:
             before = self._sending
             try:
                 async with asyncio.timeout(self._patience_s):
-                    await self.overflowed.wait()
+                    await self._gone.wait()
             except TimeoutError:
                 if before is not None and before == self._sending:
-                    return "stalled"
-        return "slow_reader"
+                    return STALLED
+        return self._lost
+
+    def _lose(self, why: str) -> None:
+        self._lost = why
+        self._gone.set()
 
     async def drain(self) -> None:
-        """Send until close(), or until the network fails. Raises exceptions of an on_sent."""
-        n_sent = 0
-        while True:
+        """Send until close() or stop(), or until the network fails. Raises exceptions of an
+        on_sent."""
+        n_sent, n_sockets = 0, self._n_sockets
+        while n_sockets == self._n_sockets:
             while self._frames:
                 frame = self._frames.popleft()
+                self._pending_bytes -= len(frame.data)
+                if self.sent_log is not None:
+                    self.sent_log.begin(frame)
                 self._sending = n_sent
                 try:
                     await self._send(frame.data.decode())
@@ -162,7 +218,10 @@ class Outbox:
                 finally:
                     self._sending = None
                 n_sent += 1
-                self._pending_bytes -= len(frame.data)
+                if n_sockets != self._n_sockets:
+                    return
+                if self.sent_log is not None:
+                    self.sent_log.confirm()
                 if frame.on_sent:
                     frame.on_sent()
             if self._closing:
@@ -172,11 +231,11 @@ class Outbox:
 
 
 def _split(
-    frames: Iterable[_Frame], wanted: Callable[[_Frame], bool]
-) -> tuple[deque[_Frame], deque[_Frame]]:
+    frames: Iterable[SentFrame], wanted: Callable[[SentFrame], bool]
+) -> tuple[deque[SentFrame], deque[SentFrame]]:
     """The frames that stay and those that are wanted, each in order."""
-    stay: deque[_Frame] = deque()
-    out: deque[_Frame] = deque()
+    stay: deque[SentFrame] = deque()
+    out: deque[SentFrame] = deque()
     for frame in frames:
         (out if wanted(frame) else stay).append(frame)
     return stay, out

@@ -4,9 +4,11 @@ Out: server events of the protocol, where it has any for them.
 Owner: one CallPort per connection. Its methods neither block nor fail.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from sglang_live.core import HeardToken
 from sglang_live.errors import LiveError
 from sglang_live.gateway.call.conversation.assistant_item import AssistantItem
 from sglang_live.gateway.call.conversation.items import FunctionCallItem, Item
@@ -45,7 +47,14 @@ class TranscriptPort(Protocol):
     def words_heard(self, item_id: str, text: str, start_ms: float, end_ms: float) -> None:
         """start_ms, end_ms: where in the turn's audio they were said."""
 
-    def transcript_completed(self, item_id: str, text: str, duration_s: float) -> None: ...
+    def transcript_completed(
+        self,
+        item_id: str,
+        text: str,
+        duration_s: float,
+        tokens: Sequence[HeardToken] | None,
+    ) -> None:
+        """tokens: None: the settings do not ask for them."""
 
     def transcript_failed(self, item_id: str, error: LiveError) -> None: ...
 

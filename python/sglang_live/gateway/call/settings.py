@@ -63,9 +63,12 @@ class SessionConfig:
     voices: those of the model, the default one first.
     parallel_tool_calls: a response may call several functions.
     max_output_tokens: None is "inf".
+    speed: of the agent's speech.
     transcription: settings of input transcription; None: no input is transcribed.
+    transcript_logprobs: transcripts have the logprobs of their tokens.
     turn_detection: None: the client ends turns, or frame mode.
     frames: settings of frame mode; None: the session has turns.
+    resumable: the call may outlive its socket.
     """
 
     model: str
@@ -81,6 +84,16 @@ class SessionConfig:
     truncation: Truncation
     input_format: WireFormat = PCM
     output_format: WireFormat = PCM
+    speed: float = 1.0
     transcription: dict[str, Any] | None = None
+    transcript_logprobs: bool = False
     turn_detection: TurnDetection | None
     frames: FrameSettings | None = None
+    resumable: bool = False
+
+    @property
+    def transcripts(self) -> dict[str, Any] | None:
+        """transcription, and whether it is in detail."""
+        if self.transcription is None:
+            return None
+        return {**self.transcription, "in_detail": self.transcript_logprobs}

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 from msgspec import Meta, field
 from msgspec.structs import replace
 
+from sglang_live.gateway.audio.files import check_format
 from sglang_live.gateway.chat.messages import (
     AudioUrlPart,
     Message,
@@ -62,7 +63,7 @@ class AudioOptions(Strict):
     """voice: as in the realtime protocol; unknown names select the model's first voice."""
 
     voice: Name | VoiceRef | None = None
-    format: Literal["wav", "mp3", "flac", "opus", "pcm16"] | None = None
+    format: Literal["wav", "aac", "mp3", "flac", "opus", "pcm16"] | None = None
 
 
 class FunctionTool(Strict, omit_defaults=True):
@@ -205,6 +206,7 @@ def _check_together(form: ChatForm) -> None:
             "With 'stream' audio.format must be 'pcm16', or 'wav' for Qwen's form.",
             param="audio.format",
         )
+    check_format(form.format, "audio.format")
     if form.stream_options and not form.stream:
         raise ClientEventError("'stream_options' needs 'stream'.", param="stream_options")
     if form.max_tokens and form.max_completion_tokens not in (None, form.max_tokens):

@@ -19,6 +19,7 @@ _FORMS = (SpeechForm, ChatForm, ClientSecretForm, UploadForm)
 # Routes that a server without a language model refuses.
 OF_LANGUAGE_MODEL = (
     "/v1/audio/transcriptions",
+    "/v1/audio/translations",
     "/v1/chat/completions",
     "/v1/realtime/client_secrets",
 )
@@ -76,6 +77,12 @@ def document(has_language_model: bool = True) -> dict[str, Any]:
             JSON,
             "text/plain",
             _EVENTS,
+        ),
+        "/v1/audio/translations": post(
+            "Writes down in English what is said in another language.",
+            {"multipart/form-data": {"schema": upload}},
+            JSON,
+            "text/plain",
         ),
         "/v1/chat/completions": post("Completes a chat, spoken or written.", chat, JSON, _EVENTS),
         "/v1/realtime/client_secrets": post(

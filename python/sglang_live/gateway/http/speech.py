@@ -6,11 +6,12 @@ A long text is spoken piece by piece. Speech that exceeds the longest duration o
 there and the rest is not spoken: events report it as an error, a file is incomplete.
 """
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, closing
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta
 from starlette.requests import Request
@@ -27,7 +28,7 @@ from sglang_live.core import (
 )
 from sglang_live.errors import LiveError, StageFailedError
 from sglang_live.gateway.audio.codec import encode_base64
-from sglang_live.gateway.audio.files import FORMATS, Encoder
+from sglang_live.gateway.audio.files import FORMATS, FileFormat, check_format
 from sglang_live.gateway.errors import ClientEventError, cut
 from sglang_live.gateway.flex.tier import Tier
 from sglang_live.gateway.http.body import (
@@ -46,15 +47,17 @@ from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.events import Name, VoiceRef, voice_name
 from sglang_live.ids import new_id
 from sglang_live.orchestrator.sessions import VoiceSession
+from sglang_live.sound.tempo import MAX_SPEED, MIN_SPEED, Tempo
 
 log = logging.getLogger(__name__)
 
 _MAX_CHARACTERS = 4096
 _DEFAULT_FORMAT = "mp3"
 # The talker has no input for these. The values change nothing.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {"instructions": ("",), "speed": (1,)}
+_NEUTRAL: dict[str, tuple[Any, ...]] = {"instructions": ("",)}
 _MAX_BODY_BYTES = 1 << 16
 _SSE = "text/event-stream"
+_R = TypeVar("_R")
 
 
 class SpeechTruncatedError(LiveError):
@@ -66,7 +69,7 @@ class SpeechTruncatedError(LiveError):
 class SpeechForm(Strict):
     """
     service_tier: "flex": speech that is heard while it is made goes before this one.
-    instructions, speed: see _NEUTRAL.
+    instructions: see _NEUTRAL.
     """
 
     input: Annotated[str, Meta(min_length=1, max_length=_MAX_CHARACTERS)]
@@ -74,7 +77,7 @@ class SpeechForm(Strict):
     model: str | None = None
     response_format: str | None = None
     stream_format: Literal["audio", "sse"] | None = "audio"
-    speed: float | None = None
+    speed: Annotated[float, Meta(ge=MIN_SPEED, le=MAX_SPEED)] | None = None
     instructions: str | None = None
     service_tier: ServiceTier | None = None
 
@@ -94,8 +97,10 @@ class SpeechRoute:
         sse, form_of_file = form.stream_format == "sse", FORMATS[form.format]
         grows = form_of_file.grows and (sse or not tier.flex)
         cost = _Cost()
-        encoder = form_of_file.growing() if grows else form_of_file.whole()
-        file = _file(self._speak(form, cost, tier), encoder)
+        audio = self._speak(form, cost, tier)
+        if form.speed is not None and form.speed != 1:
+            audio = _at_speed(audio, form.speed)
+        file = _file(audio, form_of_file, grows=grows)
         # A failure before the first bytes has an HTTP status, not an incomplete file.
         first, data = await begun(request, file)
         headers = tier.headers()
@@ -117,6 +122,7 @@ class SpeechRoute:
                 f"Unknown response_format {cut(form.format)!r}: {', '.join(FORMATS)}.",
                 param="response_format",
             )
+        check_format(form.format, "response_format")
         for name, values in _NEUTRAL.items():
             check_neutral(getattr(form, name), values, name)
         self._parts.check_model(form.model)
@@ -206,15 +212,29 @@ class _Cost:
         }
 
 
-async def _file(
-    audio: AsyncGenerator[bytes, None], encoder: Encoder
+async def _at_speed(
+    audio: AsyncGenerator[bytes, None], speed: float
 ) -> AsyncGenerator[bytes, None]:
+    tempo = Tempo(speed, OUTPUT_RATE_HZ)
     async with aclosing(audio):
         async for pcm in audio:
-            if data := encoder.push(pcm):
-                yield data
-    if data := encoder.finish():
-        yield data
+            yield tempo.push(pcm)
+    yield tempo.finish()
+
+
+async def _file(
+    audio: AsyncGenerator[bytes, None], form: FileFormat, *, grows: bool
+) -> AsyncGenerator[bytes, None]:
+    async def run(encode: Callable[..., _R], *pcm: bytes) -> _R:
+        return await asyncio.to_thread(encode, *pcm) if form.blocks else encode(*pcm)
+
+    with closing(await run(form.growing if grows else form.whole)) as encoder:
+        async with aclosing(audio):
+            async for pcm in audio:
+                if data := await run(encoder.push, pcm):
+                    yield data
+        if data := await run(encoder.finish):
+            yield data
 
 
 async def _events(file: AsyncGenerator[bytes, None], cost: _Cost) -> AsyncGenerator[bytes, None]:

@@ -10,18 +10,21 @@ import time
 from collections.abc import Callable
 
 from sglang_live.aio import background, close_all
-from sglang_live.clock import Clock
 from sglang_live.gateway.audio.codec import PCM, WireFormat, decode_base64
-from sglang_live.gateway.call.outbox import Outbox
 from sglang_live.gateway.call.wire import CLOSE_INTERNAL_ERROR, CLOSE_NORMAL
 from sglang_live.gateway.errors import ClientEventError, internal_error
 from sglang_live.gateway.live.backend import Backend
+from sglang_live.gateway.live.broadcast import Broadcast
+from sglang_live.gateway.live.decisions import Decisions
 from sglang_live.gateway.live.ear import Ear
 from sglang_live.gateway.live.events import (
     AnyClientEvent,
     Append,
     AudioAppend,
     CommentaryAppend,
+    DecisionCreate,
+    DecisionItemCreate,
+    DecisionItemDelete,
     DtmfSend,
     FixturePlay,
     InstructionsAppend,
@@ -37,6 +40,7 @@ from sglang_live.gateway.live.events import (
 from sglang_live.gateway.live.session_config import LiveConfig, update_config
 from sglang_live.gateway.live.stream import Stream, echo, error_fields
 from sglang_live.gateway.live.voice import AppendKind, Voice
+from sglang_live.gateway.parts import GatewayParts
 
 # Of a session: the protocol wants it to have an end.
 _MOST_S = 7 * 24 * 3600
@@ -55,26 +59,24 @@ class ActiveSession:
         config: LiveConfig,
         voice: Voice,
         stream: Stream,
-        outbox: Outbox,
-        clock: Clock,
+        outbox: Broadcast,
+        parts: GatewayParts,
         *,
-        max_append_bytes: int,
         on_over: Callable[[int, str], None],
-        backend: Backend | None = None,
+        worker: Backend | Decisions | None = None,
     ):
         """
         Args:
-            max_append_bytes: audio in one event, decoded.
             on_over: called with code and reason to close the socket.
         """
         self.voice = voice
-        self._backend = backend
+        self._worker = worker
         self._session_id = session_id
         self._config = config
         self._stream = stream
         self._outbox = outbox
-        self._clock = clock
-        self._max_append_bytes = max_append_bytes
+        self._parts = parts
+        self._clock = parts.clock
         self._on_over = on_over
         self._ear = Ear(config.call.input_format, voice.hear)
         self._expires_at = int(time.time()) + _MOST_S
@@ -83,10 +85,10 @@ class ActiveSession:
     @property
     def at_work(self) -> bool:
         """Whether it speaks, or works."""
-        return self.voice.at_work or (self._backend is not None and self._backend.at_work)
+        return self.voice.at_work or (self._worker is not None and self._worker.at_work)
 
     def start(self, event_id: str | None) -> None:
-        self._outbox.emit("session.started", session=self._resource(), **echo(event_id))
+        self._outbox.emit("session.started", session=self.resource(), **echo(event_id))
         works = (self._tick(), "live ticks"), (self._ear.run(), "live ear")
         self._tasks = [background(work, name) for work, name in works]
         for task in self._tasks:
@@ -96,7 +98,10 @@ class ActiveSession:
         """Raises LiveError if the event is refused; it then has no effect."""
         match event:
             case AudioAppend():
-                self._ear.push(self._audio(event.audio, self._config.call.input_format))
+                form = self._config.call.input_format
+                raw = self._audio(event.audio, form)
+                self._ear.push(raw)
+                self._outbox.reflect(raw, form)
             case Mute():
                 self._ear.muted = True
                 self._outbox.emit("session.input_audio.muted", **echo(event.event_id))
@@ -108,17 +113,26 @@ class ActiveSession:
             case FixturePlay():
                 self._play(self._audio(event.audio, PCM), event.event_id)
             case SessionUpdate():
-                self._config = update_config(self._config, event.session)
+                self._config = update_config(self._config, event.session, self._parts)
                 self.voice.acknowledgement_delay_ms = self._config.acknowledgement_delay_ms
-                if self._backend is not None and self._config.backend is not None:
-                    self._backend.settings = self._config.backend
+                self._settle()
                 self._outbox.emit(
-                    "session.updated", session=self._resource(), **echo(event.event_id)
+                    "session.updated", session=self.resource(), **echo(event.event_id)
                 )
-            case ResponseItemCreate() if self._backend is not None:
-                self._backend.add_item(event.item)
-            case ResponseCreate() if self._backend is not None:
-                self._backend.create()
+            case ResponseItemCreate() if isinstance(self._worker, Backend):
+                self._worker.add_item(event.item)
+            case ResponseCreate() if isinstance(self._worker, Backend):
+                self._worker.create()
+            case DecisionCreate() if isinstance(self._worker, Decisions):
+                self._worker.create(event.event_id)
+            case DecisionItemCreate() if isinstance(self._worker, Decisions):
+                item = self._worker.add_item(event.item)
+                self._outbox.emit("decision.item.created", item=item, **echo(event.event_id))
+            case DecisionItemDelete() if isinstance(self._worker, Decisions):
+                self._worker.delete_item(event.item_id)
+                self._outbox.emit(
+                    "decision.item.deleted", item_id=event.item_id, **echo(event.event_id)
+                )
             case SessionClose():
                 self.finish("close_requested", event.event_id)
             case SessionStart():
@@ -129,28 +143,35 @@ class ActiveSession:
     def finish(self, reason: str, event_id: str | None = None) -> None:
         """Report the end of the session. reason: of the protocol."""
         self._end_tasks()
-        if self._backend is not None:
-            self._backend.stop()
+        if self._worker is not None:
+            self._worker.stop()
         self._stream.end()
         self._outbox.emit(
             "session.closed",
             reason=reason,
-            session=self._resource(),
+            session=self.resource(),
             usage=self._stream.usage,
             **echo(event_id),
         )
         self._on_over(CLOSE_NORMAL, reason)
 
     async def close(self) -> None:
-        closes = () if self._backend is None else (self._backend.close,)
+        closes = () if self._worker is None else (self._worker.close,)
         await close_all(self._end_tasks, *closes, self.voice.close)
+
+    def _settle(self) -> None:
+        """Give the worker its settings."""
+        if isinstance(self._worker, Backend) and self._config.backend is not None:
+            self._worker.settings = self._config.backend
+        elif isinstance(self._worker, Decisions) and self._config.decisions is not None:
+            self._worker.settings = self._config.decisions
 
     async def _append(self, event: Append) -> None:
         if self._stream.plays_fixture:
             raise ClientEventError("A fixture is playing.", code="fixture_active", param="type")
-        if self._backend is not None and event.delegation_id is not None:
+        if self._worker is not None and event.delegation_id is not None:
             raise ClientEventError(
-                "This session delegates to responses: delegation_id is null.",
+                "This session does not delegate to the client: delegation_id is null.",
                 param="delegation_id",
             )
         kind = _KINDS[type(event)]
@@ -175,7 +196,8 @@ class ActiveSession:
 
     def _audio(self, text: str, form: WireFormat) -> bytes:
         try:
-            return decode_base64(text, form, max_bytes=self._max_append_bytes, param="audio")
+            most = self._parts.config.inputs.max_append_bytes
+            return decode_base64(text, form, max_bytes=most, param="audio")
         except ClientEventError as error:
             raise ClientEventError(str(error), code="invalid_audio", param="audio") from None
 
@@ -201,16 +223,17 @@ class ActiveSession:
         for task in self._tasks:
             task.cancel()
 
-    def _resource(self) -> dict[str, object]:
+    def resource(self) -> dict[str, object]:
+        """What the session is, in the protocol's form."""
         return self._config.to_json(self._session_id, self._expires_at)
 
 
 def _unserved(event: AnyClientEvent) -> ClientEventError:
     match event:
         case ResponseCreate() | ResponseItemCreate():
-            why = "This session delegates to the client: there is no response."
+            why = "This session does not delegate to responses."
         case DtmfSend():
             why = "There are no keys on a WebSocket."
         case _:
-            why = "This server makes no decisions."
+            why = "This session does not delegate to decisions."
     return ClientEventError(why, code="unsupported_event", param="type")

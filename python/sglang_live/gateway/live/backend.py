@@ -2,9 +2,9 @@
 
 In: delegations of the voice, items and response.create of the client. Out: response.event, one
 after another; the result, which the voice speaks about.
-Owner: one Backend per session that delegates to responses. The text model is the served one: it
-reads the conversation, then what the backend has added to it, in a stateless turn. Functions are
-the client's; a response continues when every call has its output. One response runs at a time.
+Owner: one Backend per session that delegates to responses. The text model reads the conversation,
+then what the backend has added to it. Functions are the client's; a response continues when every
+call has its output. One response runs at a time.
 """
 
 import asyncio
@@ -13,32 +13,30 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
 
 from sglang_live.aio import background
-from sglang_live.core import (
-    HistoryItem,
-    Role,
-    TextPart,
-    TranscriptDelta,
-    TurnDone,
-    TurnRequest,
-    Usage,
-)
-from sglang_live.errors import CapacityError, LiveError, StageFailedError
-from sglang_live.gateway.auth import owner_salt
-from sglang_live.gateway.call.conversation.items import call_as_text
-from sglang_live.gateway.call.outbox import Outbox
+from sglang_live.core import Usage
+from sglang_live.errors import CapacityError, LiveError
 from sglang_live.gateway.errors import ClientEventError, cut, error_body, internal_error
 from sglang_live.gateway.json_forms import Strict, read_value, unsupported_parameter
+from sglang_live.gateway.live.broadcast import Broadcast
+from sglang_live.gateway.live.text_server import TextServer
 from sglang_live.gateway.live.voice import Voice
+from sglang_live.gateway.live.work import (
+    BackendSettings,
+    Item,
+    Task,
+    TextModel,
+    Worked,
+    message,
+    usage_json,
+)
 from sglang_live.gateway.parts import GatewayParts
-from sglang_live.gateway.tools import FunctionCall, read_calls, tools_of
+from sglang_live.gateway.tools import FunctionCall, read_calls
 from sglang_live.ids import new_id
-from sglang_live.orchestrator.sessions import VoiceSession
 
 log = logging.getLogger(__name__)
 
@@ -49,42 +47,11 @@ _MAX_CHAIN = 256
 # Responses that wait for the one that runs.
 _MAX_WAITING = 4
 _WIND_DOWN_S = 1.0
-_ROLES: dict[str, Role] = {
-    "user": "user",
-    "assistant": "assistant",
-    "system": "system",
-    "developer": "system",
-}
 _TASK = (
     "You work behind a voice agent. The conversation so far follows. Do what the user has asked "
     "for last; the agent tells the user your answer."
 )
 _FAILED = "The task could not be done."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackendSettings:
-    """
-    model: the client's name for it. tools, tool_choice: checked, in the protocol's form.
-    max_output_tokens: None: the model's limit.
-    """
-
-    model: str
-    instructions: str | None = None
-    tools: tuple[dict[str, Any], ...] = ()
-    tool_choice: str | dict[str, Any] = "auto"
-    parallel_tool_calls: bool = True
-    max_output_tokens: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "instructions": self.instructions,
-            "tools": list(self.tools),
-            "tool_choice": self.tool_choice,
-            "parallel_tool_calls": self.parallel_tool_calls,
-            "max_output_tokens": self.max_output_tokens,
-        }
 
 
 class _PartForm(Strict):
@@ -114,23 +81,26 @@ class _OutputForm(Strict):
 
 
 class Backend:
+    """A Worker (work.py)."""
+
     def __init__(
         self,
-        session: VoiceSession,
         voice: Voice,
-        outbox: Outbox,
+        outbox: Broadcast,
         parts: GatewayParts,
         owner: str,
         settings: BackendSettings,
+        served: TextModel,
     ):
+        """served: the served model. For other names the operator's text model takes its place."""
         self.settings = settings
-        self._session = session
+        self._served = served
         self._voice = voice
         self._outbox = outbox
         self._parts = parts
         self._owner = owner
-        self._chain: deque[HistoryItem] = deque(maxlen=_MAX_CHAIN)
-        self._added: list[HistoryItem] = []  # since the last response
+        self._chain: deque[Item] = deque(maxlen=_MAX_CHAIN)
+        self._added: list[Item] = []  # since the last response
         self._added_bytes = 0
         self._unanswered: set[str] = set()  # calls of the client
         self._continues: str | None = None  # delegation whose calls these are
@@ -142,9 +112,8 @@ class Backend:
     def at_work(self) -> bool:
         return self._running is not None
 
-    def delegate(self, delegation_id: str) -> str:
-        """The voice wants work done. Returns the id of its response."""
-        return self._start(delegation_id)
+    def delegate(self, delegation_id: str) -> dict[str, Any]:
+        return {"target": "responses", "response_id": self._start(delegation_id)}
 
     def add_item(self, item: dict[str, Any]) -> None:
         """Add an input item of the client.
@@ -168,12 +137,12 @@ class Backend:
                     f"No call '{cut(form.call_id)}' waits for an output.", param="item.call_id"
                 )
             self._unanswered.discard(form.call_id)
-            added = _history("tool", form.output)
+            added = {"type": kind, "call_id": form.call_id, "output": form.output}
         elif kind == "message":
-            message = read_value(item, _MessageForm, "item")
-            parts = message.content
+            written = read_value(item, _MessageForm, "item")
+            parts = written.content
             text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-            added = _history(_ROLES[message.role], text)
+            added = message(written.role, text)
         else:
             raise unsupported_parameter("item.type", "is message or function_call_output.")
         self._added.append(added)
@@ -197,7 +166,6 @@ class Backend:
         self._start(delegation_id)
 
     def stop(self) -> None:
-        """End all work. Nothing is emitted any more."""
         self._waiting.clear()
         if self._running is not None:
             self._running.cancel()
@@ -241,12 +209,13 @@ class Backend:
             await self._tell(_FAILED, delegation_id)
             return
         for call_id, call in calls:
-            self._chain.append(call_as_text(call.name, call.arguments))
+            written = {"call_id": call_id, "name": call.name, "arguments": call.arguments}
+            self._chain.append({"type": "function_call", **written})
             self._unanswered.add(call_id)
             self._continues = delegation_id
         response.complete()
         if not calls:
-            self._chain.append(_history("assistant", text))
+            self._chain.append(message("assistant", text))
             await self._tell(text or _FAILED, delegation_id)
 
     async def _run(self, response: "_Response") -> tuple[str, list[tuple[str, FunctionCall]]]:
@@ -257,31 +226,26 @@ class Backend:
         if parts.out_of_band_slots.full:
             raise CapacityError("Too much delegated work of all sessions at once.")
         instructions = f"{settings.instructions}\n\n{_TASK}" if settings.instructions else _TASK
-        request = TurnRequest(
+        task = Task(
+            settings=settings,
             instructions=instructions,
-            history=(*self._voice.conversation(), *self._chain),
-            voice="",
-            wants_audio=False,
-            max_output_tokens=settings.max_output_tokens,
-            stateless=True,
-            tools=tools_of(settings.tools, settings.tool_choice),
-            cache_salt=owner_salt(self._owner),
+            conversation=self._voice.transcript(),
+            items=self._whole_chain(),
         )
-        done: TurnDone | None = None
+        worked: Worked | None = None
         parts.out_of_band_slots.take()
         try:
-            async with aclosing(self._session.respond(request)) as events:
-                async for event in events:
-                    if isinstance(event, TranscriptDelta):
-                        response.add_text(event.text)
-                    elif isinstance(event, TurnDone):
-                        done = event
+            async with aclosing(self._model.work(task)) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, Worked):
+                        worked = piece
+                    else:
+                        response.add_text(piece)
         finally:
             parts.out_of_band_slots.release()
-        if done is None:
-            raise StageFailedError("The turn ended without a result.")
+        assert worked is not None, "a text model that does not fail ends"
         calls, malformed = read_calls(
-            done.function_calls,
+            worked.calls,
             settings.tools,
             most=None if settings.parallel_tool_calls else 1,
             metrics=parts.metrics,
@@ -289,8 +253,23 @@ class Backend:
         )
         if not calls and not response.text:
             response.add_text(malformed)
-        response.end(done)
+        response.end(worked)
         return response.text, [(response.add_call(call), call) for call in calls]
+
+    @property
+    def _model(self) -> TextModel:
+        config = self._parts.config.text_server
+        is_served = self.settings.model == self._parts.orchestrator.model_name
+        return self._served if config.live_backend is None or is_served else TextServer(config)
+
+    def _whole_chain(self) -> tuple[Item, ...]:
+        """Without outputs whose calls are too old: a text model refuses those."""
+        called = {item["call_id"] for item in self._chain if item["type"] == "function_call"}
+        return tuple(
+            item
+            for item in self._chain
+            if item["type"] != "function_call_output" or item["call_id"] in called
+        )
 
     async def _tell(self, text: str, delegation_id: str | None) -> None:
         try:
@@ -337,10 +316,10 @@ class _Response:
         self.text += text
         self._emit_part("response.output_text.delta", delta=text, logprobs=[])
 
-    def end(self, done: TurnDone) -> None:
+    def end(self, worked: Worked) -> None:
         """Its text is complete."""
-        self._usage = done.usage
-        self._status = "incomplete" if done.status == "incomplete" else "completed"
+        self._usage = worked.usage
+        self._status = "incomplete" if worked.is_cut else "completed"
         if self._message_id is not None:
             self._emit_part("response.output_text.done", text=self.text, logprobs=[])
             self._emit_part("response.content_part.done", part=_part(self.text))
@@ -401,24 +380,9 @@ class _Response:
             "parallel_tool_calls": self._settings.parallel_tool_calls,
             "tool_choice": "auto",
             "tools": [],
-            "usage": _usage(self._usage) if self._usage else None,
+            "usage": usage_json(self._usage) if self._usage else None,
         }
-
-
-def _history(role: Role, text: str) -> HistoryItem:
-    return HistoryItem(key=new_id("key"), role=role, parts=(TextPart(text),))
 
 
 def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    read = usage.input_text_tokens + usage.input_audio_tokens
-    return {
-        "input_tokens": read,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": usage.output_text_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": read + usage.output_text_tokens,
-    }

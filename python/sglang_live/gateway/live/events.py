@@ -18,6 +18,10 @@ _MAX_ID = 512
 # Of an append: OpenAI's limit is 500 tokens, and few words are longer than 16 characters.
 _MAX_APPEND = 8_000
 _MAX_MESSAGES = 128
+# Each is one letter for the model.
+MOST_OPTIONS = 52
+# Of one decision: each is a turn of its own.
+_Questions = Meta(min_length=1, max_length=64)
 
 Id = Annotated[str, Meta(max_length=_MAX_ID)]
 AppendedText = Annotated[str, Meta(max_length=_MAX_APPEND)]
@@ -75,11 +79,56 @@ class ResponsesDelegation(Strict, tag="responses", tag_field="type"):
     acknowledgement_delay_ms: Delay | UnsetType | None = UNSET
 
 
-class DecisionsDelegation(Strict, tag="decisions", tag_field="type"):
-    """decisions: not read, because this type is refused."""
+class TextPartForm(Strict, tag="input_text", tag_field="type"):
+    text: str
 
-    decisions: dict[str, Any] | None = None
-    acknowledgement_delay_ms: Delay | None = None
+
+class JsonPartForm(Strict, tag="input_json", tag_field="type"):
+    data: dict[str, Any] | list[dict[str, Any]]
+
+
+Told = str | list[TextPartForm | JsonPartForm]
+_Options = Meta(min_length=2, max_length=MOST_OPTIONS)
+
+
+class OptionForm(Strict):
+    value: str | bool
+    description: str | None = None
+
+
+class LevelForm(Strict):
+    label: str
+    description: str | None = None
+
+
+class QuestionForm(Strict):
+    instructions: Told
+    name: Id | None = None
+
+
+class PredicateForm(QuestionForm, tag="predicate", tag_field="type", kw_only=True):
+    pass
+
+
+class ChoiceForm(QuestionForm, tag="choice", tag_field="type", kw_only=True):
+    choices: Annotated[list[OptionForm], _Options]
+
+
+class ScoreForm(QuestionForm, tag="score", tag_field="type", kw_only=True):
+    levels: Annotated[list[LevelForm], _Options]
+
+
+Question = PredicateForm | ChoiceForm | ScoreForm
+
+
+class DecisionsForm(Strict):
+    model: Id | UnsetType | None = UNSET
+    questions: Annotated[list[Question], _Questions] | UnsetType | None = UNSET
+
+
+class DecisionsDelegation(Strict, tag="decisions", tag_field="type"):
+    decisions: DecisionsForm | None = None
+    acknowledgement_delay_ms: Delay | UnsetType | None = UNSET
 
 
 Delegation = ClientDelegation | ResponsesDelegation | DecisionsDelegation
@@ -222,6 +271,7 @@ SUPPORTED = (
     *("session.output_audio.fixture.play", "session.instructions.append"),
     *("session.thinking.append", "session.commentary.append"),
     *("response.item.create", "response.create"),
+    *("decision.create", "decision.item.create", "decision.item.delete"),
 )
 
 

@@ -11,19 +11,25 @@ from sglang_live.aio import Timer, close_all
 from sglang_live.errors import LiveError
 from sglang_live.gateway.call.link import IdleSessionError
 from sglang_live.gateway.call.outbox import Outbox
+from sglang_live.gateway.draining import CLOSE_SERVICE_RESTART
 from sglang_live.gateway.errors import CLOSE_POLICY_VIOLATION, ClientEventError
 from sglang_live.gateway.live.active import ActiveSession
 from sglang_live.gateway.live.backend import Backend
+from sglang_live.gateway.live.broadcast import Broadcast
+from sglang_live.gateway.live.decisions import Decisions
 from sglang_live.gateway.live.events import (
     AnyClientEvent,
+    AudioAppend,
     MessageForm,
     SessionStart,
     parse_client_event,
 )
-from sglang_live.gateway.live.session_config import start_config
+from sglang_live.gateway.live.served_text import ServedText
+from sglang_live.gateway.live.session_config import LiveConfig, start_config
+from sglang_live.gateway.live.sidebands import LiveSessions
 from sglang_live.gateway.live.stream import Stream, error_fields
 from sglang_live.gateway.live.turn_voice import TurnVoice
-from sglang_live.gateway.live.voice import Said
+from sglang_live.gateway.live.voice import Said, Voice
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.orchestrator.sessions import VoiceSession
 
@@ -39,15 +45,33 @@ class NoStartError(LiveError):
 
 
 class LiveSession:
-    """owner: owner of the client's key, for limits."""
+    """An Attachable (sidebands.py)."""
 
-    def __init__(self, session: VoiceSession, outbox: Outbox, parts: GatewayParts, owner: str):
+    resumption = None
+
+    def __init__(
+        self,
+        session: VoiceSession,
+        outbox: Outbox,
+        parts: GatewayParts,
+        owner: str,
+        sessions: LiveSessions,
+    ):
+        """
+        Args:
+            owner: owner of the client's key, for limits.
+            sessions: those that sidebands find.
+        """
+        self.owner = owner
+        self.broadcast = Broadcast(outbox)
         self._session = session
-        self._outbox = outbox
+        self._outbox = self.broadcast
         self._parts = parts
-        self._owner = owner
+        self._sessions = sessions
         self._active: ActiveSession | None = None
         self._over: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+        self._gone: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+        self._restart = ""  # why, where the server ends the call
         self._start_limit = Timer(parts.clock, self._on_no_start, "session start")
         self._start_limit.arm(_START_S)
 
@@ -68,6 +92,9 @@ class LiveSession:
             self._end(CLOSE_POLICY_VIOLATION, error.code)
             raise
 
+    async def hear(self, pcm: bytes) -> None:
+        raise ClientEventError("Binary frames hold no events.", code="invalid_event")
+
     async def until_over(self) -> tuple[int, str]:
         return await asyncio.shield(self._over)
 
@@ -75,9 +102,16 @@ class LiveSession:
         # At a restart the client is not told that all was completed: it connects again.
         if isinstance(error, IdleSessionError) and self._active is not None:
             self._active.finish("expired")
+        else:
+            self._restart = error.code
 
     async def close(self) -> None:
-        active = self._active
+        active, gone = self._active, (CLOSE_SERVICE_RESTART, self._restart)
+        if active is not None and not self._over.done() and not self._restart:
+            active.finish("connection_lost")  # sidebands hear of it
+        self._sessions.remove(self._session.session_id)
+        if not self._gone.done():
+            self._gone.set_result(self._over.result() if self._over.done() else gone)
         await close_all(self._start_limit.disarm, *((active.close,) if active else ()))
 
     async def _start(self, event: AnyClientEvent) -> None:
@@ -91,17 +125,14 @@ class LiveSession:
         call = config.call
         stream = Stream(self._outbox, call.output_format, self._parts.metrics)
         delay_ms = config.acknowledgement_delay_ms
-        voice = TurnVoice(self._session, call, self._parts, stream, self._owner, delay_ms)
+        voice = TurnVoice(self._session, call, self._parts, stream, self.owner, delay_ms)
         try:
             await voice.begin([_said(message) for message in event.session.input or ()])
         except BaseException:
             await voice.close()
             raise
         stream.voice = voice
-        if config.backend is not None:
-            stream.backend = Backend(
-                self._session, voice, self._outbox, self._parts, self._owner, config.backend
-            )
+        stream.worker = worker = self._worker(voice, config)
         self._start_limit.disarm()
         self._active = ActiveSession(
             self._session.session_id,
@@ -109,17 +140,48 @@ class LiveSession:
             voice,
             stream,
             self._outbox,
-            self._parts.clock,
-            max_append_bytes=self._parts.config.inputs.max_append_bytes,
+            self._parts,
             on_over=self._end,
-            backend=stream.backend,
+            worker=worker,
         )
         self._active.start(event.event_id)
+        self._sessions.add(self._session.session_id, self)
+
+    # --- for sidebands ---
+
+    def show(self, outbox: Outbox) -> None:
+        assert self._active is not None
+        outbox.emit("session.started", session=self._active.resource())
+
+    async def handle_aside(self, frame: str) -> None:
+        event = parse_client_event(frame)
+        if isinstance(event, AudioAppend):
+            raise ClientEventError(
+                "The session's own socket sends its audio.", code="unsupported_event", param="type"
+            )
+        if self._active is not None and not self._over.done():
+            await self._active.handle(event)
+
+    async def until_gone(self) -> tuple[int, str]:
+        return await asyncio.shield(self._gone)
+
+    def _worker(self, voice: Voice, config: LiveConfig) -> Backend | Decisions | None:
+        session, outbox, parts, owner = self._session, self._outbox, self._parts, self.owner
+        if config.backend is not None:
+            served = ServedText(session, voice, owner)
+            return Backend(voice, outbox, parts, owner, config.backend, served)
+        if config.decisions is not None:
+            refuse = self._refuse
+            return Decisions(session, voice, outbox, parts, owner, config.decisions, refuse)
+        return None
+
+    def _refuse(self, error: LiveError, event_id: str | None) -> None:
+        self._parts.metrics.errors.labels(error.code).inc()
+        self._outbox.emit("error", **error_fields(error, event_id))
 
     def _on_no_start(self) -> None:
         error = NoStartError(f"There was no session.start within {_START_S:g} s.")
-        self._parts.metrics.errors.labels(error.code).inc()
-        self._outbox.emit("error", **error_fields(error, None))
+        self._refuse(error, None)
         self._end(CLOSE_POLICY_VIOLATION, error.code)
 
     def _end(self, code: int, reason: str) -> None:

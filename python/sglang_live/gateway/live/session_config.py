@@ -7,27 +7,31 @@ wrong or not honoured: all of that is refused before the session starts.
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from sglang_live.gateway.audio.codec import PCM, PCM_16K, PCMA, PCMU, WireFormat
 from sglang_live.gateway.call.settings import SessionConfig, Truncation
 from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.json_forms import missing_parameter, unsupported_parameter
-from sglang_live.gateway.live.backend import BackendSettings
+from sglang_live.gateway.live.decisions import DecisionSettings
 from sglang_live.gateway.live.events import (
     AudioForm,
+    ChoiceForm,
     ClientDelegation,
     DecisionsDelegation,
+    DecisionsForm,
     Delegation,
     MessageForm,
     PcmaForm,
     PcmuForm,
     ResponsesDelegation,
     ResponsesForm,
+    ScoreForm,
     SessionForm,
     UpdateForm,
     VoiceRef,
 )
+from sglang_live.gateway.live.work import BackendSettings
 from sglang_live.gateway.model import check_model, known_voice
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.tools import check_choice, read_choice, read_tools
@@ -52,7 +56,8 @@ class LiveConfig:
     call: settings of the call.
     instructions: the client's, for the echo. voice, input, safety_identifier: likewise.
     acknowledgement_delay_ms: from a delegation without words to a spoken acknowledgement.
-    backend: of a session that delegates to responses; None: the application does the work.
+    backend, decisions: of a session that delegates to them. None, both: the application does the
+        work.
     """
 
     call: SessionConfig
@@ -62,12 +67,15 @@ class LiveConfig:
     safety_identifier: str | None = None
     acknowledgement_delay_ms: int = 0
     backend: BackendSettings | None = None
+    decisions: DecisionSettings | None = None
 
     def to_json(self, session_id: str, expires_at: int) -> dict[str, Any]:
         form = self.call.input_format
         target: dict[str, Any] = {"type": "client"}
         if self.backend is not None:
             target = {"type": "responses", "responses": self.backend.to_json()}
+        elif self.decisions is not None:
+            target = {"type": "decisions", "decisions": self.decisions.to_json()}
         return {
             "id": session_id,
             "expires_at": expires_at,
@@ -129,16 +137,21 @@ def start_config(form: SessionForm, parts: GatewayParts) -> LiveConfig:
         voice={"id": voice} if isinstance(named, VoiceRef) else voice,
         input=tuple(form.input or ()),
         safety_identifier=form.safety_identifier,
-        acknowledgement_delay_ms=_delay_ms(form.delegation, 0),
-        backend=_first_backend(form.delegation, orchestrator.model_name),
+        acknowledgement_delay_ms=_delay_ms(
+            form.delegation, _DECISION_MS if isinstance(form.delegation, DecisionsDelegation) else 0
+        ),
+        decisions=_first_decisions(form.delegation, parts),
+        backend=_first_backend(form.delegation, parts),
     )
 
 
+# From a delegation to decisions to a spoken acknowledgement: most decisions take less.
+_DECISION_MS = 400
 # Without a model that judges whether a turn is complete, this silence ends it.
 _SILENCE_MS = 700
 
 
-def update_config(config: LiveConfig, form: UpdateForm) -> LiveConfig:
+def update_config(config: LiveConfig, form: UpdateForm, parts: GatewayParts) -> LiveConfig:
     """Apply a session.update: absent keys keep their value.
 
     Raises:
@@ -147,8 +160,12 @@ def update_config(config: LiveConfig, form: UpdateForm) -> LiveConfig:
     _refuse_triggers(form.triggers)
     if form.delegation is UNSET:
         return config
-    kind = ClientDelegation if config.backend is None else ResponsesDelegation
-    is_null = form.delegation is None and config.backend is None  # null is the client
+    kind: type[Delegation] = ClientDelegation
+    if config.backend is not None:
+        kind = ResponsesDelegation
+    elif config.decisions is not None:
+        kind = DecisionsDelegation
+    is_null = form.delegation is None and kind is ClientDelegation  # null is the client
     if not is_null and not isinstance(form.delegation, kind):
         raise ClientEventError(
             "The type of delegation cannot change.",
@@ -157,15 +174,18 @@ def update_config(config: LiveConfig, form: UpdateForm) -> LiveConfig:
         )
     backend = config.backend
     if backend is not None and isinstance(form.delegation, ResponsesDelegation):
-        backend = _merged(backend, form.delegation.responses or ResponsesForm(), config.call.model)
+        backend = _merged(backend, form.delegation.responses or ResponsesForm(), parts)
+    decisions = config.decisions
+    if decisions is not None and isinstance(form.delegation, DecisionsDelegation):
+        decisions = _decided(decisions, form.delegation.decisions or DecisionsForm(), parts)
     delay_ms = _delay_ms(form.delegation, config.acknowledgement_delay_ms)
-    return replace(config, acknowledgement_delay_ms=delay_ms, backend=backend)
+    return replace(config, acknowledgement_delay_ms=delay_ms, backend=backend, decisions=decisions)
 
 
 _BACKEND = "session.delegation.responses"
 
 
-def _first_backend(delegation: Delegation | None, served: str) -> BackendSettings | None:
+def _first_backend(delegation: Delegation | None, parts: GatewayParts) -> BackendSettings | None:
     if not isinstance(delegation, ResponsesDelegation):
         return None
     form = delegation.responses
@@ -173,10 +193,10 @@ def _first_backend(delegation: Delegation | None, served: str) -> BackendSetting
         raise missing_parameter(_BACKEND)
     if form.model is UNSET or form.model is None:
         raise missing_parameter(f"{_BACKEND}.model")
-    return _merged(BackendSettings(model=form.model), form, served)
+    return _merged(BackendSettings(model=form.model), form, parts)
 
 
-def _merged(current: BackendSettings, form: ResponsesForm, served: str) -> BackendSettings:
+def _merged(current: BackendSettings, form: ResponsesForm, parts: GatewayParts) -> BackendSettings:
     """The settings with those of a form: absent keys keep their value, null ones are the default.
 
     Raises:
@@ -189,7 +209,7 @@ def _merged(current: BackendSettings, form: ResponsesForm, served: str) -> Backe
         if (sent := getattr(form, name)) is not UNSET:
             changes[name] = getattr(default, name) if sent is None else sent
     if form.model not in (UNSET, None):
-        check_model(served, changes["model"], f"{_BACKEND}.model", stock=True)
+        _check_backend(changes["model"], parts)
     if form.tools:
         changes["tools"] = read_tools(form.tools, f"{_BACKEND}.tools")
     elif "tools" in changes:
@@ -201,18 +221,61 @@ def _merged(current: BackendSettings, form: ResponsesForm, served: str) -> Backe
     return merged
 
 
-def _delay_ms(delegation: Delegation | None, current_ms: int) -> int:
-    if not isinstance(delegation, ClientDelegation | ResponsesDelegation):
+def _check_backend(name: str, parts: GatewayParts) -> None:
+    """Raises ModelNotFoundError if no text model has this name, as far as that is known."""
+    known = parts.config.text_server
+    if known.live_backend is None or known.live_backend_model:
+        served, aliases = parts.orchestrator.model_name, (known.live_backend_model,)
+        check_model(served, name, f"{_BACKEND}.model", stock=True, aliases=aliases)
+
+
+_DECISIONS = "session.delegation.decisions"
+
+
+def _first_decisions(delegation: Delegation | None, parts: GatewayParts) -> DecisionSettings | None:
+    if not isinstance(delegation, DecisionsDelegation):
+        return None
+    form = delegation.decisions
+    for name in ("model", "questions"):
+        if form is None or getattr(form, name) in (UNSET, None):
+            raise missing_parameter(f"{_DECISIONS}.{name}")
+    assert form is not None and isinstance(form.model, str)
+    return _decided(DecisionSettings(model=form.model), form, parts)
+
+
+def _decided(
+    current: DecisionSettings, form: DecisionsForm, parts: GatewayParts
+) -> DecisionSettings:
+    """The settings with those of a form; absent and null ones keep their value.
+
+    Raises:
+        ClientEventError: two options are the same.
+        ModelNotFoundError: another model is named.
+    """
+    model, questions = form.model or current.model, form.questions or current.questions
+    parts.check_model(model, f"{_DECISIONS}.model", stock=True)
+    for n, question in enumerate(questions):
+        names: list[Any] = []
+        at = "levels"
+        if isinstance(question, ChoiceForm):
+            at, names = "choices", [(type(one.value), one.value) for one in question.choices]
+        elif isinstance(question, ScoreForm):
+            names = [one.label for one in question.levels]
+        if len(set(names)) < len(names):
+            raise ClientEventError(
+                "Two options are the same.", param=f"{_DECISIONS}.questions[{n}].{at}"
+            )
+    return DecisionSettings(model=model, questions=tuple(questions))
+
+
+def _delay_ms(delegation: Delegation | UnsetType | None, current_ms: int) -> int:
+    if delegation is None or delegation is UNSET:
         return current_ms
     sent = delegation.acknowledgement_delay_ms
     return current_ms if sent is UNSET else sent or 0
 
 
 def _refuse_unserved(form: SessionForm) -> None:
-    if isinstance(form.delegation, DecisionsDelegation):
-        raise unsupported_parameter(
-            "session.delegation.type", "is client or responses: this server makes no decisions."
-        )
     if form.store:
         raise unsupported_parameter("session.store", "is false: sessions are not stored.")
     _refuse_triggers(form.triggers)
@@ -230,7 +293,9 @@ def _refuse_unserved(form: SessionForm) -> None:
 
 def _refuse_triggers(triggers: list[dict[str, Any]] | None) -> None:
     if triggers:
-        raise unsupported_parameter("session.triggers", "is empty: this server has no decisions.")
+        raise unsupported_parameter(
+            "session.triggers", "is empty: decision.create asks for a decision."
+        )
 
 
 def _format(audio: AudioForm) -> WireFormat:

@@ -6,15 +6,16 @@ Owner: one Stream per session. Its time is the ticks since session.started, in m
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from sglang_live.errors import LiveError
 from sglang_live.gateway.audio.codec import WireEncoder, WireFormat, encode_base64
-from sglang_live.gateway.call.outbox import Outbox
 from sglang_live.gateway.errors import ClientEventError, error_body
-from sglang_live.gateway.live.backend import Backend
+from sglang_live.gateway.live.broadcast import Broadcast
 from sglang_live.gateway.live.voice import TICK_MS, Voice
+from sglang_live.gateway.live.work import Worker
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 # Fragments of transcripts end at multiples of it, and so do acknowledged appends.
@@ -52,13 +53,13 @@ class _Fixture:
 class Stream:
     """
     voice: to be set before the first tick.
-    backend: does the work that is delegated; None: the application does.
+    worker: does the work that is delegated; None: the application does.
     """
 
     voice: Voice
-    backend: Backend | None = None
+    worker: Worker | None = None
 
-    def __init__(self, outbox: Outbox, form: WireFormat, metrics: GatewayMetrics):
+    def __init__(self, outbox: Broadcast, form: WireFormat, metrics: GatewayMetrics):
         self._outbox = outbox
         self._form = form
         self._metrics = metrics
@@ -90,9 +91,7 @@ class Stream:
         else:
             spoken = self.voice.take(self._tick_bytes)
             audio = self._silence if spoken.is_silence else encode_base64(spoken.audio)
-            self._outbox.emit(
-                "session.output_audio.delta", on_sent=spoken.on_sent, numbered=False, delta=audio
-            )
+            self._emit_audio(audio, spoken.on_sent)
             if spoken.text and not self._said:
                 self._said_from_ms = begin_ms
             self._said += spoken.text
@@ -159,9 +158,8 @@ class Stream:
         if self._is_over:
             return
         delegation = {"id": delegation_id, "type": "delegation", "target": "client"}
-        if self.backend is not None:
-            response_id = self.backend.delegate(delegation_id)
-            delegation |= {"target": "responses", "response_id": response_id}
+        if self.worker is not None:
+            delegation |= self.worker.delegate(delegation_id)
         self._outbox.emit(
             "session.delegation.created", delegation=delegation, offset_ms=self.now_ms
         )
@@ -171,6 +169,13 @@ class Stream:
             return
         self._metrics.errors.labels(error.code).inc()
         self._outbox.emit("error", **error_fields(error, None))
+
+    def _emit_audio(self, audio: str, on_sent: Callable[[], None] | None = None) -> None:
+        """The audio of the tick that ends now."""
+        times = {"start_ms": self.now_ms - TICK_MS, "end_ms": self.now_ms}
+        self._outbox.emit(
+            "session.output_audio.delta", on_sent=on_sent, numbered=False, aside=times, delta=audio
+        )
 
     def _tell_said(self) -> None:
         if self._said:
@@ -186,7 +191,7 @@ class Stream:
         piece, fixture.audio = fixture.audio[: self._tick_bytes], fixture.audio[self._tick_bytes :]
         silence = self._form.silence
         piece += silence * ((self._tick_bytes - len(piece)) // len(silence))
-        self._outbox.emit("session.output_audio.delta", numbered=False, delta=encode_base64(piece))
+        self._emit_audio(encode_base64(piece))
         if not fixture.audio:
             self._fixture = None
             self._outbox.emit("session.output_audio.fixture.played", **echo(fixture.event_id))

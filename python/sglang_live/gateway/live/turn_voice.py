@@ -5,13 +5,13 @@ Owner: one TurnVoice per session. The server's turn taking decides when to speak
 application wants said waits until it is quiet.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from sglang_live.aio import Timer, close_all
 from sglang_live.clock import Clock
-from sglang_live.core import HistoryItem, PromptContent, TextPart
+from sglang_live.core import HeardToken, HistoryItem, PromptContent, TextPart
 from sglang_live.errors import LiveError
 from sglang_live.gateway.call.call import Call
 from sglang_live.gateway.call.conversation.assistant_item import AssistantItem
@@ -30,6 +30,8 @@ from sglang_live.gateway.call.settings import SessionConfig
 from sglang_live.gateway.errors import ClientEventError, cut
 from sglang_live.gateway.live.speech import Speech
 from sglang_live.gateway.live.voice import TICK_MS, AppendKind, Said, Spoken, VoiceListener
+from sglang_live.gateway.live.work import Item as BackendItem
+from sglang_live.gateway.live.work import message
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.rate_limits import RateLimitStatus
 from sglang_live.ids import new_id
@@ -116,6 +118,10 @@ class TurnVoice:
         items = self._call.conversation.items
         return tuple(piece for item in items for piece in item.pieces())
 
+    def transcript(self) -> tuple[BackendItem, ...]:
+        items = self._call.conversation.items
+        return tuple(said for item in items if (said := _in_words(item)))
+
     def stop_speaking(self) -> None:
         self._port.wants = None
         self._call.responses.interrupt()
@@ -127,13 +133,14 @@ class TurnVoice:
     def _appended(self, kind: AppendKind, text: str, delegation_id: str | None) -> Item:
         """The first report on a delegation is the output of its call."""
         told = _TELLING[kind].format(text)
+        if not self._parts.config.model.follows_instructions:  # outputs it reads aloud
+            is_said = kind == "commentary"
+            return _output(new_id("call"), text) if is_said else _message("system", told)
         if delegation_id is None or kind == "instructions":
             return _message("system", told)
         if self._port.delegations[delegation_id].is_answered:
             return _message("system", told)
-        fields = {"call_id": delegation_id, "output": told}
-        seen = HistoryItem(key=new_id("key"), role="tool", parts=(TextPart(told),))
-        return FunctionItem(new_id("item"), "function_call_output", fields, seen)
+        return _output(delegation_id, told)
 
     def _on_dropped(self, item_id: str) -> None:
         """Instructions last: those that leave with the oldest items come again as the newest."""
@@ -158,8 +165,33 @@ class TurnVoice:
         self._acknowledgement.arm(self.acknowledgement_delay_ms / 1000)
 
     def _acknowledge(self) -> None:
+        if not self._parts.config.model.follows_instructions:
+            return  # it would read them aloud
         self._call.changes.add(_message("system", _ACKNOWLEDGE))
         self._port.wants = self._port.wants or "acknowledgement"
+
+
+def _in_words(item: Item) -> BackendItem | None:
+    """A message in words, as far as they are known. None: it has none."""
+    if item.has_left:
+        return None
+    match item:
+        case AssistantItem():
+            role, text = "assistant", item.visible_text
+        case MessageItem():
+            words = (c.text if isinstance(c, TextContent) else c.transcript for c in item.content)
+            role, text = item.role, " ".join(filter(None, words))
+        case FunctionItem():  # the application's report on work
+            role, text = "system", item.fields["output"]
+        case _:
+            return None
+    return message("developer" if role == "system" else role, text) if text else None
+
+
+def _output(call_id: str, text: str) -> FunctionItem:
+    fields = {"call_id": call_id, "output": text}
+    seen = HistoryItem(key=new_id("key"), role="tool", parts=(TextPart(text),))
+    return FunctionItem(new_id("item"), "function_call_output", fields, seen)
 
 
 @dataclass(slots=True)
@@ -227,7 +259,13 @@ class _Port:
         self._heard_item = item_id
         self._listener.user_said(text, begin_ms + start_ms, begin_ms + end_ms)
 
-    def transcript_completed(self, item_id: str, text: str, duration_s: float) -> None:
+    def transcript_completed(
+        self,
+        item_id: str,
+        text: str,
+        duration_s: float,
+        tokens: Sequence[HeardToken] | None,
+    ) -> None:
         self._written(item_id)
 
     def transcript_failed(self, item_id: str, error: LiveError) -> None:

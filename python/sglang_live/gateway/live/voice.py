@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 from sglang_live.core import HistoryItem
 from sglang_live.errors import LiveError
+from sglang_live.gateway.live.work import Item
 
 TICK_MS = 100
 AppendKind = Literal["instructions", "thinking", "commentary"]
@@ -79,6 +80,10 @@ class Voice(Protocol):
 
     def conversation(self) -> tuple[HistoryItem, ...]:
         """All that was said and appended so far, as the model knows it."""
+        ...
+
+    def transcript(self) -> tuple[Item, ...]:
+        """The same in words, as messages of the Responses API."""
         ...
 
     def stop_speaking(self) -> None: ...

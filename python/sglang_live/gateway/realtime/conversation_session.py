@@ -8,8 +8,6 @@ from typing import Any
 
 from msgspec import UNSET
 
-from sglang_live.gateway.auth import ANONYMOUS
-from sglang_live.gateway.call.outbox import Outbox
 from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.events import (
@@ -24,7 +22,7 @@ from sglang_live.gateway.realtime.events import (
     SessionUpdate,
 )
 from sglang_live.gateway.realtime.response_plan import check_length, plan_response
-from sglang_live.gateway.realtime.session import RealtimeSession
+from sglang_live.gateway.realtime.session import Client, RealtimeSession
 from sglang_live.gateway.realtime.session_config import config_json, first_config, update_config
 from sglang_live.orchestrator.sessions import VoiceSession
 
@@ -32,22 +30,20 @@ from sglang_live.orchestrator.sessions import VoiceSession
 class ConversationSession(RealtimeSession):
     """
     preset: settings of the session from its client secret; None: the defaults.
-    owner: owner of the client's key, for limits.
     """
 
     def __init__(
         self,
         session: VoiceSession,
-        outbox: Outbox,
+        client: Client,
         parts: GatewayParts,
         preset: SessionForm | None = None,
-        owner: str = ANONYMOUS,
     ):
         self._defaults = first_config(parts.orchestrator, parts.config)
         config = first_config(parts.orchestrator, parts.config, preset)
-        super().__init__(session, outbox, parts, config, owner=owner, answers=True)
+        super().__init__(session, client, parts, config, answers=True)
 
-    def _shown(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, Any]:
         return config_json(self._config, self._session_id)
 
     async def _handle_own(self, event: AnyClientEvent) -> None:
@@ -65,10 +61,14 @@ class ConversationSession(RealtimeSession):
                 self._call.responses.cancel(event.response_id)
             case SessionUpdate():
                 await self._update_session(event)
-            case OutputAudioClear():
+            case OutputAudioClear() if self._sound is None:
                 raise ClientEventError(
                     "output_audio_buffer.clear exists for WebRTC and SIP only.", param="type"
                 )
+            case OutputAudioClear():
+                if self._call.responses.busy:  # what it is still making is not heard either
+                    self._call.responses.cancel(None)
+                self._call.audible.interrupt()
 
     async def _create_response(self, event: ResponseCreate) -> None:
         if self._config.frames is not None:
@@ -85,6 +85,7 @@ class ConversationSession(RealtimeSession):
             now_s=self._parts.clock.now_s(),
             voice_locked=self._call.responses.has_spoken,
         )
+        self._check_formats(plan.config)
         if event.response is not None:
             limit = self._parts.context_limit
             await check_length(limit, plan, event.response, self._config)

@@ -90,7 +90,7 @@ class AudioInputForm(Strict):
 class AudioOutputForm(Strict):
     format: FormatForm | UnsetType | None = UNSET
     voice: Name | VoiceRef | UnsetType | None = UNSET
-    speed: float | None = None
+    speed: Annotated[float, Meta(ge=0.25, le=1.5)] | UnsetType | None = UNSET
 
 
 class AudioForm(Strict):
@@ -153,8 +153,9 @@ class SessionForm(_Settings, kw_only=True):
     type: str
     audio: AudioForm | UnsetType | None = UNSET
     truncation: str | RetentionRatioForm | UnsetType | None = UNSET
+    resumable: bool | UnsetType | None = UNSET
     model: Name | None = None
-    include: list[str] | None = None
+    include: list[str] | UnsetType | None = UNSET
     tracing: Literal["auto"] | TracingForm | None = None
     object: Ignored = None
     id: Ignored = None

@@ -1,16 +1,14 @@
 """The /v1/realtime route: checks of a handshake, and the protocol on its socket."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from starlette.datastructures import QueryParams
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sglang_live.errors import LiveError
-from sglang_live.gateway.auth import ANONYMOUS, choose_subprotocol, offered_keys
-from sglang_live.gateway.call.link import CallLink
-from sglang_live.gateway.call.outbox import Outbox
-from sglang_live.gateway.call.wire import CLOSE_TRY_AGAIN_LATER, SocketWire, Wire
+from sglang_live.gateway.auth import choose_subprotocol, offered_keys
+from sglang_live.gateway.call.wire import CLOSE_TRY_AGAIN_LATER, SocketWire
 from sglang_live.gateway.errors import (
     CLOSE_POLICY_VIOLATION,
     CallsOnlyError,
@@ -23,60 +21,23 @@ from sglang_live.gateway.errors import (
 )
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.rate_limits import RateLimitError
+from sglang_live.gateway.realtime.calls import NoSuchCallError, RealtimeCalls
 from sglang_live.gateway.realtime.client_secrets import ClientSecret, ClientSecrets
-from sglang_live.gateway.realtime.conversation_session import ConversationSession
-from sglang_live.gateway.realtime.events import SessionForm, event_id_of
-from sglang_live.gateway.realtime.session import RealtimeSession
-from sglang_live.gateway.realtime.transcription_session import (
-    TRANSCRIPTION,
-    TranscriptionSession,
-)
+from sglang_live.gateway.realtime.protocol import realtime_link
+from sglang_live.gateway.realtime.transcription_session import TRANSCRIPTION
 from sglang_live.ids import new_id
-from sglang_live.orchestrator.sessions import VoiceSession
 
-_QUERY = ("model", "intent", "call_id")
+_QUERY = ("model", "intent", "call_id", "resume", "after", "heard_ms")
+# A resumed session has its settings.
+_NOT_WITH_RESUME = ("intent", "call_id")
+_MOST_DIGITS = 8
 _BETA_HEADER, _BETA_SUBPROTOCOL = "realtime=v1", "openai-beta.realtime-v1"
 
 
-@dataclass(frozen=True, slots=True)
-class RealtimeProtocol:
-    """
-    preset: settings of the session from its client secret; None: the defaults.
-    owner: owner of the client's key.
-    transcribes: it is a session for transcription, by a model of this name.
-    """
-
-    parts: GatewayParts
-    preset: SessionForm | None = None
-    owner: str = ANONYMOUS
-    transcribes: bool = False
-    model: str | None = None
-
-    def open(self, session: VoiceSession, outbox: Outbox) -> RealtimeSession:
-        preset = self.preset
-        opened: RealtimeSession
-        if self.transcribes:
-            opened = TranscriptionSession(
-                session, outbox, self.parts, preset, self.model, self.owner
-            )
-        else:
-            opened = ConversationSession(session, outbox, self.parts, preset, self.owner)
-        opened.greet()
-        return opened
-
-    def refuse(self, outbox: Outbox, error: LiveError, frame: str | None) -> None:
-        event_id = None if frame is None else event_id_of(frame)
-        outbox.emit("error", error={**error_body(error), "event_id": event_id})
-
-
-def realtime_link(wire: Wire, parts: GatewayParts, **settings: Any) -> CallLink:
-    """settings: fields of RealtimeProtocol."""
-    return CallLink(wire, parts, RealtimeProtocol(parts, **settings), kind="sess")
-
-
 class RealtimeRoute:
-    def __init__(self, parts: GatewayParts, secrets: ClientSecrets):
+    def __init__(self, parts: GatewayParts, secrets: ClientSecrets, calls: RealtimeCalls):
         self._parts = parts
+        self._calls = calls
         self._keys = parts.keys
         self._secrets = secrets
 
@@ -95,6 +56,12 @@ class RealtimeRoute:
                 self._parts.metrics.sessions_refused.labels(refusal["code"]).inc()
                 await _refuse(socket, refusal)
                 return
+            if "resume" in socket.query_params:
+                await self._resume(socket, owner)
+                return
+            if (call_id := socket.query_params.get("call_id")) is not None:
+                await self._attach(socket, call_id, owner)
+                return
             link = realtime_link(
                 SocketWire(socket),
                 self._parts,
@@ -108,6 +75,23 @@ class RealtimeRoute:
         except WebSocketDisconnect:
             pass  # the client left before the refusal was sent
 
+    async def _resume(self, socket: WebSocket, owner: str) -> None:
+        query = socket.query_params
+        try:
+            call = self._parts.resumable_calls.find(query["resume"], owner)
+            arrival = call.join(SocketWire(socket), query.get("after"), _heard_ms(query))
+        except LiveError as error:
+            self._parts.metrics.sessions_refused.labels(error.code).inc()
+            await _refuse(socket, error_body(error))
+        else:
+            await arrival.left.wait()
+
+    async def _attach(self, socket: WebSocket, call_id: str, owner: str) -> None:
+        try:
+            await self._calls.attach(socket, call_id, owner)
+        except NoSuchCallError as error:
+            await _refuse(socket, error_body(error))
+
     def _refusal(
         self, socket: WebSocket, holders: list[str], secret: ClientSecret | None
     ) -> dict[str, Any] | None:
@@ -119,7 +103,8 @@ class RealtimeRoute:
             if duplex and _transcribes(socket, secret):
                 raise CallsOnlyError
             self._parts.tiers.check_heard(holders[0])
-            self._parts.open_sessions.check_room(*holders)
+            if "resume" not in socket.query_params:  # a resumed session is open
+                self._parts.open_sessions.check_room(*holders)
             _check_shape(socket, secret)
             # Clients name the transcription's model here.
             stock = _transcribes(socket, secret)
@@ -159,8 +144,11 @@ def _check_shape(socket: WebSocket, secret: ClientSecret | None) -> None:
                 code="unknown_parameter",
                 param=name,
             )
-    if "call_id" in socket.query_params:
-        raise ClientEventError("WebRTC and SIP calls are not supported.", param="call_id")
+    is_resumed = "resume" in socket.query_params
+    for name in _NOT_WITH_RESUME if is_resumed else ("after", "heard_ms"):
+        if name in socket.query_params:
+            kind = "a resumed session" if is_resumed else "a new session"
+            raise ClientEventError(f"{name} is not for {kind}.", param=name)
     if (intent := socket.query_params.get("intent")) not in (None, "conversation", TRANSCRIPTION):
         raise ClientEventError(
             f"There are no sessions for {cut(str(intent))!r}, only for conversation and "
@@ -176,6 +164,15 @@ def _check_shape(socket: WebSocket, secret: ClientSecret | None) -> None:
                 code="unsupported_session_type",
                 param="intent",
             )
+
+
+def _heard_ms(query: QueryParams) -> int | None:
+    text = query.get("heard_ms")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+        raise ClientEventError("heard_ms is a whole number of milliseconds.", param="heard_ms")
+    return int(text)
 
 
 async def _refuse(socket: WebSocket, error: dict[str, Any]) -> None:

@@ -4,10 +4,14 @@ In: facts (call/ports.py). Out: events in the outbox.
 Owner: one RealtimePort per connection.
 """
 
+from base64 import b64decode
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from sglang_live.core import Usage
+import orjson
+
+from sglang_live.core import HeardToken, Usage
 from sglang_live.errors import LiveError
 from sglang_live.gateway.audio.codec import encode_base64
 from sglang_live.gateway.call.conversation.assistant_item import AssistantItem
@@ -18,6 +22,8 @@ from sglang_live.gateway.call.responses.writer import ResponseWriter
 from sglang_live.gateway.errors import error_body
 from sglang_live.gateway.rate_limits import RateLimitStatus
 from sglang_live.gateway.realtime.item_json import item_json, part_json
+from sglang_live.gateway.transcribe import logprobs_json
+from sglang_live.gateway.webrtc.sound import CallSound
 
 _AUDIO_BUFFER = "input_audio_buffer."
 _TRANSCRIPT = "conversation.item.input_audio_transcription."
@@ -25,8 +31,10 @@ _ARGUMENTS = "response.function_call_arguments."
 
 
 class RealtimePort:
-    def __init__(self, emit: Emit):
+    def __init__(self, emit: Emit, sound: CallSound | None = None):
+        """sound: takes the audio; None: audio is events."""
         self._emit = emit
+        self._sound = sound
 
     # --- the user ---
 
@@ -79,14 +87,22 @@ class RealtimePort:
     def words_heard(self, item_id: str, text: str, start_ms: float, end_ms: float) -> None:
         self._emit(_TRANSCRIPT + "delta", item_id=item_id, content_index=0, delta=text)
 
-    def transcript_completed(self, item_id: str, text: str, duration_s: float) -> None:
+    def transcript_completed(
+        self,
+        item_id: str,
+        text: str,
+        duration_s: float,
+        tokens: Sequence[HeardToken] | None,
+    ) -> None:
         usage = {"type": "duration", "seconds": round(duration_s, 3)}
+        more: dict[str, Any] = {} if tokens is None else {"logprobs": logprobs_json(tokens)}
         self._emit(
             _TRANSCRIPT + "completed",
             item_id=item_id,
             content_index=0,
             transcript=text,
             usage=usage,
+            **more,
         )
 
     def transcript_failed(self, item_id: str, error: LiveError) -> None:
@@ -139,6 +155,9 @@ class RealtimePort:
         self._emit(f"response.{kind}.delta", lane=writer.id, delta=text, **address)
 
     def audio_added(self, writer: ResponseWriter, item: AssistantItem, frame: bytes) -> None:
+        if self._sound is not None:
+            self._sound.play(writer.id, frame, writer.audio_sent)
+            return
         self._emit(
             "response.output_audio.delta",
             lane=writer.id,
@@ -155,6 +174,8 @@ class RealtimePort:
         if item.modality == "text":
             self._emit("response.output_text.done", lane=lane, text=item.text, **address)
         else:
+            if self._sound is not None:
+                self._sound.all_played(writer.id)
             self._emit("response.output_audio.done", lane=lane, **address)
             self._emit(
                 "response.output_audio_transcript.done",
@@ -187,6 +208,8 @@ class RealtimePort:
 
     def response_done(self, writer: ResponseWriter) -> None:
         self._emit("response.done", lane=writer.id, response=_response(writer))
+        if self._sound is not None:
+            self._sound.response_done(writer.id)
 
     def _of_conversation(
         self, kind: str, writer: ResponseWriter, item: dict[str, Any], previous_id: str | None
@@ -198,6 +221,17 @@ class RealtimePort:
                 previous_item_id=previous_id,
                 item=item,
             )
+
+
+def audio_of(event: bytes) -> bytes:
+    """Audio of an output_audio.delta, in its format."""
+    return b64decode(orjson.loads(event)["delta"])
+
+
+def with_audio(event: bytes, audio: bytes, event_id: str) -> bytes:
+    """The event with other audio, and another id."""
+    changed = {"event_id": event_id, "delta": encode_base64(audio)}
+    return orjson.dumps({**orjson.loads(event), **changed})
 
 
 def _item_address(writer: ResponseWriter, index: int = 0) -> dict[str, Any]:

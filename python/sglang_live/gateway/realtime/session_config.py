@@ -15,8 +15,8 @@ from msgspec import UNSET
 from sglang_live.gateway.audio.codec import FORMATS, PCM, WireFormat
 from sglang_live.gateway.call.settings import FrameSettings, SessionConfig, Truncation
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.errors import ClientEventError
-from sglang_live.gateway.json_forms import check_neutral
+from sglang_live.gateway.errors import ClientEventError, cut
+from sglang_live.gateway.json_forms import check_neutral, unsupported_parameter
 from sglang_live.gateway.model import check_model, is_of_openai, known_voice
 from sglang_live.gateway.realtime.events import (
     AudioInputForm,
@@ -96,12 +96,11 @@ MAX_OUTPUT_TOKENS = 4096
 WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "prompt": (),
     "reasoning": ({},),
-    "include": ([],),
     "tracing": ("auto", {}),
     "audio.input.noise_reduction": ({},),
     "audio.input.transcription.delay": (),
-    "audio.output.speed": (1,),
 }
+LOGPROBS = "item.input_audio_transcription.logprobs"
 _MODALITIES = (("audio",), ("text",))
 
 
@@ -122,7 +121,7 @@ def config_json(config: SessionConfig, session_id: str) -> dict[str, Any]:
         "tracing": None,
         "truncation": config.truncation.wire,
         "prompt": None,
-        "include": None,
+        "include": [LOGPROBS] if config.transcript_logprobs else None,
         "expires_at": None,
         "audio": {
             "input": {
@@ -134,7 +133,7 @@ def config_json(config: SessionConfig, session_id: str) -> dict[str, Any]:
             "output": {
                 "format": config.output_format.to_json(),
                 "voice": config.voice,
-                "speed": 1.0,
+                "speed": config.speed,
             },
         },
     }
@@ -191,6 +190,7 @@ def update_config(
         )
     check_model(defaults.model, form.model, "session.model", stock=True)
     changes = common_changes(form, defaults, path="session")
+    changes |= resumable_change(form) | include_changes(form, gateway)
     if form.truncation is not UNSET:
         server = defaults.truncation.retention
         changes["truncation"] = choose_truncation(form.truncation, server)
@@ -201,6 +201,10 @@ def update_config(
             changes |= output_changes(form.audio.output, defaults, path="session.audio.output")
     check_voice(changes, current, locked=voice_locked, path="session.audio.output")
     return with_choice(replace(current, **changes), form, path="session")
+
+
+def resumable_change(form: SessionForm) -> dict[str, Any]:
+    return {} if form.resumable is UNSET else {"resumable": bool(form.resumable)}
 
 
 def check_voice(
@@ -252,6 +256,17 @@ def common_changes(form: Any, defaults: SessionConfig, *, path: str) -> dict[str
     return changes
 
 
+def include_changes(form: SessionForm, gateway: GatewayConfig) -> dict[str, Any]:
+    """Raises ClientEventError if something is to be included that the model has not."""
+    if form.include is UNSET:
+        return {}
+    has_logprobs = "details" in gateway.model.recogniser_gives
+    for name in form.include or ():
+        if name != LOGPROBS or not has_logprobs:
+            raise unsupported_parameter("session.include", f"has no {cut(name)!r} for this model.")
+    return {"transcript_logprobs": bool(form.include)}
+
+
 def output_changes(form: AudioOutputForm, defaults: SessionConfig, *, path: str) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     if form.format is not UNSET:
@@ -260,6 +275,8 @@ def output_changes(form: AudioOutputForm, defaults: SessionConfig, *, path: str)
         name = voice_name(form.voice)
         known_voice(defaults.voices, name, f"{path}.voice")
         changes["voice"] = defaults.voice if name is None else name
+    if form.speed is not UNSET:
+        changes["speed"] = defaults.speed if form.speed is None else float(form.speed)
     return changes
 
 

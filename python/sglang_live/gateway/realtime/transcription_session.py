@@ -9,8 +9,6 @@ from typing import Any
 
 from msgspec import UNSET
 
-from sglang_live.gateway.auth import ANONYMOUS
-from sglang_live.gateway.call.outbox import Outbox
 from sglang_live.gateway.call.settings import SessionConfig
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.errors import ClientEventError
@@ -21,12 +19,14 @@ from sglang_live.gateway.realtime.events import (
     SessionForm,
     SessionUpdate,
 )
-from sglang_live.gateway.realtime.session import RealtimeSession
+from sglang_live.gateway.realtime.session import Client, RealtimeSession
 from sglang_live.gateway.realtime.session_config import (
     common_changes,
     config_json,
     first_config,
+    include_changes,
     input_changes,
+    resumable_change,
 )
 from sglang_live.orchestrator.sessions import Orchestrator, VoiceSession
 
@@ -42,25 +42,23 @@ class TranscriptionSession(RealtimeSession):
     """
     preset: settings of the session from its client secret; None: the defaults.
     model: that the client named for it, one of OpenAI's or this server's.
-    owner: owner of the client's key, for limits.
     """
 
     def __init__(
         self,
         session: VoiceSession,
-        outbox: Outbox,
+        client: Client,
         parts: GatewayParts,
         preset: SessionForm | None = None,
         model: str | None = None,
-        owner: str = ANONYMOUS,
     ):
         self._defaults = transcription_defaults(parts.orchestrator, parts.config, model)
         config = self._defaults
         if preset is not None:
             config = update_transcription(config, preset, self._defaults, parts.config)
-        super().__init__(session, outbox, parts, config, owner=owner, answers=False)
+        super().__init__(session, client, parts, config, answers=False)
 
-    def _shown(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, Any]:
         return transcription_json(self._config, self._session_id)
 
     async def _handle_own(self, event: AnyClientEvent) -> None:
@@ -105,6 +103,7 @@ def update_transcription(
             raise _of_conversations(f"session.{name}")
     check_model(defaults.model, form.model, "session.model", stock=True)
     common_changes(form, defaults, path="session")
+    current = replace(current, **resumable_change(form), **include_changes(form, gateway))
     if not form.audio:
         return current
     if form.audio.output:
@@ -121,7 +120,8 @@ def update_transcription(
 
 def transcription_json(config: SessionConfig, session_id: str) -> dict[str, Any]:
     """The settings as the protocol shows them."""
-    heard = config_json(config, session_id)["audio"]["input"]
+    whole = config_json(config, session_id)
+    heard = whole["audio"]["input"]
     if detection := heard["turn_detection"]:
         heard["turn_detection"] = {
             name: value
@@ -133,7 +133,7 @@ def transcription_json(config: SessionConfig, session_id: str) -> dict[str, Any]
         "object": "realtime.transcription_session",
         "id": session_id,
         "expires_at": None,
-        "include": None,
+        "include": whole["include"],
         "audio": {"input": heard},
     }
 

@@ -22,12 +22,14 @@ function showCall() {
   $("talk").classList.toggle("primary", !call);
   $("talk").disabled = !call && !hasSound;
   $("clip").disabled = !hasSound;
+  $("protocol").disabled = Boolean(call);
   $("mute").disabled = !call?.isOpen || !hasSound;
   if (!call) $("mute").setAttribute("aria-pressed", "false");
 }
 
 async function begin() {
-  const fresh = (call = new Call({ hasSound, transcript, wave, onOver }));
+  const isLive = $("protocol").value === "live";
+  const fresh = (call = new Call({ hasSound, isLive, transcript, wave, onOver }));
   wave.show(null);
   show("status", "connecting");
   showCall();

@@ -4,14 +4,17 @@ import { admission, doubt, KeyWanted } from "./admission.js";
 import { CallAudio } from "./audio.js";
 import { show } from "./dom.js";
 import { Gauges } from "./gauges.js";
+import { LiveSession } from "./live.js";
 import { Ended, Session } from "./session.js";
 
 const AGAIN_AFTER_MS = [500, 1000, 2000, 4000, 8000];
 const STEADY_MS = 10_000; // a connection that lasted this long resets the number of attempts
 
 export class Call {
-  // hasSound: false for text only. onOver(Error): the call has ended without the user.
-  constructor({ hasSound, transcript, wave, onOver }) {
+  // hasSound: false for text only. isLive: over the Live API. onOver(Error): the call has ended
+  // without the user.
+  constructor({ hasSound, isLive, transcript, wave, onOver }) {
+    this.isLive = isLive;
     this.transcript = transcript;
     this.wave = wave;
     this.onOver = onOver;
@@ -51,7 +54,7 @@ export class Call {
     const protocols = await admission();
     if (this.isOver) throw new Ended("not connected", true);
     const { audio, transcript, wave } = this;
-    const session = new Session({ audio, transcript, wave, onLost: (why) => this.lost(why) });
+    const session = new (this.isLive ? LiveSession : Session)({ audio, transcript, wave, onLost: (why) => this.lost(why) });
     this.session = session;
     try {
       await session.open(protocols);
@@ -63,7 +66,6 @@ export class Call {
   }
 
   async lost(why) {
-    this.session.close();
     if (performance.now() - this.session.upSinceMs > STEADY_MS) this.nTries = 0;
     try {
       if (why.isFinal) throw why;
@@ -81,6 +83,8 @@ export class Call {
       await new Promise((done) => setTimeout(done, waitMs));
       if (this.isOver) return;
       try {
+        if (await this.resumed()) return;
+        this.session.close();
         await this.join();
         this.transcript.tell("page", "note", "The connection was lost; the server starts a new conversation.");
         return;
@@ -90,6 +94,22 @@ export class Call {
       }
     }
     throw why;
+  }
+
+  // Whether the session goes on over another socket. Its audio plays on meanwhile.
+  async resumed() {
+    const { session } = this;
+    if (!session.token) return false;
+    const protocols = await admission();
+    if (this.isOver) throw new Ended("not connected", true);
+    try {
+      await session.resume(protocols);
+      return true;
+    } catch (error) {
+      if (!session.wasOpen) await doubt();
+      if (!error.isFinal) throw error;
+      return false;
+    }
   }
 
   type(text) {

@@ -19,6 +19,8 @@ export class Playback {
       this.wave.show(reply);
       this.replies.set(itemId, reply);
     }
+    samples = reply.unknown(samples);
+    if (!samples.length) return;
     reply.take(samples);
     if (!isWanted) this.drop(reply);
     if (reply.cutAt === null) this.audio.play(itemId, samples);
@@ -61,6 +63,12 @@ export class Playback {
     const at = { item_id: reply.itemId, content_index: 0, audio_end_ms: reply.playedMs };
     this.send("conversation.item.truncate", at);
     this.onCut(reply);
+  }
+
+  // The server sends again what was not heard of the newest item. Returns what was, in milliseconds.
+  resume() {
+    const reply = this.replies.get(this.last);
+    return reply ? reply.resume() : 0;
   }
 
   // Drops the audio without a report: the connection is closed.

@@ -15,6 +15,21 @@ export class Reply {
     this.cutAt = null; // samples; null: it was not truncated
     this.peaks = []; // loudest sample of each 20 ms
     this.ackedMs = 0;
+    this.known = 0; // samples that come again, and are here
+  }
+
+  // What was not heard comes again. Returns what was heard, in milliseconds.
+  resume() {
+    const heardMs = this.playedMs;
+    this.known = this.received - (heardMs * RATE_HZ) / 1000;
+    return heardMs;
+  }
+
+  // The rest of samples, some of which may be known.
+  unknown(samples) {
+    const n = Math.min(this.known, samples.length);
+    this.known -= n;
+    return n ? samples.subarray(n) : samples;
   }
 
   take(samples) {

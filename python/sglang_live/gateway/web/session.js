@@ -1,4 +1,5 @@
-// One connection to /v1/realtime: the user's input, and the handlers of the server's events.
+// One session at /v1/realtime: the user's input, and the handlers of the server's events. It goes on
+// over another socket when the network loses its own.
 
 import { RATE_HZ, fromBase64, toBase64 } from "./audio.js";
 import { show } from "./dom.js";
@@ -7,8 +8,10 @@ import { Playback } from "./playback.js";
 const ACK_EVERY_MS = 500;
 const SILENCE_MS = 500; // silence_duration_ms of the server's turn detection
 const CLOCK_BLOCKS = 50; // microphone blocks, the earliest of which sets the clock
+const KEPT_EVENTS = 3000; // for a server that has not read what was on its way: a minute's
 // Close codes that are intended: end, refusal, full server. Others are failures of the network.
-const ON_PURPOSE = [1000, 1008, 1013];
+export const ON_PURPOSE = [1000, 1008, 1013];
+const NOT_RESUMED = ["invalid_resume_token", "resume_too_late"]; // a new session follows
 
 export class Ended extends Error {
   constructor(message, isFinal) {
@@ -31,6 +34,11 @@ export class Session {
         transcript.note(itemId, `interrupted, heard ${heardS.toFixed(1)} s of it`),
     });
     this.isUp = false;
+    this.isLost = false; // its socket is; events wait
+    this.token = null; // with which another socket takes over
+    this.lastId = ""; // of the last event
+    this.sent = []; // the newest events
+    this.nSent = 0;
     this.saidSamples = 0;
     this.beganMs = []; // time of the microphone's first sample, computed from each recent block
     this.answering = null; // id of the running response
@@ -42,10 +50,27 @@ export class Session {
 
   // Resolves when the server has applied the settings: earlier input would be lost.
   open(protocols) {
+    return this.connect(protocols, {});
+  }
+
+  // Resolves when the session goes on. A final error: the server does not have it any more.
+  resume(protocols) {
+    const heardMs = this.playback.resume();
+    return this.connect(protocols, { resume: this.token, after: this.lastId, heard_ms: heardMs });
+  }
+
+  connect(protocols, query) {
     const scheme = location.protocol === "https:" ? "wss" : "ws";
-    this.socket = new WebSocket(`${scheme}://${location.host}/v1/realtime`, protocols);
+    const url = `${scheme}://${location.host}/v1/realtime?${new URLSearchParams(query)}`;
+    this.socket = new WebSocket(url, protocols);
+    this.wasOpen = false;
+    let isServed = false;
     return new Promise((done, fail) => {
-      this.opened = done;
+      this.opened = () => {
+        isServed = true;
+        this.upSinceMs = performance.now();
+        done();
+      };
       this.refused = (message) => fail(new Ended(message, true));
       this.socket.addEventListener("message", ({ data }) => this.on(JSON.parse(data)));
       this.socket.addEventListener("open", () => (this.wasOpen = true));
@@ -53,7 +78,8 @@ export class Session {
         const why = this.wasOpen ? reason || `connection lost (${code})` : "the server is unreachable";
         const ended = new Ended(why, ON_PURPOSE.includes(code));
         fail(ended);
-        if (this.isUp) this.onLost(ended);
+        this.isLost = true;
+        if (isServed && this.isUp) this.onLost(ended);
       });
     });
   }
@@ -66,9 +92,11 @@ export class Session {
   }
 
   send(type, fields = {}) {
-    if (this.socket.readyState === WebSocket.OPEN) {
-      this.socket.send(JSON.stringify({ type, ...fields }));
-    }
+    const text = JSON.stringify({ type, ...fields });
+    this.nSent += 1;
+    this.sent.push(text);
+    if (this.sent.length > KEPT_EVENTS) this.sent.shift();
+    if (!this.isLost && this.socket.readyState === WebSocket.OPEN) this.socket.send(text);
   }
 
   // --- input of the user ---
@@ -119,6 +147,8 @@ export class Session {
   // --- events of the server ---
 
   on(event) {
+    this.lastId = event.event_id;
+    if (event.session) this.token = event.session.resumable?.token ?? null;
     const handler = HANDLERS[event.type];
     if (handler) handler.call(this, event);
   }
@@ -137,15 +167,23 @@ const HANDLERS = {
     const detection = { type: "server_vad", silence_duration_ms: SILENCE_MS, ignore_backchannels: true };
     const audio = { input: { format, turn_detection: detection, transcription }, output: { format } };
     const modalities = [this.audio ? "audio" : "text"];
-    this.send("session.update", { session: { type: "realtime", output_modalities: modalities, audio } });
+    this.send("session.update", { session: { type: "realtime", output_modalities: modalities, audio, resumable: true } });
   },
 
   "session.updated"({ session }) {
     show("status", `connected to ${session.model}`);
     this.isUp = true;
-    this.upSinceMs = performance.now();
     this.acks = setInterval(() => this.playback.ack(), ACK_EVERY_MS);
     this.opened();
+  },
+
+  "session.resumed"({ events_received: nRead }) {
+    const nGone = this.nSent - this.sent.length;
+    if (nRead < nGone) return this.refused("the connection was lost for too long");
+    for (const text of this.sent.slice(nRead - nGone)) this.socket.send(text);
+    this.isLost = false;
+    this.opened();
+    this.showState();
   },
 
   "input_audio_buffer.voice_suspected"() {
@@ -220,7 +258,7 @@ const HANDLERS = {
 
   error({ error }) {
     if (error.code === "response_cancel_not_active") this.cancelling -= 1; // the response had already ended
-    else if (this.isUp) this.transcript.tell("server", "error", error.message);
-    else this.refused(error.message);
+    else if (!this.isUp) this.refused(error.message);
+    else if (!NOT_RESUMED.includes(error.code)) this.transcript.tell("server", "error", error.message);
   },
 };

@@ -38,6 +38,7 @@ class Cascade:
             clones_voices=is_spoken and cascade["talker"].get("clones_voices", False),
             voices_need_words=is_spoken and cascade["talker"].get("voices_need_words", False),
             hears=cascade["recogniser"].get("hears", ""),
+            recogniser_gives=tuple(cascade["recogniser"].get("gives", ())),
             vocab_size=config["vocab_size"],
             context_tokens=config["max_position_embeddings"],
             kv_values=kv_values(config),

@@ -26,6 +26,8 @@ class SnacConfig:
         vq_strides: latent columns per code of each level, the coarsest first.
         decoder_rates: columns that each block makes of one.
         noise: whether blocks add noise.
+        depthwise: whether the first convolution is, with another behind it.
+        bounded: whether the sound goes through a tanh.
     """
 
     sampling_rate: int
@@ -33,6 +35,8 @@ class SnacConfig:
     vq_strides: tuple[int, ...]
     decoder_rates: tuple[int, ...]
     noise: bool
+    depthwise: bool = True
+    bounded: bool = True
 
     @staticmethod
     def load(path: Path) -> "SnacConfig":

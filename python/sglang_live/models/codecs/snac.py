@@ -10,6 +10,7 @@ The convolutions over chunks equal those over the whole input. Each layer looks 
 output is behind its input by its delay. What lies before a stream's begin and behind its end is
 zero in every layer, as in a convolution that pads; that makes begin, middle and end of a stream one
 computation, which streams of any age share.
+DAC is a SNAC whose codebooks have one rate, without noise and depthwise convolutions (dac.py).
 Source: snac 1.2 (hubertsiuzdak/snac, MIT).
 """
 
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from sglang_live.errors import BadInputError
 from sglang_live.models.codecs import END_CODE, WEIGHTS, SnacConfig
+from sglang_live.models.speech_lm.frame_decoder import check_codes
 
 _PARTS = ("decoder.", "quantizer.")
 _NORM = ".parametrizations.weight.original"
@@ -42,10 +44,10 @@ def load_snac(path: Path) -> tuple[SnacConfig, dict[str, Tensor]]:
         stored = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, pickle.UnpicklingError) as error:
         raise BadInputError(f"cannot read {file}: {error}") from error
-    return config, _folded({k: v for k, v in stored.items() if k.startswith(_PARTS)})
+    return config, folded({k: v for k, v in stored.items() if k.startswith(_PARTS)})
 
 
-def _folded(stored: dict[str, Any]) -> dict[str, Tensor]:
+def folded(stored: dict[str, Any]) -> dict[str, Tensor]:
     """Tensors by the names of their layers. torch has had two names for both parts of a weight."""
     tensors: dict[str, Tensor] = {}
     for name, value in stored.items():
@@ -328,14 +330,15 @@ class SnacDecoder:
     def _build(self) -> None:
         weights, rates = self._weights, self._config.decoder_rates
         self._first = Conv(weights, "decoder.model.0")
-        self._widen = (
-            weights.take("decoder.model.1.weight"),
-            weights.take("decoder.model.1.bias"),
-        )
+        first_block = 1
+        self._widen = None
+        if self._config.depthwise:
+            name, first_block = "decoder.model.1", 2
+            self._widen = weights.take(f"{name}.weight"), weights.take(f"{name}.bias")
         self._layers: list[Conv | Upsample | Noise | ResidualUnit] = [self._first]
         table = noise_table(self._device, self._dtype)
         for block, stride in enumerate(rates):
-            name = f"decoder.model.{block + 2}.block"
+            name = f"decoder.model.{block + first_block}.block"
             act = Snake(weights, f"{name}.0")
             self._layers.append(Upsample(weights, f"{name}.1", act, stride))
             if self._config.noise:
@@ -345,7 +348,7 @@ class SnacDecoder:
                 ResidualUnit(weights, f"{name}.{first_unit + i}.block", dilation)
                 for i, dilation in enumerate(_DILATIONS)
             ]
-        n = len(rates) + 2
+        n = len(rates) + first_block
         act = Snake(weights, f"decoder.model.{n}")
         self._layers.append(Conv(weights, f"decoder.model.{n + 1}", act=act))
 
@@ -357,28 +360,8 @@ class SnacDecoder:
         """There are none: it runs kernel by kernel on a GPU, too."""
 
     def check_codes(self, codes: Tensor) -> None:
-        """Refuse codes that are not in the codebook; on a GPU this waits for the codes.
-
-        Args:
-            codes: [..., n_quantizers] int64.
-        Raises:
-            BadInputError: if the dtype, the last dimension or a value is wrong.
-        """
-        self._check(codes, lowest=0)
-
-    def _check(self, codes: Tensor, lowest: int) -> None:
-        if codes.dtype != torch.int64 or codes.ndim < 1 or codes.shape[-1] != self.n_quantizers:
-            raise BadInputError(
-                f"codes must be int64 [..., {self.n_quantizers}], "
-                f"got {codes.dtype} {list(codes.shape)}"
-            )
-        if codes.numel() == 0:
-            return
-        least, most = (int(value) for value in torch.aminmax(codes))
-        if least < lowest or most >= self.codebook_size:
-            raise BadInputError(
-                f"codes must lie in [0, {self.codebook_size}), got {least} to {most}"
-            )
+        """See frame_decoder.check_codes."""
+        check_codes(codes, self.n_quantizers, self.codebook_size)
 
     @torch.inference_mode()
     def decode(self, streams: list[SnacStream], codes: Tensor) -> list[Tensor]:
@@ -400,7 +383,7 @@ class SnacDecoder:
             raise ValueError(f"codes {list(codes.shape)} do not fit {len(streams)} streams")
         if len(set(streams)) != len(streams):
             raise ValueError("a stream occurs twice in one batch")
-        self._check(codes, lowest=END_CODE)
+        check_codes(codes, self.n_quantizers, self.codebook_size, END_CODE)
         totals = _totals(streams, codes)
         tape = self._tape(streams, totals)
         wave = self._compute(codes.to(self._device), tape)
@@ -430,11 +413,14 @@ class SnacDecoder:
     def _compute(self, codes: Tensor, tape: ChunkTape) -> Tensor:
         """[n_streams, n_samples] float32, without a wait for the device."""
         latents = tape.inside(self._latents(codes))
-        weight, bias = self._widen
-        wave = tape.inside(F.conv1d(self._first(latents, tape), weight, bias))
+        wave = self._first(latents, tape)
+        if self._widen is not None:
+            wave = F.conv1d(wave, *self._widen)
+        wave = tape.inside(wave)
         for layer in self._layers[1:]:
             wave = layer(wave, tape)
-        return wave[:, 0].float().tanh_()
+        sound = wave[:, 0].float()
+        return sound.tanh_() if self._config.bounded else sound.clamp_(-1.0, 1.0)
 
     def _latents(self, codes: Tensor) -> Tensor:
         """[n_streams, n_latent, n_columns] of codes [n_streams, n_frames, n_quantizers]."""

@@ -25,6 +25,8 @@ class Qwen3OmniSpec:
     Attributes:
         good_tokens: length of a conversation that it is good for, by the demo model's own key of
             config.json; 0: not told.
+        gives_up: how its responses begin to what it does not understand, by another such key; "":
+            it calls functions (models/stand_ins.py).
         kv_values: see ModelFacts.
         sampling: the thinker's defaults (generation_config.json), by SGLang's names.
         script_style: of a talker that reads English words alone, which `live_speaks` of its
@@ -35,6 +37,7 @@ class Qwen3OmniSpec:
     thinker_vocab: int
     thinker_context: int
     good_tokens: int
+    gives_up: str
     kv_values: int
     thinker_hidden: int
     accept_hidden_layer: int
@@ -93,6 +96,7 @@ class Qwen3OmniSpec:
             thinker_vocab=thinker["text_config"]["vocab_size"],
             thinker_context=thinker["text_config"]["max_position_embeddings"],
             good_tokens=config.get("good_tokens", 0),
+            gives_up=config.get("gives_up", ""),
             kv_values=kv_values(thinker["text_config"]),
             thinker_hidden=thinker["text_config"]["hidden_size"],
             accept_hidden_layer=talker["accept_hidden_layer"],
@@ -193,6 +197,7 @@ class Qwen3Omni:
             vocab_size=spec.thinker_vocab,
             context_tokens=spec.thinker_context,
             good_tokens=spec.good_tokens,
+            follows_instructions=not spec.gives_up,
             kv_values=spec.kv_values,
         )
 

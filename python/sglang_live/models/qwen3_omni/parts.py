@@ -59,6 +59,7 @@ class ChatPrompt(TalkerReadPrompt):
         super().__init__(tokenizer, spec.end_of_turn_ids, _SYSTEM)
         self._spec = spec
         self.script_style = spec.script_style
+        self.gives_up = spec.gives_up
         self.newline_id = self.markup_ids("\n")[0]
 
     def header(self, instructions: str) -> list[Piece]:

@@ -98,19 +98,21 @@ def fill(module: nn.Module, path: Path, prefix: str) -> None:
         ValueError: the tensors are not exactly those of the module, by name and shape.
     """
     wanted = {name: tuple(weight.shape) for name, weight in module.state_dict().items()}
-    tensors = _read_tensors(path, prefix)
+    tensors = read_tensors(path, prefix)
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     _check(wanted, found, path, prefix)
     module.load_state_dict(tensors, assign=True)
 
 
-def _read_tensors(path: Path, prefix: str) -> dict[str, Tensor]:
+def read_tensors(path: Path, prefix: str, *, keeps: bool = False) -> dict[str, Tensor]:
+    """The tensors whose name begins with prefix, without it unless keeps, in float32."""
     tensors = {}
     for file, names in _files(path, prefix).items():
         with safe_open(path / file, framework="pt", device="cpu") as weights:
             for name in weights.keys() if names is None else names:
                 if name.startswith(prefix):
-                    tensors[name.removeprefix(prefix)] = weights.get_tensor(name).float()
+                    short = name if keeps else name.removeprefix(prefix)
+                    tensors[short] = weights.get_tensor(name).float()
     return tensors
 
 

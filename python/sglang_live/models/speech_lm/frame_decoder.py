@@ -241,6 +241,26 @@ class FrameStream:
     n_frames: int = 0
 
 
+def check_codes(codes: Tensor, n_quantizers: int, codebook_size: int, lowest: int = 0) -> None:
+    """Refuse codes that are not in the codebook; on a GPU this waits for the codes.
+
+    Args:
+        codes: [..., n_quantizers] int64.
+        lowest: END_CODE, where it may stand in the place of codes.
+    Raises:
+        BadInputError: if the dtype, the last dimension or a value is wrong.
+    """
+    if codes.dtype != torch.int64 or codes.ndim < 1 or codes.shape[-1] != n_quantizers:
+        raise BadInputError(
+            f"codes must be int64 [..., {n_quantizers}], got {codes.dtype} {list(codes.shape)}"
+        )
+    if codes.numel() == 0:
+        return
+    least, most = (int(value) for value in torch.aminmax(codes))
+    if least < lowest or most >= codebook_size:
+        raise BadInputError(f"codes must lie in [0, {codebook_size}), got {least} to {most}")
+
+
 class FrameDecoder(ABC):
     """A stateless decoder of many streams. Not thread-safe per stream, safe across streams.
 
@@ -368,25 +388,8 @@ class FrameDecoder(ABC):
         return FrameStream(self._transformer.new_past(columns), columns)
 
     def check_codes(self, codes: Tensor) -> None:
-        """Refuse codes that are not in the codebook; on a GPU this waits for the codes.
-
-        Args:
-            codes: [..., n_quantizers] int64.
-        Raises:
-            BadInputError: if the dtype, the last dimension or a value is wrong.
-        """
-        if codes.dtype != torch.int64 or codes.ndim < 1 or codes.shape[-1] != self.n_quantizers:
-            raise BadInputError(
-                f"codes must be int64 [..., {self.n_quantizers}], "
-                f"got {codes.dtype} {list(codes.shape)}"
-            )
-        if codes.numel() == 0:
-            return
-        lowest, highest = (int(value) for value in torch.aminmax(codes))
-        if lowest < 0 or highest >= self.codebook_size:
-            raise BadInputError(
-                f"codes must lie in [0, {self.codebook_size}), got {lowest} to {highest}"
-            )
+        """See the function of this name."""
+        check_codes(codes, self.n_quantizers, self.codebook_size)
 
     @torch.inference_mode()
     def decode(self, streams: list[FrameStream], codes: Tensor) -> Tensor:

@@ -120,14 +120,15 @@ class OwnPieces:
         queue = self._queues[rid] = FrameQueue()
         # The model samples by itself, with the piece's seed; at temperature 0 SGLang takes its
         # choice.
-        n_most = min(_room(self._host, request), request.most_frames + 1)
+        n_most = min(_room(self._host, request), model.lag_steps + request.most_frames + 1)
         sampling = {"max_new_tokens": n_most, "temperature": 0.0}
         try:
             stream = self._host.stream(rid, input_ids=request.prompt, sampling_params=sampling)
             async with aclosing(stream) as chunks:
                 async for chunk in chunks:
                     ids, reason = chunk["output_ids"], chunk["meta_info"]["finish_reason"]
-                    await queue.expect(len(ids) - (ids[-1] == model.end_id))
+                    n_frames = len(ids) - model.lag_steps - (ids[-1] == model.end_id)
+                    await queue.expect(max(0, n_frames))
                     while frames := await queue.next():
                         yield frames, ""
                     if reason is not None:

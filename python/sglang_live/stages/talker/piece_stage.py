@@ -174,7 +174,7 @@ class PieceSpeech:
         if self._heard is None:
             return None
         news, at_s = self._heard
-        since_s = self._clock.now_s() - at_s if news.advancing else 0.0
+        since_s = news.speed * (self._clock.now_s() - at_s) if news.advancing else 0.0
         return msgspec.structs.replace(news, heard_s=news.heard_s + since_s - self._before_s)
 
 

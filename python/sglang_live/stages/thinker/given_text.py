@@ -1,6 +1,10 @@
 """Responses of the thinker stage whose text no engine generates: scripts and transcripts."""
 
-from sglang_live.core import AudioPart, HistoryItem, TextPart
+from collections.abc import Sequence
+
+import numpy as np
+
+from sglang_live.core import AudioPart, HeardToken, HistoryItem, TextPart
 from sglang_live.messages import (
     ScriptRequest,
     TextTokens,
@@ -32,10 +36,17 @@ async def transcribe(job: ServedJob, request: ThinkerRequest, hearing: Hearing) 
     """Respond with the words of the newest item's audio."""
     newest = history_item(request.items[-1], job.frames)
     clips = [part.pcm for part in newest.parts if isinstance(part, AudioPart)]
-    await _send(job, [], " ".join([await hearing.transcript_of(pcm) for pcm in clips]))
+    if not (request.in_detail or request.translates):
+        return await _send(job, [], " ".join([await hearing.transcript_of(pcm) for pcm in clips]))
+    pcm = np.concatenate(clips)
+    heard = await hearing.detailed_transcript_of(pcm, translates=request.translates)
+    text = b"".join(token.piece for token in heard).decode(errors="ignore")
+    await _send(job, [], " ".join(text.split()), heard)
 
 
-async def _send(job: ServedJob, ids: list[int], text: str) -> None:
+async def _send(
+    job: ServedJob, ids: list[int], text: str, heard: Sequence[HeardToken] = ()
+) -> None:
     await job.send(TextTokens(job.job_id, ids, text))
     await job.send(
         ThinkerDone(
@@ -47,5 +58,6 @@ async def _send(job: ServedJob, ids: list[int], text: str) -> None:
             n_audio=0,
             n_cached=0,
             rebuilt=False,
+            heard=list(heard),
         )
     )

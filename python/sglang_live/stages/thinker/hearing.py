@@ -10,20 +10,24 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
+from typing import TypeVar
 
 import numpy as np
 
-from sglang_live.core import AudioPart, HistoryItem, TextPart
+from sglang_live.core import AudioPart, HeardToken, HistoryItem, TextPart
 from sglang_live.errors import StageFailedError
-from sglang_live.models.speech import Recogniser
+from sglang_live.models.speech import DetailedRecogniser, Recogniser
 
 log = logging.getLogger(__name__)
 
 # Transcripts of clips, for the turn, its transcript for the client, and a retry.
 _KEPT = 1024
+_T = TypeVar("_T")
 
 
 class Hearing:
@@ -84,6 +88,14 @@ class Hearing:
         """
         return await self._text_of(pcm, self._patient_worker)
 
+    async def detailed_transcript_of(
+        self, pcm: np.ndarray, *, translates: bool
+    ) -> list[HeardToken]:
+        """The same, token by token. Raises as transcript_of."""
+        assert isinstance(self._recogniser, DetailedRecogniser), "the gateway refuses the others"
+        hear = partial(self._recogniser.transcribe_in_detail, translates=translates)
+        return await self._counted(hear, pcm, self._patient_worker)
+
     async def _text_of(self, pcm: np.ndarray, worker: Executor) -> str:
         """The words of a clip: [n] int16, mono, at INPUT_RATE_HZ."""
         key = _key(pcm)
@@ -102,17 +114,22 @@ class Hearing:
         return await asyncio.shield(task)
 
     async def _recognise(self, pcm: np.ndarray, worker: Executor) -> str:
+        return await self._counted(self._recogniser.transcribe, pcm, worker)
+
+    async def _counted(
+        self, hear: Callable[[np.ndarray], _T], pcm: np.ndarray, worker: Executor
+    ) -> _T:
         began_s = time.monotonic()
         loop = asyncio.get_running_loop()
         try:
-            text = await loop.run_in_executor(worker, self._recogniser.transcribe, pcm)
+            heard = await loop.run_in_executor(worker, hear, pcm)
         except Exception as error:
             self.counts["recognitions_failed"] += 1
             log.exception("recogniser_failed n_samples=%d", len(pcm))
             raise StageFailedError(f"the recogniser failed: {error}") from error
         self.counts["clips_recognised"] += 1
         self.counts["recognition_s"] += time.monotonic() - began_s
-        return text
+        return heard
 
 
 def _key(pcm: np.ndarray) -> bytes:

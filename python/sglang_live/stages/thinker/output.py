@@ -19,8 +19,8 @@ class ResponseOutput:
     """The response so far, without the end-of-turn token.
 
     Args:
+        parts: of the response, still empty.
         report_heard: called with how much of the response was heard.
-        has_functions: whether the response may call functions.
 
     Attributes:
         finish: "" until the response ends.
@@ -31,15 +31,14 @@ class ResponseOutput:
         self,
         job: ServedJob,
         end_ids: tuple[int, ...],
-        call_begin_id: int | None,
+        parts: ResponseParts,
         report_heard: Callable[[Heard], None],
-        has_functions: bool = True,
     ):
         self._job = job
         self._end_ids = end_ids
         self._report_heard = report_heard
         self.ids: list[int] = []
-        self.parts = ResponseParts(call_begin_id, has_functions)
+        self.parts = parts
         self.finish = ""
         self.n_audio = 0
         self._n_sent = 0

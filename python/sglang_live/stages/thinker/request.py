@@ -21,6 +21,8 @@ def sampling_of(
     Raises:
         BadInputError: no grammar can be made of the function that the response has to call.
     """
+    if request.options:  # the probabilities of the model itself
+        return {"max_new_tokens": 1, "temperature": 1.0, "stop_token_ids": list(end_ids)}
     forced = request.must_call is not None and not request.prefill_only
     n_max = request.max_tokens
     if n_max is None:

@@ -123,6 +123,7 @@ class TurnState:
     flex: whether it is best-effort work.
     prefilling: id of the request that prefills, in a turn prefill. None: there is none now.
     dropped: keys of the oldest items, which did not fit.
+    options: tokens between which the response chooses. logprobs: of them, once it has chosen.
     """
 
     job_id: str = "warm-up"
@@ -140,6 +141,8 @@ class TurnState:
     flex: bool = False
     prefilling: str | None = None
     dropped: list[str] = field(default_factory=list)
+    options: list[int] = field(default_factory=list)
+    logprobs: dict[int, float] = field(default_factory=dict)
 
     @property
     def rid_prefix(self) -> str:
@@ -182,6 +185,7 @@ class ThinkerSession:
     cache_salt: str = ""
     told: dict[str, list[int]] = field(default_factory=dict)
     _places: list[int] = field(default_factory=list)  # of the running turn's clips
+    _untold: list[HistoryItem] = field(default_factory=list)  # held, and not sent to the talker
 
     async def think(
         self,
@@ -220,14 +224,15 @@ class ThinkerSession:
             limit = room_for_prompt(max_tokens, len(opening.token_ids))
             check_header(self.prompt, instructions, limit)
         self.told = {item.key: self.told[item.key] for item in history if item.key in self.told}
-        said = [] if retention is not None else self._said_before(instructions, history, limit)
+        said = self._said_before(instructions, history, limit, retention)
         known = await self._reconcile(instructions, history, state, drops_oldest, said)
         fitting = await self._fit(known, limit, drops_oldest, retention, state)
         state.dropped = keys_missing(history, fitting)
         self.ledger = replace(self.ledger, left_out=frozenset(state.dropped))
         self._tell_bound(retention)
         start, new = self.ledger, fitting[len(self.ledger.items) :]
-        yield Started(new)
+        yield Started([*self._untold, *new])
+        self._untold = []
         self._places = []
         self.lost = False
         response_ids: list[int] | None = None
@@ -290,16 +295,22 @@ class ThinkerSession:
     # --- bringing the engine session to a beginning of the history ---
 
     def _said_before(
-        self, instructions: str, history: list[HistoryItem], limit: int | None
+        self,
+        instructions: str,
+        history: list[HistoryItem],
+        limit: int | None,
+        retention: RetentionConfig | None,
     ) -> list[HistoryItem]:
-        """The history's beginning that one request may compute anew: the talker has all of it."""
-        said = list(
-            takewhile(
-                lambda i: i.opens and i.closes and (i.key in self.told or i.token_ids is not None),
-                history,
-            )
-        )
+        """The history's beginning that one request may compute anew: the talker has all of it, or
+        a client has brought it in writing, so that it may be there from an earlier session."""
+        said = _brought(history)
         n_header = self.prompt.n_tokens(self.prompt.header(instructions), iter(()))
+        if retention is not None:  # without a compaction
+            limit = min(filter(None, (limit, n_header + retention.window_tokens)))
+        else:
+            is_there = lambda i: i.key in self.told or i.token_ids is not None  # noqa: E731
+            told = [*takewhile(lambda i: i.opens and i.closes and is_there(i), history)]
+            said = max(told, said, key=len)
         n_tokens = n_header + sum(most_tokens_of(self.prompt, item) for item in said)
         return said if limit is None or n_tokens <= limit else []
 
@@ -484,6 +495,7 @@ class ThinkerSession:
         self.instructions = instructions
         self.ledger = Ledger()
         self.bound = None
+        self._untold = []
         opened = False
         try:
             await open_session(self.host, self.engine_session)
@@ -504,6 +516,7 @@ class ThinkerSession:
                 self.ledger = self.ledger.after_turn(
                     said, ends, begun_at=n_header, speculative=False
                 )
+                self._untold = [item for item in said if item.key not in self.told]
             opened = True
         finally:
             if not opened:
@@ -532,6 +545,8 @@ class ThinkerSession:
         begun = False
         try:
             request = self._request(append, sampling)
+            if state.options:
+                request |= {"return_logprob": True, "token_ids_logprob": state.options}
             async for chunk in self.host.stream(rid, **request):
                 meta = chunk["meta_info"]
                 if not begun:
@@ -540,6 +555,9 @@ class ThinkerSession:
                     if self.bound is not None and self.feed is not None:
                         # Not before: compaction changes what the engine counts as the prompt.
                         self.feed.tell_bound(self.bound, running=rid)
+                if state.options and not state.logprobs:
+                    [first] = meta["output_token_ids_logprobs"]
+                    state.logprobs = {token: logprob for logprob, token, _ in first}
                 reason = meta["finish_reason"]
                 token_ids = list(chunk["output_ids"])
                 if reason is not None:
@@ -561,3 +579,16 @@ class ThinkerSession:
             state.n_cached = meta["cached_tokens"]
         state.n_prompt = meta["prompt_tokens"]
         return Prefilled(rid, append, n_new, meta["prompt_tokens"] - n_new)
+
+
+def _brought(history: list[HistoryItem]) -> list[HistoryItem]:
+    """Its beginning that a client has written, up to the last message of the assistant."""
+
+    def is_written(item: HistoryItem) -> bool:
+        is_whole = item.opens and item.closes and item.token_ids is None
+        return is_whole and not any(isinstance(part, AudioPart) for part in item.parts)
+
+    items = [*takewhile(is_written, history)]
+    while items and items[-1].role != "assistant":
+        items.pop()
+    return items

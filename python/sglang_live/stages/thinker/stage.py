@@ -41,10 +41,13 @@ from sglang_live.messages import (
 )
 from sglang_live.models.family import ThinkerModel, family_at, part
 from sglang_live.models.prompt import Opening, TalkerReadPrompt
+from sglang_live.models.stand_ins import call_instead, words_to_say
+from sglang_live.models.tool_prompt import ResponseParts
 from sglang_live.stages.engine_host import EXTERNAL_MODELS_ENV, EngineHost
 from sglang_live.stages.engine_link import FeedSocket, PolicyTotals, Reports, StreamEventRoutes
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.thinker.audio_states import AudioStates
+from sglang_live.stages.thinker.choice import shares_of, tokens_of
 from sglang_live.stages.thinker.engine_control import ThinkerFeed
 from sglang_live.stages.thinker.given_text import recite, transcribe
 from sglang_live.stages.thinker.hearing import Hearing
@@ -241,8 +244,9 @@ class ThinkerStage:
             timely=request.timely,
             flex=request.flex,
         )
+        state.options = tokens_of(request.options, self.prompt)
         state.on_generating = lambda rid: self._stream_events.add(rid, job)
-        output = self._output(job, state, has_functions=bool(request.functions))
+        output = self._output(job, state, request, history)
         output.continues(request.continues, request.said)
         n_before = len(output.ids)
         receiving = asyncio.create_task(self._receive(job, session, state, output))
@@ -283,16 +287,25 @@ class ThinkerStage:
                 rebuilt=state.rebuilt,
                 gone=[*state.dropped, *gone],
                 function_calls=output.parts.calls(),
+                shares=shares_of(state.options, state.logprobs) if state.options else [],
             )
         )
 
-    def _output(self, job: ServedJob, state: TurnState, *, has_functions: bool) -> ResponseOutput:
+    def _output(
+        self,
+        job: ServedJob,
+        state: TurnState,
+        request: ThinkerRequest,
+        history: list[HistoryItem],
+    ) -> ResponseOutput:
         def report_heard(news: Heard) -> None:
             if self._feed is not None and state.generating is not None:
                 self._feed.heard.put(state.generating, news)
 
-        end_ids, call_begin_id = self.prompt.end_ids, self.prompt.call_begin_id()
-        return ResponseOutput(job, end_ids, call_begin_id, report_heard, has_functions)
+        parts = ResponseParts(self.prompt.call_begin_id(), bool(request.functions))
+        if self.prompt.gives_up and (call := call_instead(request.functions, history)):
+            parts.instead = self.prompt.gives_up, call
+        return ResponseOutput(job, self.prompt.end_ids, parts, report_heard)
 
     async def _receive(
         self, job: ServedJob, session: ThinkerSession, state: TurnState, output: ResponseOutput
@@ -321,11 +334,14 @@ class ThinkerStage:
             drops = request.drops_oldest
             if not await self._preheats.begin(session, instructions, history, drops, state):
                 return
+        sampling = sampling_of(request, self.model.sampling, self.prompt.end_ids)
+        if self.prompt.gives_up and (said := words_to_say(history)):
+            sampling.setdefault("ebnf", said)
         turn = session.think(
             instructions=instructions,
             history=history,
             item_key=request.item_key,
-            sampling=sampling_of(request, self.model.sampling, self.prompt.end_ids),
+            sampling=sampling,
             state=state,
             retention=retention_of(request) if self._bounds else None,
             opening=self._opening(request),

@@ -11,7 +11,8 @@ import soundfile as sf
 from sglang_live.core import OUTPUT_RATE_HZ
 from sglang_live.gateway.audio.files import FORMATS
 
-READABLE = [name for name in FORMATS if name != "pcm"]
+# By libsndfile.
+READABLE = [name for name in FORMATS if name not in ("pcm", "aac")]
 
 
 def tone(n_samples: int) -> bytes:

@@ -264,7 +264,7 @@ async def test_the_output_of_a_function_is_part_of_the_history():
         ([], {"model": "gpt-5"}, 404, MODEL),
         ([], {"n": 2}, 400, "$.n"),
         ([], {"stream": True, "audio": {"voice": "bob", "format": "mp3"}}, 400, "pcm16"),
-        ([], {"audio": {"voice": "bob", "format": "aac"}}, 400, "format"),
+        ([], {"audio": {"voice": "bob", "format": "amr"}}, 400, "format"),
         ([], {"max_tokens": 0}, 400, "max_tokens"),
         ([], {"tool_choice": "any"}, 400, "tool_choice"),
         (

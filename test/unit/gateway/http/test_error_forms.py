@@ -35,7 +35,7 @@ def check(response: httpx.Response, status: int, code: str) -> dict:
         "/v1/chat/completion",
         "/v1/chat/completions/",
         "/v1/realtime/sessions",
-        "/v1/realtime/calls",
+        "/v1/realtime/call",
         "/page",
         "/page/absent.js",
         "/docs",
@@ -127,7 +127,7 @@ async def test_a_real_socket_at_a_wrong_path_gets_the_same_error():
         ("?voice=alloy", {}, [], "unknown_parameter", "voice"),
         ("?temperature=0", {}, [], "unknown_parameter", "temperature"),
         ("?intent=dream", {}, [], "unsupported_session_type", "intent"),
-        ("?call_id=rtc_1", {}, [], "invalid_value", "call_id"),
+        ("?call_id=rtc_1", {}, [], "call_not_found", "call_id"),
         ("?model=gpt-5", {}, [], "model_not_found", "model"),
         ("", {"OpenAI-Beta": "realtime=v1"}, [], "beta_api_shape_disabled", "OpenAI-Beta"),
         (

@@ -135,7 +135,7 @@ async def test_openais_client_reads_it(stream):
         ({}, file_of(0), 400, "no samples"),
         ({}, file_of(3), 400, "longer than 2 s"),
         ({"model": "whisper-1"}, None, 404, MODEL),
-        ({"response_format": "srt"}, None, 400, "json, text"),
+        ({"response_format": "diarized_json"}, None, 400, "json, text"),
         ({"temperature": "hot"}, None, 400, "temperature"),
     ],
 )

@@ -31,6 +31,7 @@ REFUSED = {
     "session.audio.output.voice": "invalid_value",
     "response.audio.output.voice": "invalid_value",
     **{f"session.{path}": "unsupported_parameter" for path in WITHOUT_EFFECT},
+    "session.include": "unsupported_parameter",  # this model has none
     **{f"response.{path}": "unsupported_parameter" for path in ("prompt", "reasoning")},
 }
 # Names that the types allow only as any text.
@@ -144,8 +145,8 @@ INPUT, OUTPUT = "audio.input", "audio.output"
         (f"{INPUT}.transcription.delay", "low", UNSUPPORTED),
         (f"{INPUT}.transcription.model", "our-own", "model_not_found"),
         (f"{INPUT}.transcription.model", "", "model_not_found"),
-        (f"{OUTPUT}.speed", 1.2, UNSUPPORTED),
-        (f"{OUTPUT}.speed", 0, UNSUPPORTED),
+        (f"{OUTPUT}.speed", 1.6, "invalid_value"),
+        (f"{OUTPUT}.speed", 0, "invalid_value"),
         (f"{OUTPUT}.voice", "nora", "invalid_value"),
         (f"{OUTPUT}.voice", {"id": "voice_1234"}, "invalid_value"),
         (f"{OUTPUT}.voice", "", "invalid_value"),

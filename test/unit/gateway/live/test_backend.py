@@ -1,10 +1,16 @@
 """Claims about work that a session delegates to responses."""
 
 import asyncio
+import json
+
+import pytest
+import websockets
 
 from sglang_live.errors import StageFailedError
-from test.unit.gateway.fakes import done, spoken, voice
+from test.unit.gateway.fakes import FakeOrchestrator, app_of, done, spoken, voice
+from test.unit.gateway.live.text_backend import TextBackend, called, said
 from test.unit.gateway.live.world import LiveWorld, errors, text_of
+from test.unit.gateway.live_server import listening
 from test.unit.gateway.realtime.test_input_transcription import written
 
 DELEGATE = done(function_calls=('{"name": "delegate", "arguments": {}}',))
@@ -237,3 +243,124 @@ async def test_a_session_closes_while_it_works():
         await client.rest()
         assert client.events[-1]["type"] == "session.closed"
     assert world.wire.closed == (1000, "close_requested")
+
+
+# --- the operator's own text model, behind a real URL, in real time ---
+
+
+class Guest:
+    """A client of a whole gateway. It answers each call with its name."""
+
+    def __init__(self, socket):
+        self._socket = socket
+        self.events: list[dict] = []
+
+    async def send(self, kind: str, **fields) -> None:
+        await self._socket.send(json.dumps({"type": kind, **fields}))
+
+    async def until(self, text: str) -> None:
+        """Until the agent has said this."""
+        async with asyncio.timeout(20):
+            while text not in text_of(self.events):
+                event = json.loads(await self._socket.recv())
+                self.events.append(event)
+                await self._act(event.get("event", {}))
+
+    async def _act(self, event: dict) -> None:
+        if event.get("type") == "response.output_item.done":
+            if event["item"]["type"] == "function_call":
+                item = {"type": "function_call_output", "call_id": event["item"]["call_id"]}
+                item["output"] = event["item"]["arguments"]
+                await self.send("response.item.create", item=item)
+        elif event.get("type") == "response.completed" and self._calls_of_last():
+            await self.send("response.create")
+
+    def nested(self, kind: str) -> list[dict]:
+        found = [event["event"] for event in self.events if event["type"] == "response.event"]
+        return [event for event in found if event["type"] == kind]
+
+    def _calls_of_last(self) -> bool:
+        items = self.nested("response.output_item.done")
+        return bool(items) and items[-1]["item"]["type"] == "function_call"
+
+
+async def called_up(backend: TextBackend, until: str, *scripts: list, **config) -> Guest:
+    orchestrator = FakeOrchestrator([LOOK, *scripts], model_name="demo")
+    async with backend.serving() as url:
+        own = {"live_backend": url, "live_backend_key": "sk-own", "api_keys": ("guest-key",)}
+        async with listening(app_of(orchestrator, **own, **config)) as host:
+            headers = {"authorization": "Bearer guest-key"}
+            address = f"ws://{host}/v1/live/sessions"
+            async with websockets.connect(address, additional_headers=headers) as socket:
+                guest = Guest(socket)
+                session = {"model": "demo", "delegation": DELEGATION}
+                await guest.send("session.start", session=session)
+                await guest.send(
+                    "session.commentary.append", content="Find out.", delegation_id=None
+                )
+                await guest.until(until)
+    return guest
+
+
+async def test_the_operators_text_model_works_with_the_clients_functions():
+    calls = called(("weather", '{"town": "Rome"}'), ("weather", '{"town": "Oslo"}'))
+    backend = TextBackend(calls, said("Rain ", "and snow."))
+    guest = await called_up(backend, "Wet.", spoken("Wet.", 400))
+    assert backend.headers["authorization"] == "Bearer sk-own"
+    assert "guest-key" not in json.dumps(backend.asked) + json.dumps(backend.headers)
+    first, second = backend.asked
+    assert first["model"] == RESPONSES["model"]
+    assert first["instructions"].startswith("Be exact.")
+    assert [item["role"] for item in first["input"]] == ["developer", "assistant"]
+    assert first["input"][1]["content"] == "Let me look."
+    added = [(item["type"], item["call_id"]) for item in second["input"][-4:]]
+    assert [kind for kind, _ in added] == 2 * ["function_call"] + 2 * ["function_call_output"]
+    assert [call_id for _, call_id in added[:2]] == [call_id for _, call_id in added[2:]]
+    [end] = [e for e in guest.nested("response.completed") if e["response"]["usage"]][-1:]
+    assert end["response"]["usage"]["total_tokens"] == 10
+    assert end["response"]["usage"]["input_tokens_details"]["cached_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    "answer,code",
+    [
+        (503, "backend_unavailable"),
+        (401, "backend_refused"),
+        (2.0, "backend_timeout"),
+        (b"data: {\n\n", "backend_malformed"),
+        (b"data: " + b"x" * (5 << 20), "backend_oversized"),
+    ],
+)
+async def test_what_the_operators_model_does_wrong_is_told_and_the_session_goes_on(answer, code):
+    backend = TextBackend(answer)
+    guest = await called_up(backend, "Sorry.", spoken("Sorry.", 400), live_backend_timeout_s=0.5)
+    [failed] = guest.nested("response.failed")
+    assert failed["response"]["error"]["code"] == code
+    assert "secret" not in json.dumps(guest.events)
+
+
+async def test_the_served_models_name_is_the_served_model():
+    backend = TextBackend()
+    orchestrator = FakeOrchestrator([written("Four."), spoken("Four.", 400)], model_name="demo")
+    async with (
+        backend.serving() as url,
+        listening(app_of(orchestrator, live_backend=url)) as host,
+        websockets.connect(f"ws://{host}/v1/live/sessions") as socket,
+    ):
+        guest = Guest(socket)
+        form = {"type": "responses", "responses": {"model": "demo"}}
+        await guest.send("session.start", session={"model": "demo", "delegation": form})
+        await guest.send("response.item.create", item={"role": "user", "content": "2 + 2?"})
+        await guest.send("response.create")
+        await guest.until("Four.")
+    assert backend.asked == []
+
+
+async def test_a_name_that_the_operator_has_not_given_is_refused_at_the_start():
+    world = LiveWorld(live_backend="http://127.0.0.1/v1/responses", live_backend_model="luna")
+    form = {"type": "responses", "responses": {"model": "other"}}
+    async with world.connect(delegation=form) as client:
+        [error] = errors(client.events)
+        assert error["code"] == "model_not_found"
+        assert error["param"] == "session.delegation.responses.model"
+    assert world.wire.closed == (1008, "model_not_found")

@@ -98,10 +98,41 @@ async def test_what_is_not_served_has_the_apis_form(method, path, status, code):
         assert response.json()["error"]["code"] == code
 
 
-@pytest.mark.parametrize("way", ["attach", "fork"])
-async def test_there_are_no_sidebands_and_no_forks(way):
-    async with listening(app_of(FakeOrchestrator())) as address:
-        with pytest.raises(InvalidStatus) as refused:
-            async with connect(f"ws://{address}{PATH}/live_1/{way}"):
-                pass
-        assert refused.value.response.status_code == 404
+async def started(socket) -> str:
+    """The id of a session on its own socket."""
+    await socket.send(START)
+    return json.loads(await socket.recv())["session"]["id"]
+
+
+async def status_of(url: str, **options) -> tuple[int, str]:
+    with pytest.raises(InvalidStatus) as refused:
+        async with connect(url, **options):
+            pass
+    response = refused.value.response
+    return response.status_code, json.loads(response.body)["error"]["code"]
+
+
+async def test_a_sideband_needs_a_session_of_its_own_key():
+    async with (
+        listening(app_of(FakeOrchestrator(), api_keys=("one", "two"))) as address,
+        connect(f"ws://{address}{PATH}", additional_headers=key("one")) as socket,
+    ):
+        url = f"ws://{address}{PATH}/{await started(socket)}"
+        own = {"additional_headers": key("one")}
+        assert await status_of(f"{url}/fork", **own) == (404, "unknown_url")
+        assert await status_of(f"{url}x/attach", **own) == (404, "session_not_found")
+        foreign = await status_of(f"{url}/attach", additional_headers=key("two"))
+        assert foreign == (404, "session_not_found")
+        assert (await status_of(f"{url}/attach"))[0] == 401
+        assert await status_of(f"{url}/attach?model=x", **own) == (400, "unknown_parameter")
+        assert await status_of(f"{url}/attach?graceful_close=1", **own) == (400, "invalid_value")
+        async with connect(f"{url}/attach?graceful_close=true", **own) as aside:
+            seen = LiveEvents(is_sideband=True)
+            await socket.send('{"type": "session.close"}')
+            with pytest.raises(ConnectionClosed) as closed:
+                while True:
+                    event = json.loads(await aside.recv())
+                    seen.see(event)
+            assert event["type"] == "session.closed"
+            assert closed.value.rcvd.code == 1000
+        assert await status_of(f"{url}/attach", **own) == (404, "session_not_found")

@@ -148,8 +148,8 @@ async def test_a_session_shows_its_settings_and_those_of_the_server():
         ),
         (
             {"delegation": {"type": "decisions", "decisions": {"model": "m"}}},
-            "unsupported_parameter",
-            "session.delegation.type",
+            "missing_required_parameter",
+            "session.delegation.decisions.questions",
         ),
         ({"delegation": {"type": "me"}}, "invalid_value", "session.delegation.type"),
         (
@@ -322,7 +322,7 @@ async def test_a_restart_of_the_server_is_no_clean_end():
 async def test_a_full_server_says_so():
     world = LiveWorld()
     world.orchestrator.refuse_with = full()
-    serving = asyncio.create_task(live_link(world.wire, world.shared).run())
+    serving = asyncio.create_task(live_link(world.wire, world.shared, world.sessions).run())
     client = LiveClient(world.wire, world)
     await client.rest()
     [error] = errors(client.events)

@@ -233,3 +233,24 @@ async def test_a_turn_that_fails_is_told_and_the_session_goes_on():
         add(client, COMMENTARY, "Go on.")
         await client.ticks(15)
         assert text_of(client.events) == "Yes."
+
+
+async def test_a_model_that_follows_no_instructions_is_given_words_to_say():
+    scripts = [spoken("It is ten.", 400)]
+    world = LiveWorld([CALL], *scripts, follows_instructions=False)
+    async with world.connect() as client:
+        add(client, COMMENTARY, "Find out.")
+        await client.ticks(8)  # no acknowledgement: it could not be told of what
+        [created] = client.of("session.delegation.created")
+        delegation_id = created["delegation"]["id"]
+        add(client, THINKING, "It is late.", delegation_id)
+        add(client, COMMENTARY, "It is ten.", delegation_id)
+        await client.ticks(15)
+    [_, told] = turns(world)
+    assert [
+        (item.role, item.parts[0].text) for item in told.history if item.role != "assistant"
+    ] == [
+        ("tool", "Find out."),
+        ("system", "For your information, not to be said aloud: It is late."),
+        ("tool", "It is ten."),
+    ]

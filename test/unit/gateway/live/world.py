@@ -11,6 +11,7 @@ import numpy as np
 
 from sglang_live.clock import SimClock
 from sglang_live.gateway.live.route import live_link
+from sglang_live.gateway.live.sidebands import LiveSessions
 from test.protocol.live import LiveEvents
 from test.unit.gateway.fakes import Client, FakeOrchestrator, MemoryWire, services
 
@@ -110,6 +111,7 @@ class LiveWorld:
         self.shared = services(self.orchestrator, self.clock, **config)
         self.shared.echo_thread = InlineThread()
         self.wire = LiveWire()
+        self.sessions = LiveSessions()
 
     @property
     def session(self):
@@ -119,7 +121,7 @@ class LiveWorld:
     async def connect(self, *, begins: bool = True, **session: Any):
         """A client whose session has started. It leaves at the end."""
         asyncio.get_running_loop().set_default_executor(InlineThread())
-        serving = asyncio.create_task(live_link(self.wire, self.shared).run())
+        serving = asyncio.create_task(live_link(self.wire, self.shared, self.sessions).run())
         client = LiveClient(self.wire, self)
         if begins:
             client.begin(**session)

@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager
 import pytest
 from starlette.testclient import TestClient
 
-from test.unit.gateway.fakes import FakeOrchestrator, app_of, connected, tone, types
+from sglang_live.core import HeardToken, TranscriptDelta
+from test.unit.gateway.fakes import FakeOrchestrator, app_of, connected, done, tone, types
 from test.unit.gateway.realtime.test_input_transcription import KIND, SILENCE_1S, of_kind, written
 
 SECRETS = "/v1/realtime/client_secrets"
@@ -36,6 +37,22 @@ async def test_a_turn_is_written_down_and_not_answered():
         rest = await client.until("session.updated")
         assert not [t for t in types([*events, *rest]) if t.startswith("response.")]
         assert [turn.transcribes for turn in orchestrator.turns] == [True]
+
+
+async def test_logprobs_are_included_where_the_recogniser_has_them():
+    heard = (HeardToken(b" Hi", -0.25, 0.1, 0.2),)
+    script = [TranscriptDelta("Hi"), done("Hi", heard=heard)]
+    gives = {"recognises": True, "recogniser_gives": ("details",)}
+    async with transcribing(script, **gives) as (client, orchestrator):
+        update(client, include=["item.input_audio_transcription.logprobs"])
+        shown = (await client.find("session.updated"))["session"]
+        assert shown["include"] == ["item.input_audio_transcription.logprobs"]
+        client.append(tone(500) + SILENCE_1S)
+        completed = await client.find(KIND + "completed")
+        assert completed["logprobs"] == [{"token": " Hi", "logprob": -0.25, "bytes": [32, 72, 105]}]
+        assert [turn.in_detail for turn in orchestrator.turns] == [True]
+        update(client, include=None)
+        assert (await client.find("session.updated"))["session"]["include"] is None
 
 
 async def test_turns_that_the_client_ends():

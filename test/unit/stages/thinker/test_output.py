@@ -3,7 +3,7 @@
 import pytest
 
 from sglang_live.messages import FunctionCallProgress, Heard, TextTokens
-from sglang_live.models.tool_prompt import CALL_BEGIN, CALL_END
+from sglang_live.models.tool_prompt import CALL_BEGIN, CALL_END, ResponseParts
 from sglang_live.policy.view import FRAME_S
 from sglang_live.stages.thinker.output import ResponseOutput
 from sglang_live.stages.thinker.session import Generated
@@ -26,7 +26,7 @@ class Written:
 
     def __init__(self):
         self.job, self.told = FakeJob(), []
-        self.reply = ResponseOutput(self.job, (END,), CALL, self.told.append)
+        self.reply = ResponseOutput(self.job, (END,), ResponseParts(CALL), self.told.append)
         self._ids, self._text = [], ""
 
     async def write(self, token_id: int, text: str, finish: str | None = None) -> None:

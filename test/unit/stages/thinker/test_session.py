@@ -16,7 +16,13 @@ from sglang_live.errors import ContextLengthError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.models.prompt import NO_OPENING, Opening
 from sglang_live.stages.thinker.prompt_sizes import room_for_header, room_for_prompt
-from sglang_live.stages.thinker.session import Generated, Prefilled, ThinkerSession, TurnState
+from sglang_live.stages.thinker.session import (
+    Generated,
+    Prefilled,
+    Started,
+    ThinkerSession,
+    TurnState,
+)
 from test.unit.stages.fake_engine import N_PLACES, PROMPT, FakeEngine
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
@@ -300,6 +306,32 @@ async def test_a_conversation_that_the_talker_has_is_built_anew_in_one_request(w
     # Words that would be read as markup: one for the header, each clip, and each text before one.
     assert len(call.engine.rids) == n_requests
     assert call.session.ledger.keys == ["u1", "r1-cut", "u2", "r2-cut", "u3", "r"]
+
+
+@pytest.mark.parametrize("retention", [None, RetentionConfig(window_tokens=64)])
+async def test_a_history_that_a_client_has_written_is_one_request_and_goes_to_the_talker(retention):
+    call = Call()
+    answer = HistoryItem(key="a1", role="assistant", parts=(TextPart("It rains."),))
+    before, asked = (user("u1", "what is the weather"), answer), user("u2", "and tomorrow", 800)
+    await call.turn(*before, asked, retention=retention)
+    assert call.engine.tokens == await built_anew(*before, asked)
+    # The history, the text of the question, its clip with the response.
+    assert len(call.engine.rids) == 3
+    [started] = [event for event in call.events if isinstance(event, Started)]
+    assert [item.key for item in started.items] == ["u1", "a1", "u2"]
+    await call.turn(*before, asked, reply("r", 300), user("u3", "thanks"), retention=retention)
+    [started] = [event for event in call.events if isinstance(event, Started)]
+    assert "a1" not in [item.key for item in started.items]
+
+
+async def test_a_written_history_that_a_compaction_would_cut_is_prefilled_behind_the_header():
+    call = Call()
+    answer = HistoryItem(key="a1", role="assistant", parts=(TextPart("many words " * 30),))
+    sizes: list[int] = []
+    call.engine.before_request = lambda rid: sizes.append(call.engine.n_prefilled)
+    few = RetentionConfig(window_tokens=16)
+    await call.turn(user("u1", "what"), answer, user("u2", "and"), retention=few)
+    assert sizes[1] == PROMPT.n_tokens(PROMPT.header("Be brief."), iter(()))
 
 
 async def test_what_the_talker_has_may_be_too_long_for_one_request():

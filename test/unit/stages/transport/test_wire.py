@@ -3,6 +3,7 @@
 import os
 import types
 import typing
+from dataclasses import is_dataclass
 
 import msgspec
 import numpy as np
@@ -38,7 +39,7 @@ def values(hint) -> st.SearchStrategy:
         return st.dictionaries(values(inner[0]), values(inner[1]), max_size=3)
     if typing.get_origin(hint) is tuple:
         return st.tuples(*map(values, typing.get_args(hint)))
-    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+    if isinstance(hint, type) and (is_dataclass(hint) or issubclass(hint, msgspec.Struct)):
         hints = typing.get_type_hints(hint)
         return st.builds(hint, **{name: values(kind) for name, kind in hints.items()})
     return {

@@ -31,8 +31,6 @@ class HostTimes:
     launch_s: from the choice of a batch to its begin on the device, if that is free by then.
         Estimated: a token of a thinker of seven million parameters takes 2.8 ms on an H100, with
         overlap, which is SGLang's loop alone (benchmark/results/gpu).
-    flip_s: of each request that pauses or resumes in a round, before its launch; for experiments
-        with many streams.
     round_s: of a scheduler, or of the vocoder's thread, for each batch, beside the device; 0: it
         is hidden by it.
     """
@@ -46,7 +44,6 @@ class HostTimes:
     text_s: float = 0.005
     report_s: float = 0.005
     launch_s: float = 0.002
-    flip_s: float = 0.0
     thinker_round_s: float = 0.0
     talker_round_s: float = 0.0
     vocoder_round_s: float = 0.0
@@ -102,7 +99,6 @@ class ServerSpec:
             overlap=self.overlap,
             host_s=self.host.thinker_round_s,
             launch_s=self.host.launch_s,
-            flip_s=self.host.flip_s,
             reserves_all=self.thinker_reserves_all,
         )
 
@@ -115,7 +111,6 @@ class ServerSpec:
             overlap=self.overlap,
             host_s=self.host.talker_round_s,
             launch_s=self.host.launch_s,
-            flip_s=self.host.flip_s,
         )
 
     def tier(self, policies: Policies) -> TierSpec:

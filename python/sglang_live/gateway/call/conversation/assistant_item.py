@@ -44,6 +44,7 @@ class AssistantItem(Item):
     truncated_ms: end of the heard audio by the client, which takes precedence and never grows;
         None: the client has not truncated the item.
     frames_per_token: expected pace of incomplete audio.
+    speed: seconds of speech, as the stages make it, in a second of audio. Tokens belong to speech.
     audio: sent audio, for retrieval, packed once it is complete and no longer the newest; None if
         it does not fit into one frame.
     """
@@ -52,6 +53,7 @@ class AssistantItem(Item):
     modality: Literal["audio", "text"]
     audio_format: WireFormat = PCM
     frames_per_token: float = PRIOR_FRAMES_PER_TOKEN
+    speed: float = 1.0
     status: Status = "in_progress"
     text: str = field(default="", repr=False)  # no words of a conversation in a log
     made_bytes: int = 0
@@ -90,14 +92,14 @@ class AssistantItem(Item):
             return self.text[: self._text_length(self._tokens_spoken(until_ms))]
         if self._marks:
             n_tokens = heard_tokens(
-                until_ms / 1000,
+                until_ms * self.speed / 1000,
                 n_tokens=self._marks[-1][0],
                 n_frames=self._end.n_frames if self._end else 0,
                 spoken=self._end is not None and self._end.spoken,
                 frames_per_token=self.frames_per_token,
             )
             return self.text[: self._text_length(n_tokens)]
-        n_tokens = int(until_ms / _FRAME_MS / self.frames_per_token)
+        n_tokens = int(until_ms * self.speed / _FRAME_MS / self.frames_per_token)
         n_characters = min(n_tokens * _CHARACTERS_PER_TOKEN, len(self.text))
         return truncate_at_word(self.text, n_characters / max(len(self.text), 1))
 
@@ -205,9 +207,10 @@ class AssistantItem(Item):
         end_ms = self.sent_ms if end_ms is None else min(end_ms, self.sent_ms)
         if self._spoken:
             return min(self._tokens_spoken(end_ms), len(ids))
-        n_frames = end.n_frames or (0 if self.stopped else round(self.made_ms / _FRAME_MS))
+        made_ms = self.made_ms * self.speed
+        n_frames = end.n_frames or (0 if self.stopped else round(made_ms / _FRAME_MS))
         return heard_tokens(
-            end_ms / 1000,
+            end_ms * self.speed / 1000,
             n_tokens=self._marks[-1][0] if end.function_calls else len(ids),  # calls are not spoken
             n_frames=n_frames,
             spoken=end.spoken,
@@ -216,7 +219,8 @@ class AssistantItem(Item):
 
     def _tokens_spoken(self, end_ms: float) -> int:
         """Number of tokens whose words end within end_ms, by the voice's own times."""
-        heard = (n for n, at_s in self._spoken if 1000 * at_s <= end_ms + _ROUNDING_MS)
+        until_s = (end_ms + _ROUNDING_MS) * self.speed / 1000
+        heard = (n for n, at_s in self._spoken if at_s <= until_s)
         return max(heard, default=0)
 
     def _text_length(self, n_tokens: int) -> int:

@@ -6,6 +6,8 @@ Owner: one AudibleResponses per connection. For the protocol a response is over 
 the user when its audio has been played.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from sglang_live.core import INPUT_RATE_HZ
@@ -16,6 +18,7 @@ from sglang_live.gateway.call.ports import ItemPort, Lanes
 from sglang_live.gateway.call.responses.writer import ActiveResponse
 from sglang_live.interaction.filters.echo import RATE_HZ, EchoFilter
 from sglang_live.interaction.monitor import SessionMonitor
+from sglang_live.interaction.playback import PlaybackClock
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 # In the last moments of a complete response a short "yes" is an answer.
@@ -65,11 +68,29 @@ class AudibleResponses:
 
     def audio_sent(self, response: ActiveResponse, frame: bytes, duration_s: float) -> None:
         """The network took this frame of its audio."""
-        if self._decoder.form != (form := response.plan.config.output_format):
-            self._decoder = _Decoder(form)
-        self._echo.playback_began(self._decoder.push(frame))
+        self._plays(response, frame)
         self._monitor.audio_sent(response.playback, duration_s)
         self.check_all_sent(response)
+
+    def client_left(self) -> None:
+        """Its socket is lost: nothing is played until client_returned()."""
+        self._echo.playback_stopped()
+        self._monitor.client_left()
+
+    def client_returned(self, heard_s: Mapping[str, float]) -> None:
+        """heard_s: by response, what the client has heard; of others, what was heard before."""
+        self._monitor.client_returned(heard_s)
+
+    def clock_of(self, response_id: str) -> PlaybackClock | None:
+        """None: nothing of it can be heard any more."""
+        clocks = [one.playback.clock for one in self._responses if one.id == response_id]
+        return next((clock for clock in clocks if not clock.stopped), None)
+
+    def sent_again(self, response_id: str, frame: bytes) -> None:
+        """The network took audio for a client that had not heard it."""
+        for response in self._responses:
+            if response.id == response_id:
+                self._plays(response, frame)
 
     def check_all_sent(self, response: ActiveResponse) -> None:
         """To be called when a response is done, too: its last audio may have been sent before."""
@@ -140,6 +161,11 @@ class AudibleResponses:
         if emit and not item.has_left:
             assert item.heard_ms is not None
             self._port.item_truncated(item.id, int(item.heard_ms))
+
+    def _plays(self, response: ActiveResponse, frame: bytes) -> None:
+        if self._decoder.form != (form := response.plan.config.output_format):
+            self._decoder = _Decoder(form)
+        self._echo.playback_began(self._decoder.push(frame))
 
     def _find(self, item_id: str) -> ActiveResponse | None:
         return next((r for r in self._responses if r.item and r.item.id == item_id), None)

@@ -158,7 +158,7 @@ class Responses:
             frames_per_token=self.monitor.user_stats.frames_per_token,
         )
         if plan.in_conversation:
-            playback = self.monitor.response_created(plan.response_id)
+            playback = self.monitor.response_created(plan.response_id, plan.config.speed)
         else:
             playback = ResponsePlayback(response_id=plan.response_id, clock=PlaybackClock())
         response = ActiveResponse(plan, writer, playback, self._on_settled)

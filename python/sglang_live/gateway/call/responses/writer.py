@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sglang_live.core import AudioDelta, TurnDone, Usage
+from sglang_live.core import OUTPUT_RATE_HZ, AudioDelta, TurnDone, Usage
 from sglang_live.errors import LiveError
 from sglang_live.gateway.audio.codec import WireEncoder
 from sglang_live.gateway.call.conversation.assistant_item import AssistantItem
@@ -21,6 +21,7 @@ from sglang_live.gateway.call.responses.plan import ResponsePlan
 from sglang_live.gateway.tools import FunctionCall
 from sglang_live.ids import new_id
 from sglang_live.interaction.playback import PRIOR_FRAMES_PER_TOKEN, ResponsePlayback
+from sglang_live.sound.tempo import Tempo
 
 
 class ResponseWriter:
@@ -51,6 +52,8 @@ class ResponseWriter:
         self._on_audio_sent = on_audio_sent
         self._frames_per_token = frames_per_token
         self._encoder = WireEncoder(plan.config.output_format)
+        speed = plan.config.speed
+        self._tempo = Tempo(speed, OUTPUT_RATE_HZ) if speed != 1 else None
         self.item: AssistantItem | None = None
         self._calls: list[FunctionCallItem] = []
         self._after_id: str | None = None
@@ -105,7 +108,8 @@ class ResponseWriter:
 
     def add_audio(self, audio: AudioDelta) -> None:
         if not self.done and self.plan.config.output_modalities == ("audio",):
-            self._send_frames(self._encoder.push(audio.pcm))
+            pcm = self._tempo.push(audio.pcm) if self._tempo else audio.pcm
+            self._send_frames(self._encoder.push(pcm))
             if audio.spoken:
                 self._open_item().add_spoken(audio.spoken)
 
@@ -118,6 +122,8 @@ class ResponseWriter:
             # Also if nothing was sent: the model's session holds this output.
             self._open_item()
         if self.item and self.item.modality == "audio":
+            if self._tempo:
+                self._send_frames(self._encoder.push(self._tempo.finish()))
             self._send_frames(self._encoder.finish())
         self._finish(end.status, end.reason, end, calls)
 
@@ -157,6 +163,7 @@ class ResponseWriter:
             "audio" if config.output_modalities == ("audio",) else "text",
             config.output_format,
             self._frames_per_token,
+            config.speed,
         )
         self.item = item
         self._port.item_opened(self, item, self._insert(item, self._after_id))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_live.aio import background
-from sglang_live.core import AudioPart
+from sglang_live.core import AudioPart, HeardToken
 from sglang_live.errors import LiveError
 from sglang_live.gateway.call.conversation.items import MessageItem
 from sglang_live.gateway.call.ports import TranscriptPort
@@ -39,13 +39,13 @@ Settings = dict[str, Any]
 class _Transcript:
     """The transcript of one item.
 
-    settings: of transcription, as in the session's config.
+    settings: SessionConfig.transcripts.
     clips: the audio as a recogniser has heard it for the turn.
     rest: audio behind the clips, in which speech is to be found first. None: there is none.
     item, audio: None while the user speaks.
     begin: sample of the audio at which the clips begin.
     n_written: clips whose words were sent.
-    deltas: words that were sent.
+    deltas: words that were sent. tokens: of them, in detail.
     is_stuck: a clip failed while the user spoke. It is tried again when the item is committed.
     is_over: nothing more is sent.
     """
@@ -59,6 +59,7 @@ class _Transcript:
     begin: int = 0
     n_written: int = 0
     deltas: list[str] = field(default_factory=list)
+    tokens: list[HeardToken] = field(default_factory=list)
     is_admitted: bool = False
     is_stuck: bool = False
     is_over: bool = False
@@ -108,7 +109,7 @@ class InputTranscription:
 
         Args:
             clips: all of them, from the turn's beginning. They stay as they are.
-            settings: of transcription, as in the session's config. None: it is off.
+            settings: SessionConfig.transcripts. None: there are none.
         """
         if settings is None or not clips:
             return
@@ -231,9 +232,12 @@ class InputTranscription:
             apart=self.parts.config.model.hears_one_utterance,
             language=language,
             hint=hint,
+            in_detail=transcript.settings["in_detail"],
         )
         async for delta in output:
-            if isinstance(delta, str) and not transcript.is_over:
+            if isinstance(delta, tuple):
+                transcript.tokens += delta
+            elif isinstance(delta, str) and not transcript.is_over:
                 transcript.deltas.append(space + delta)
                 self.port.words_heard(transcript.item_id, space + delta, *said_ms)
                 space = ""
@@ -246,7 +250,8 @@ class InputTranscription:
         transcript.is_over = True
         text = "".join(transcript.deltas).strip()
         item.transcribed(text)
-        self.port.transcript_completed(transcript.item_id, text, audio.duration_s)
+        tokens = transcript.tokens if transcript.settings["in_detail"] else None
+        self.port.transcript_completed(transcript.item_id, text, audio.duration_s, tokens)
         self.parts.metrics.transcripts.labels("completed").inc()
 
     def _failed(self, transcript: _Transcript, is_committed: bool, error: LiveError) -> None:

@@ -110,6 +110,7 @@ class TurnTaking:
         )
         self._idle = Timer(self._clock, self._on_idle, "idle timer")
         self._missing_audio = MissingAudio(self._clock, self._on_missing_audio)
+        self._is_away = False
         self.responses.on_done = self._on_response_done
         self.configure(self.config)
 
@@ -169,6 +170,16 @@ class TurnTaking:
         if self._detector is not None and self._detector.speaking:
             self._missing_audio.heard(self._detector.settings.silence_duration_ms / 1000)
             self.monitor.speech_continues()
+
+    def leave(self) -> None:
+        """The client cannot send audio until come_back(): what is missing is not silence."""
+        self._is_away = True
+        self._missing_audio.stop()
+
+    def come_back(self) -> None:
+        self._is_away = False
+        if self._detector is not None and self._detector.speaking:
+            self._missing_audio.heard(self._detector.settings.silence_duration_ms / 1000)
 
     def commit(self) -> None:
         """End the turn at the client's request; the client creates the response, too.
@@ -261,7 +272,7 @@ class TurnTaking:
             self._judge.grow(detector.silence_ms)
             self._turn_prefill.grow(self.config, self._buffer, start, detector.silence_ms)
             clips = () if detection and detection.judges_turns else self._turn_prefill.final_clips
-            self.transcripts.grow(self._item_id, clips, self.config.transcription)
+            self.transcripts.grow(self._item_id, clips, self.config.transcripts)
         self._bound(detector, detection.idle_timeout_ms if detection else None)
 
     def _bound(self, detector: SpeechDetector, idle_ms: int | None) -> None:
@@ -375,7 +386,7 @@ class TurnTaking:
         self.port.turn_committed(item.id, previous_id, audio.duration_s * 1000)
         self.changes.add(item)
         heard = utterance if self._settings.prefills_at_pauses and is_speech is None else ()
-        self.transcripts.add(item, audio, self.config.transcription, heard, begin)
+        self.transcripts.add(item, audio, self.config.transcripts, heard, begin)
 
     def _respond(self, speech_end_ms: int | None = None) -> None:
         now_s = self._clock.now_s()
@@ -396,6 +407,8 @@ class TurnTaking:
         speaks = self._detector is not None and self._detector.speaking
         if detection is None or detection.idle_timeout_ms is None or self.responses.busy or speaks:
             return
+        if self._is_away:
+            return self._idle.arm(detection.idle_timeout_ms / 1000)
         end = self._buffer.end_sample
         start = max(self._buffer.start_sample, end - detection.idle_timeout_ms * SAMPLES_PER_MS)
         self.port.user_is_idle(start // SAMPLES_PER_MS, end // SAMPLES_PER_MS, self._item_id)

@@ -1,7 +1,6 @@
 """CSM as an SGLang model: a Llama draws the first code of a frame, and a smaller one, the depth
 decoder, the others in the same step."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +19,11 @@ from sglang_live.models.csm.decoder import CODEC_PREFIX, load_codec
 from sglang_live.models.speech_lm.code_predictor import CodePredictor, traced
 from sglang_live.models.speech_lm.engine.frame_lm import FrameLM
 from sglang_live.models.speech_lm.engine.steps import all_greedy
-from sglang_live.models.speech_lm.engine.weights import load_predictor_weight
+from sglang_live.models.speech_lm.engine.weights import (
+    lacking,
+    load_llama_weight,
+    load_predictor_weight,
+)
 from sglang_live.models.speech_lm.sampler import Sampler
 from sglang_live.models.voice_files import read_recording
 
@@ -34,14 +37,6 @@ _AUDIO_EMBEDDINGS = (
 )
 _CODES = "code_predictor.codec_embedding"
 _TEXT_EMBEDDING, _HEADS = "embed_text_tokens.weight", "depth_decoder.codebooks_head.weight"
-_STACKED = re.compile(r"\.(q|k|v|gate|up)_proj\.")
-_SHARDS = {
-    "q": ("qkv", "q"),
-    "k": ("qkv", "k"),
-    "v": ("qkv", "v"),
-    "gate": ("gate_up", 0),
-    "up": ("gate_up", 1),
-}
 
 
 class CsmBackbone(FrameLM):
@@ -104,9 +99,8 @@ class CsmBackbone(FrameLM):
             if not known.issuperset(targets):
                 raise ValueError(f"unknown weight {name} of CSM")
             loaded.update(targets)
-        lacking = [name for name in known if not _is_whole(name, loaded)]
-        if lacking:
-            raise ValueError(f"checkpoint lacks weights of CSM: {sorted(lacking)[:8]}")
+        if names := lacking(known, loaded):
+            raise ValueError(f"checkpoint lacks weights of CSM: {names[:8]}")
         self.code_predictor.prepare()
         if self.codec_head.weight.device.type == "cpu":
             self._predict = traced(self.code_predictor)
@@ -136,14 +130,7 @@ class CsmBackbone(FrameLM):
             name = name.replace("depth_decoder.", "code_predictor.")
             return load_predictor_weight(self.code_predictor, params, name, tensor)
         name = name.replace("backbone_model.", "model.").replace("lm_head.", "codec_head.")
-        shard = []
-        if match := _STACKED.search(name):
-            stacked, part = _SHARDS[match[1]]
-            name, shard = name.replace(match[0], f".{stacked}_proj."), [part]
-        if name in params:
-            loader = getattr(params[name], "weight_loader", default_weight_loader)
-            loader(params[name], tensor, *shard)
-        return name
+        return load_llama_weight(params, name, tensor)
 
     def _fill_voices(self) -> None:
         """The frames of the recordings, each with one behind it that ends it."""
@@ -160,13 +147,6 @@ class CsmBackbone(FrameLM):
             found += [codes[0], end]
         device = self.voices.device
         self.voices.copy_(self._embed_frames(torch.cat(found).to(device)))
-
-
-def _is_whole(name: str, loaded: Counter[str]) -> bool:
-    """Whether all weights of the checkpoint that make up one parameter came."""
-    parts = {"qkv_proj": 3, "gate_up_proj": 2}
-    wanted = next((n for stacked, n in parts.items() if stacked in name), 1)
-    return loaded[name] >= wanted
 
 
 EntryClass = CsmBackbone

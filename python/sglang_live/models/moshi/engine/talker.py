@@ -68,10 +68,10 @@ class MoshiLM(nn.Module):
         keep the codes of its own frames, without their text, and those of the user's.
     frame_codes: [n_rows, 1 + n_codes] int64, by place in the batch: the text token and the codes
         that the last step drew.
-    frame_lag: as in FrameLM.
+    frame_lag, row_lag: see FrameLM.
     """
 
-    frame_lag = 0
+    frame_lag = row_lag = 0
     rows: TalkerRows
     frame_codes: Tensor
 

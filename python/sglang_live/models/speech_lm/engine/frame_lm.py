@@ -30,14 +30,15 @@ class FrameLM(nn.Module):
     """
     rows, frame_codes: allocated by prepare(), before graphs are captured, which refer to their
         memory. The rows keep all codes of a frame.
-    frame_codes: [n_rows, n_codes] int64, by place in the batch: the frame that the last step drew,
+    frame_codes: [n_rows, frame_width] int64, by place in the batch: the frame of the last step,
         -1 at the end. A captured graph runs no Python, so every kind of step writes it on the
         device.
     frame_lag: steps behind the one that draws the first code, in which the frame becomes complete.
+    row_lag: the same for what the rows keep.
     voices: [n_rows, hidden], the table of voices.
     """
 
-    frame_lag = 0
+    frame_lag = row_lag = 0
     rows: TalkerRows
     frame_codes: Tensor
 
@@ -67,7 +68,7 @@ class FrameLM(nn.Module):
         self.codec_head = ParallelLMHead(config.vocab_size, config.hidden_size)
         self.logits_processor = LogitsProcessor(config)
         self.sampler = sampler
-        self.n_codes = n_codes
+        self.n_codes = self.frame_width = n_codes
         self.streams: dict[str, TalkerStream] = {}
         allowed = torch.zeros(config.vocab_size)
         allowed[list(excluded)] = -torch.inf
@@ -115,7 +116,7 @@ class FrameLM(nn.Module):
             dtype=weight.dtype,
         )
         # A batch has at most as many requests as there are rows.
-        shape = (self.config.live_rows, self.n_codes)
+        shape = (self.config.live_rows, self.frame_width)
         self.frame_codes = torch.full(shape, -1, dtype=torch.int64, device=weight.device)
 
     @torch.no_grad()
@@ -134,6 +135,7 @@ class FrameLM(nn.Module):
         if mode.is_extend():
             hidden = hidden[forward_batch.extend_seq_lens.cumsum(0) - 1]
         codes = self._drawn(output.next_token_logits, hidden, rows, frame)
+        self.frame_codes[: len(codes)] = self._completed(codes, rows, frame)
         self._keep(codes, rows, frame, forward_batch)
         self._tell(codes, output.next_token_logits)
         return output
@@ -192,7 +194,8 @@ class FrameLM(nn.Module):
         """
         state = self.rows
         greedy, seed = state.greedy[rows], state.seed[rows]
-        history = self._history(rows, frame) if self.sampler.window else None
+        window = self.sampler.window
+        history = self._history(rows, frame, window)[..., 0] if window else None
         logits = self._penalised(logits + self.allowed, rows, history)
         if all_greedy(greedy):
             first = logits.argmax(dim=-1)
@@ -214,17 +217,20 @@ class FrameLM(nn.Module):
             times = self.rows.seen[rows]
         return self.sampler.penalised(logits, times, self.rows.penalty[rows])
 
-    def _history(self, rows: Tensor, frame: Tensor) -> Tensor:
-        """[n, window] int64, the first codes of the newest frames."""
-        back = torch.arange(self.sampler.window, 0, -1, device=frame.device)
+    def _history(self, rows: Tensor, frame: Tensor, window: int) -> Tensor:
+        """[n, window, n_codes] int64, the newest frames; NO_CODE before the first."""
+        back = torch.arange(window, 0, -1, device=frame.device)
         at = frame.unsqueeze(1) - back
-        codes = self.rows.codes[rows.unsqueeze(1), at.clamp(min=0), 0].long()
-        return torch.where(at < 0, NO_CODE, codes)
+        codes = self.rows.codes[rows.unsqueeze(1), at.clamp(min=0)].long()
+        return torch.where((at < 0).unsqueeze(2), NO_CODE, codes)
+
+    def _completed(self, codes: Tensor, rows: Tensor, frame: Tensor) -> Tensor:
+        """[n, frame_width], the frames that are complete with the step that drew codes."""
+        return codes
 
     def _keep(self, codes: Tensor, rows: Tensor, frame: Tensor, forward_batch) -> None:
         """Store the frames of the batch, except those that a chunk of a prefill has drawn before
         its prefill was complete."""
-        self.frame_codes[: len(codes)] = codes
         if forward_batch.forward_mode.is_extend():
             streams = [self.streams.get(rid) for rid in forward_batch.rids]
             whole = [n for n, s in enumerate(streams) if s is None or not s.mid_prefill]

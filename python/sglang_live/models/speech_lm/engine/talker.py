@@ -43,10 +43,10 @@ class SpeechLM(nn.Module):
         step completed, -1 where a prefill completed none. A captured graph runs no Python, so
         every kind of step writes it on the device.
     min_frames: before these the end is not sampled.
-    frame_lag: steps behind the one that samples code 0, in which the frame becomes complete.
+    frame_lag, row_lag: see FrameLM.
     """
 
-    frame_lag = 1
+    frame_lag = row_lag = 1
     min_frames = 0
     rows: TalkerRows
     frame_codes: Tensor

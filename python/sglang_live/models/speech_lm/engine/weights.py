@@ -134,3 +134,33 @@ def load_predictor_weight(
     if target in params:
         params[target].data[begin : begin + len(tensor)].copy_(tensor)
     return target
+
+
+_STACKED = re.compile(r"\.(q|k|v|gate|up)_proj\.")
+_SHARDS: dict[str, tuple[str, str | int]] = {
+    **{part: ("qkv", part) for part in "qkv"},
+    "gate": ("gate_up", 0),
+    "up": ("gate_up", 1),
+}
+
+
+def load_llama_weight(params: dict[str, Tensor], name: str, tensor: Tensor) -> str:
+    """Copy one tensor into its parameter, as SGLang's Llama stacks them. Returns its name."""
+    shard: list[str | int] = []
+    if match := _STACKED.search(name):
+        stacked, part = _SHARDS[match[1]]
+        name, shard = name.replace(match[0], f".{stacked}_proj."), [part]
+    if name in params:
+        loader = getattr(params[name], "weight_loader", default_weight_loader)
+        loader(params[name], tensor, *shard)
+    return name
+
+
+def lacking(names: Iterable[str], loaded: Counter[str]) -> list[str]:
+    """Parameters for which not all weights of load_llama_weight came."""
+    parts = {"qkv_proj": 3, "gate_up_proj": 2}
+
+    def wanted(name: str) -> int:
+        return next((n for stacked, n in parts.items() if stacked in name), 1)
+
+    return sorted(name for name in names if loaded[name] < wanted(name))

@@ -39,7 +39,7 @@ class EngineSpec:
     Attributes:
         overlap: whether a batch is launched before the result of the one before it.
         host_s: time that the scheduler's thread takes for a batch beside the device's.
-        launch_s, flip_s: see HostTimes.
+        launch_s: see HostTimes.
         reserves_all: the room of all responses is left free from their begin, so that none is
             retracted. Otherwise a part of it, as SGLang estimates.
     """
@@ -50,7 +50,6 @@ class EngineSpec:
     overlap: bool = True
     host_s: float = 0.0
     launch_s: float = 0.0
-    flip_s: float = 0.0
     reserves_all: bool = False
 
 
@@ -89,7 +88,7 @@ class Engine:
         self._last: Batch | None = None
         self._sleeps = True
         self._asks = self._computes = False
-        self._wake_number = self._n_flips = 0
+        self._wake_number = 0
         self._is_dead = False
 
     def stop(self) -> None:
@@ -290,7 +289,6 @@ class Engine:
             self.paused[req.rid] = req
             if self.rounds is not None and not req.lacks_text:
                 self.rounds.paused(req.rid)
-                self._n_flips += 1
         if len(stay) < len(self.running):
             self.running = stay
             self._prefill.is_full = False
@@ -305,7 +303,6 @@ class Engine:
             del self.paused[req.rid]
             if self.rounds is not None:
                 self.rounds.resumed(req.rid)
-                self._n_flips += 1
         if back:
             self.running = [*self.running, *back]
 
@@ -331,7 +328,7 @@ class Engine:
         not_before_s = 0.0
         if loads_s:
             not_before_s = max(loads_s) + cost_s / self.spec.costs.n_layers
-        device = self._device.book(self.spec.name, cost_s, self._launched_s(now_s), not_before_s)
+        device = self._device.book(self.spec.name, cost_s, now_s + self.spec.launch_s, not_before_s)
         return Batch(
             reqs=[req for req, _ in items],
             is_prefill=True,
@@ -359,12 +356,8 @@ class Engine:
         work = self.rounds.launch_decode(reqs, kv_tokens) if self.rounds is not None else None
         self._prefill.decoded()
         cost_s = self.spec.costs.decode_s(len(reqs), kv_tokens)
-        device = self._device.book(self.spec.name, cost_s, self._launched_s(now_s))
+        device = self._device.book(self.spec.name, cost_s, now_s + self.spec.launch_s)
         return Batch(reqs=reqs, is_prefill=False, launched_s=now_s, device=device, work=work)
-
-    def _launched_s(self, now_s: float) -> float:
-        flips_s, self._n_flips = self._n_flips * self.spec.flip_s, 0
-        return now_s + self.spec.launch_s + flips_s
 
     # --- results ---
 

@@ -22,11 +22,11 @@ from sglang_live.gateway.call.conversation.items import (
     Item,
     MessageItem,
 )
-from sglang_live.gateway.call.outbox import OnSent
 from sglang_live.gateway.call.responses.audible import AudibleResponses
 from sglang_live.gateway.call.responses.plan import ResponsePlan
 from sglang_live.gateway.call.responses.responses import Responses
 from sglang_live.gateway.call.responses.turn_runner import TurnRunner
+from sglang_live.gateway.call.sent_log import OnSent
 from sglang_live.gateway.call.settings import SessionConfig
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.server_events import RealtimePort

@@ -1,0 +1,208 @@
+"""Families whose books are written with a delay: their frames are those of their references.
+
+In each arm running requests are retracted now and then, and prompts are prefilled in chunks.
+"""
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+
+from lab.cpu_graphs.attach import environment as decode_graphs
+from sglang_live.clock import MonotonicClock
+from sglang_live.core import AudioDelta, TranscriptDelta, TurnRequest
+from sglang_live.errors import StageFailedError
+from sglang_live.messages import TalkerInput
+from sglang_live.models.codecs import END_CODE
+from sglang_live.orchestrator.stage_links import TalkerLink
+from sglang_live.orchestrator.turn import run_turn
+from sglang_live.orchestrator.turn_control import TurnControl
+from sglang_live.policy.policies import OFF
+from sglang_live.stages.talker.piece_stage import PieceSpeech
+from sglang_live.telemetry.trace import TurnTrace
+from test.engine import tiny_cascade
+from test.engine.conftest import Stages, running_stages
+from test.engine.gauges import total, until
+from test.engine.test_graphs import decoded_sizes
+from test.engine.test_qwen3_tts import text_of
+from test.engine.turns import greedy_turn, user
+from test.higgs_v2 import checkpoint as tiny_higgs
+from test.moss_tts import checkpoint as tiny_moss
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+
+RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "40"}
+FAMILIES = {"higgs_v2": tiny_higgs, "moss_tts": tiny_moss}
+# Pages of 16, a pool of which a few requests are more than enough, and the overlapped schedule.
+OVERLAPPED: dict[str, Any] = {"page_size": 16, "max_total_tokens": 1024}
+
+
+class Arm(NamedTuple):
+    family: str
+    overlaps: bool
+    on_graphs: bool = False
+
+
+ARMS = [
+    *(Arm(family, False) for family in FAMILIES),
+    *(pytest.param(Arm(family, True), marks=pytest.mark.nightly) for family in FAMILIES),
+    *(pytest.param(Arm(family, True, True), marks=pytest.mark.nightly) for family in FAMILIES),
+]
+
+
+class Expected:
+    """The reference's frames of a response, by its pieces."""
+
+    def __init__(self, reference: Any):
+        self._reference = reference
+        self._found: dict[tuple[str, str], list[np.ndarray]] = {}
+
+    async def codes(self, text: str, voice: str) -> np.ndarray:
+        return np.concatenate(await self.pieces(text, voice))
+
+    async def pieces(self, text: str, voice: str) -> list[np.ndarray]:
+        if (text, voice) not in self._found:
+            speech = PieceSpeech(self._reference.talker, MonotonicClock())
+            speech.add(TalkerInput("job", [], True, text, 1))
+            found = []
+            while (piece := await speech.next()) is not None:
+                found.append(self._reference.piece(piece.spoken, piece.most_frames, voice))
+            self._found[text, voice] = found
+        return self._found[text, voice]
+
+
+class Running(NamedTuple):
+    arm: Arm
+    tiny: ModuleType
+    stages: Stages
+    expected: Expected
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=ARMS, ids=str)
+async def running(request, tmp_path_factory):
+    arm = request.param
+    tiny = FAMILIES[arm.family]
+    checkpoint = tiny.build(tmp_path_factory.mktemp(arm.family))
+    started = running_stages(
+        checkpoint,
+        tmp_path_factory.mktemp("stages"),
+        {"disable_overlap_schedule": not arm.overlaps},
+        RETRACT | (decode_graphs((1, 2, 4)) if arm.on_graphs else {}),
+        policies=("urgency", "pacing", "truncate"),
+        family=f"sglang_live.models.{arm.family}.family",
+        names=("talker",),
+        talker_args={"chunked_prefill_size": 32} | (OVERLAPPED if arm.overlaps else {}),
+    )
+    async with started as stages:
+        yield Running(arm, tiny, stages, Expected(tiny.Reference(checkpoint)))
+
+
+def turn_of(voice: str, n_tokens: int = 4, **changes) -> TurnRequest:
+    turn = greedy_turn(user("tell me more"), system="", n_tokens=n_tokens)
+    return replace(turn, voice=voice, **changes)
+
+
+async def codes(
+    running: Running,
+    turn: TurnRequest,
+    text: str,
+    *,
+    start_s: float = 0.0,
+    most_frames: int = 10_000,
+) -> np.ndarray:
+    """most_frames: after which the response is interrupted."""
+    await asyncio.sleep(start_s)
+    talker = TalkerLink(running.stages.replica("talker"), turn.turn_id, reads_text=True)
+    frames: list[np.ndarray] = []
+    async with talker.open(turn) as speech:
+        await speech.write([0], text)
+        await speech.end_text()
+        async with aclosing(speech.frames()) as chunks:
+            async for some in chunks:
+                frames.extend(np.frombuffer(some, "<i2").reshape(-1, running.tiny.N_BOOKS))
+                if len(frames) >= most_frames:
+                    break
+    talker.close()
+    return np.array([frame for frame in frames[:most_frames] if frame[0] != END_CODE])
+
+
+async def test_frames_equal_those_of_the_reference(running):
+    text, voice = text_of(18, n_words=18), running.tiny.VOICE
+    wanted = await running.expected.codes(text, voice)
+    assert len(wanted) >= 120 and len(np.unique(wanted, axis=0)) > 100, "not trivial"
+    np.testing.assert_array_equal(await codes(running, turn_of(voice), text), wanted)
+    # Again, from the tree.
+    np.testing.assert_array_equal(await codes(running, turn_of(voice), text), wanted)
+
+
+async def test_responses_that_share_batches_and_are_retracted_equal_the_reference(running):
+    stages, voice = running.stages, running.tiny.VOICE
+    texts = [text_of(n, n_words=14) for n in (2, 5, 18, 25, 29)]
+    assert sum([len(await running.expected.codes(text, voice)) for text in texts]) > 300
+    n_before = await total(stages, "talker", "policy_retracted")
+    heard = await asyncio.gather(
+        *(codes(running, turn_of(voice), text, start_s=0.1 * n) for n, text in enumerate(texts))
+    )
+    for got, text in zip(heard, texts, strict=True):
+        np.testing.assert_array_equal(got, await running.expected.codes(text, voice))
+    await until(stages, "talker", "policy_retracted", lambda n: n > n_before)
+    await until(stages, "talker", "requests_running", lambda n: n == 0)
+    if running.arm.on_graphs:
+        replayed, _ = decoded_sizes(stages, "talker")
+        assert {1, 2} <= replayed  # larger ones depend on how busy the machine is
+
+
+async def test_sampled_frames_depend_on_the_seed_alone(running):
+    async def some(seed: int) -> np.ndarray:
+        turn = turn_of(running.tiny.VOICE, temperature=None, seed=seed)
+        return await codes(running, turn, text_of(30, n_words=20), most_frames=12)
+
+    alone = [await some(seed) for seed in range(3)]
+    together = await asyncio.gather(*(some(seed) for seed in range(3)))
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert alone[0].shape != alone[2].shape or (alone[0] != alone[2]).any()
+    assert max(int(one.max()) for one in alone) < running.tiny.CODES, "no mark is drawn"
+
+
+async def test_an_unknown_voice_is_refused_and_an_interruption_frees_the_engine(running):
+    with pytest.raises(StageFailedError, match="is not one of"):
+        await codes(running, turn_of("erik"), "Hello there.")
+    heard = await codes(running, turn_of(running.tiny.VOICE), text_of(18), most_frames=3)
+    assert len(heard) == 3
+    for name in ("requests_running", "replies"):
+        await until(running.stages, "talker", name, lambda n: n == 0)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_a_language_models_turn_sounds_as_its_pieces_do_in_the_reference(
+    family, tmp_path_factory
+):
+    tiny = FAMILIES[family]
+    checkpoint = tiny.build(tmp_path_factory.mktemp(family))
+    cascade = tiny_cascade.build(tmp_path_factory.mktemp("cascade"), checkpoint)
+    turn = turn_of(tiny.VOICE, n_tokens=24)
+    clock = MonotonicClock()
+    async with running_stages(
+        cascade, tmp_path_factory.mktemp("stages"), family=tiny_cascade.SPOKEN
+    ) as stages:
+        links = stages.links("whole-turn")
+        trace, control = TurnTrace(clock), TurnControl(OFF, clock)
+        events = [event async for event in run_turn(turn, links, trace, control)]
+        links.close()
+    text = "".join(event.text for event in events if isinstance(event, TranscriptDelta))
+    pcm = b"".join(event.pcm for event in events if isinstance(event, AudioDelta))
+    expected = Expected(tiny.Reference(checkpoint))
+    pieces = [piece for piece in await expected.pieces(text, tiny.VOICE) if len(piece)]
+    wave = torch.cat([tiny.decoded(torch.from_numpy(piece)) for piece in pieces]).clamp(-1, 1)
+    found = torch.from_numpy(np.frombuffer(pcm, "<i2").astype(np.float32)) / 32767
+    assert len(found) == len(wave) > 15_000
+    # Roundings of float32, which a random network magnifies.
+    assert (found - wave).abs().max() < 2e-3
