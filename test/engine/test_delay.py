@@ -34,11 +34,18 @@ from test.engine.test_qwen3_tts import text_of
 from test.engine.turns import greedy_turn, user
 from test.higgs_v2 import checkpoint as tiny_higgs
 from test.moss_tts import checkpoint as tiny_moss
+from test.zonos import checkpoint as tiny_zonos
+from test.zonos.checkpoint import espeak
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+__all__ = ["espeak"]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.usefixtures("espeak"),
+]
 
 RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "40"}
-FAMILIES = {"higgs_v2": tiny_higgs, "moss_tts": tiny_moss}
+FAMILIES = {"higgs_v2": tiny_higgs, "moss_tts": tiny_moss, "zonos": tiny_zonos}
 # Pages of 16, a pool of which a few requests are more than enough, and the overlapped schedule.
 OVERLAPPED: dict[str, Any] = {"page_size": 16, "max_total_tokens": 1024}
 
@@ -85,7 +92,7 @@ class Running(NamedTuple):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=ARMS, ids=str)
-async def running(request, tmp_path_factory):
+async def running(request, tmp_path_factory, espeak):
     arm = request.param
     tiny = FAMILIES[arm.family]
     checkpoint = tiny.build(tmp_path_factory.mktemp(arm.family))
@@ -133,7 +140,7 @@ async def codes(
 
 
 async def test_frames_equal_those_of_the_reference(running):
-    text, voice = text_of(18, n_words=18), running.tiny.VOICE
+    text, voice = text_of(18, n_words=70), running.tiny.VOICE
     wanted = await running.expected.codes(text, voice)
     assert len(wanted) >= 120 and len(np.unique(wanted, axis=0)) > 100, "not trivial"
     np.testing.assert_array_equal(await codes(running, turn_of(voice), text), wanted)
@@ -201,7 +208,7 @@ async def test_a_language_models_turn_sounds_as_its_pieces_do_in_the_reference(
     pcm = b"".join(event.pcm for event in events if isinstance(event, AudioDelta))
     expected = Expected(tiny.Reference(checkpoint))
     pieces = [piece for piece in await expected.pieces(text, tiny.VOICE) if len(piece)]
-    wave = torch.cat([tiny.decoded(torch.from_numpy(piece)) for piece in pieces]).clamp(-1, 1)
+    wave = torch.cat([tiny.heard(torch.from_numpy(piece)) for piece in pieces]).clamp(-1, 1)
     found = torch.from_numpy(np.frombuffer(pcm, "<i2").astype(np.float32)) / 32767
     assert len(found) == len(wave) > 15_000
     # Roundings of float32, which a random network magnifies.
