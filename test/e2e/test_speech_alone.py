@@ -20,7 +20,10 @@ from test.higgs_v2 import checkpoint as tiny_higgs
 from test.moss_tts import checkpoint as tiny_moss
 from test.orpheus import checkpoint as tiny_orpheus
 from test.qwen3_tts import checkpoint as tiny
+from test.zonos import checkpoint as tiny_zonos
+from test.zonos.checkpoint import espeak
 
+__all__ = ["espeak"]
 pytestmark = [pytest.mark.e2e]
 
 TEXT = "Good morning to you, and to all who listen."
@@ -154,8 +157,10 @@ async def test_csm_alone_speaks_in_pieces_and_takes_on_a_voice(tmp_path_factory)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("tiny_delay", [tiny_higgs, tiny_moss], ids=["higgs_v2", "moss_tts"])
-async def test_a_family_with_a_delay_speaks_alone_in_pieces(tiny_delay, tmp_path_factory):
+@pytest.mark.parametrize(
+    "tiny_delay", [tiny_higgs, tiny_moss, tiny_zonos], ids=["higgs_v2", "moss_tts", "zonos"]
+)
+async def test_a_family_with_a_delay_speaks_alone_in_pieces(tiny_delay, tmp_path_factory, espeak):
     path = tiny_delay.build(tmp_path_factory.mktemp("delay"), end_every=16)
     with running_server(str(path), tmp_path_factory.mktemp("delay-logs")) as server:
         client = client_of(server)

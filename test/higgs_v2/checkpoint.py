@@ -91,25 +91,31 @@ def config() -> HiggsAudioV2Config:
     )
 
 
+def model(end_every: int) -> HiggsAudioV2ForConditionalGeneration:
+    """end_every: see build."""
+    torch.manual_seed(5)
+    made = HiggsAudioV2ForConditionalGeneration(config()).eval()
+    rng = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, weight in made.named_parameters():
+            if weight.dim() == 1:
+                weight.uniform_(0.7, 1.3, generator=rng)
+            else:
+                scale = 1.0 if "embed" in name else 2.0 * weight.shape[-1] ** -0.5
+                weight.normal_(0, scale, generator=rng)
+        _tell_end(made, end_every)
+    made.generation_config.eos_token_id = IDS["<|eot_id|>"]
+    return made
+
+
 def build(path: Path, *, end_every: int = 48, **changes) -> Path:
     """Returns the checkpoint's directory.
 
     end_every: frames of a piece on average; about.
     changes: of config.json.
     """
-    torch.manual_seed(5)
-    model = HiggsAudioV2ForConditionalGeneration(config()).eval()
-    rng = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.dim() == 1:
-                weight.uniform_(0.7, 1.3, generator=rng)
-            else:
-                scale = 1.0 if "embed" in name else 2.0 * weight.shape[-1] ** -0.5
-                weight.normal_(0, scale, generator=rng)
-        _tell_end(model, end_every)
-    model.generation_config.eos_token_id = IDS["<|eot_id|>"]
-    model.save_pretrained(path)
+    reference = model(end_every)
+    reference.save_pretrained(path)
     file = path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     _tokenizer().save(str(path / "tokenizer.json"))
@@ -181,6 +187,10 @@ def decoded(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Te
 def _decoded(module: Any, codes: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         return module.decode(codes.T[None]).audio_values[0, 0]
+
+
+# At the server's rate.
+heard = decoded
 
 
 class Reference:

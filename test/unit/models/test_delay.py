@@ -59,3 +59,18 @@ def test_streams_of_different_ages_share_a_batch():
     step = torch.tensor([1, 4])
     found = DELAY.forced(step, DELAY.n_ending(torch.cat((young, old))))
     assert found.tolist() == [[ANY, ANY, 10], [11, ANY, ANY]]
+
+
+def test_an_end_of_one_step_wanders_through_the_books():
+    delay = Delay(n_books=3, n_codes=10, begin_id=11, end_id=10, marks_end=True)
+
+    def forced(*steps: list[int]) -> list[int]:
+        n_ending = delay.n_ending(history(*steps))
+        return delay.forced(torch.tensor([len(steps)]), n_ending)[0].tolist()
+
+    steps = [[1, 11, 11], [2, 3, 11], [4, 5, 6], [10, 8, 9]]
+    assert forced(*steps) == [11, 10, ANY]
+    steps.append([11, 10, 7])
+    assert forced(*steps) == [11, 11, 10]
+    ends = delay.ends(torch.tensor([*steps, [11, 11, 10]]))
+    assert ends.tolist() == [False] * 5 + [True]

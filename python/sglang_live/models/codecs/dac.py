@@ -7,8 +7,7 @@ import re
 
 from torch import Tensor
 
-# A layer's name in transformers, behind the decoder's, and its place in descript's own names, which
-# SNAC has kept. {n}: blocks; {b}: a block, behind the first convolution; {u}: a unit of it.
+# transformers names the layers; descript, and SNAC after it, number them.
 _UNIT = {"snake1": 0, "conv1": 1, "snake2": 2, "conv2": 3}
 _NAME = re.compile(
     r"(?:block\.(?P<block>\d+)\.(?:res_unit(?P<unit>\d)\.)?)?(?P<layer>\w+)\.(?P<kind>\w+)"
