@@ -101,7 +101,7 @@ BUDGETS = {
     "interaction": 3_320,
     "kernels": 20,
     "kv": 1_020,
-    "models": 14_300,
+    "models": 14_320,
     "orchestrator": 2_960,
     "policy": 2_000,
     "sound": 1_420,
