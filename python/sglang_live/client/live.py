@@ -9,6 +9,7 @@ import base64
 import json
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Self
 
 from websockets.exceptions import ConnectionClosed
@@ -101,9 +102,10 @@ class LiveConversation:
             session["audio"] = {"output": {"voice": options.voice}}
         if options.instructions is not None:
             session["instructions"] = options.instructions
-        await self._send({"type": "session.start", "session": session})
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                with suppress(ConnectionClosed):  # what the server has sent says why
+                    await self._send({"type": "session.start", "session": session})
                 event = json.loads(await self._socket.recv())
         except (TimeoutError, ConnectionClosed) as error:
             raise SessionError(f"the server did not start a session: {error!r}") from error

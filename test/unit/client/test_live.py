@@ -12,8 +12,8 @@ from test.unit.gateway.fakes import FakeOrchestrator, app_of, spoken
 from test.unit.gateway.live_server import listening
 
 
-async def run(address: str, *args: str) -> int:
-    url = f"ws://{address}/v1/live/sessions"
+async def run(address: str, *args: str, query: str = "") -> int:
+    url = f"ws://{address}/v1/live/sessions{query}"
     return await asyncio.to_thread(main, ["--live", "--url", url, "--json", *args])
 
 
@@ -40,6 +40,14 @@ async def test_a_refused_start_is_exit_code_1_with_the_reason(capsys):
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert code == 1
     assert "nemo" in summary["error"]
+
+
+async def test_a_refused_connection_is_exit_code_1_with_the_reason(capsys):
+    async with listening(app_of(FakeOrchestrator())) as address:
+        code = await run(address, "--text", "Hi", query="?model=demo")
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert code == 1
+    assert "model" in summary["error"]
 
 
 def test_the_default_url_is_of_the_protocol():
