@@ -131,7 +131,7 @@ def test_every_program_of_the_package_starts_in_utf_8_mode():
     package = Path(__file__).parents[2] / "python" / "sglang_live"
     # In the server's environment.
     started_by_others = {"stages/runtime.py", "stages/zygote.py", "sound/media_host.py"}
-    started_by_others |= {"models/demo/build.py", "models/smollm2/convert.py"}
+    started_by_others |= {"webrtc/host.py", "models/demo/build.py", "models/smollm2/convert.py"}
     for path in package.rglob("*.py"):
         text = path.read_text("utf-8")
         if "\nif __name__ ==" in text and str(path.relative_to(package)) not in started_by_others:

@@ -17,6 +17,7 @@ import aioice.ice
 import msgspec
 from aiortc import RTCIceServer
 
+from sglang_live.telemetry.log_lines import log_in_lines
 from sglang_live.webrtc.messages import (
     PACKET_S,
     Answered,
@@ -126,6 +127,8 @@ def _settings(text: str) -> Any:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.WARNING)
+    log_in_lines("webrtc")
+    for library in ("aiortc", "aioice"):
+        logging.getLogger(library).setLevel(logging.WARNING)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the server ends first
     asyncio.run(main(int(sys.argv[1]), _settings(sys.argv[2])))

@@ -11,7 +11,7 @@ from sglang_live.models.qwen3_omni.engine import thinker as module
 def test_the_first_rank_alone_sends_hidden_states(monkeypatch):
     def fake_init(thinker, config, quant_config, prefix):
         nn.Module.__init__(thinker)
-        thinker.thinker = SimpleNamespace(model=nn.Module())
+        thinker.thinker = SimpleNamespace(model=nn.Module(), is_mrope_enabled=True)
 
     senders: list[str] = []
     config = SimpleNamespace(talker_config=SimpleNamespace(accept_hidden_layer=2))
