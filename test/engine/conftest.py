@@ -40,6 +40,7 @@ NIGHTLY = {
     "test_lending.py": ("page-16-no-overlap-slow-link", "graphs", "two-ranks"),
     "test_long_responses.py": ("page-1",),
     "test_modelled_device.py": ("no-overlap",),
+    "test_moshi.py": ("page-1", "page-16-no-overlap"),
     "test_pauses.py": ("no-overlap",),
     "test_retention.py": ("page-16-chunks", "page-16-no-overlap-retractions"),
     "test_session_storage.py": ("page-16-no-overlap",),
