@@ -37,8 +37,8 @@ def attach(place: str) -> None:
 
 
 class KeptStates(AudioStates):
-    """States that may be asked for again: a clip whose turn was cancelled is in the radix tree, and
-    the engine does not compute it again.
+    """Keeps states for a second request: the radix tree has the KV of a clip whose turn was
+    cancelled, and the engine does not compute it again.
     """
 
     def __init__(self) -> None:

@@ -41,6 +41,12 @@ def check_divided(flag: str, n_ranks: int, sizes: Mapping[str, int], n_kv_heads:
         raise _undivided(flag, n_ranks, "num_key_value_heads", n_kv_heads)
 
 
+def check_llama(flag: str, n_ranks: int, config: Mapping[str, Any]) -> None:
+    """check_divided for the layers of a Llama, by its config."""
+    sizes = {name: config[name] for name in ("num_attention_heads", "intermediate_size")}
+    check_divided(flag, n_ranks, sizes, config["num_key_value_heads"])
+
+
 def check_number(flag: str, n_ranks: int) -> None:
     """Raises BadInputError if there would be no rank."""
     if n_ranks < 1:

@@ -94,6 +94,11 @@ def log_in_lines(process: str | None = None, *, as_json: bool = False) -> None:
     logging.captureWarnings(as_json)
 
 
+def logs_json() -> bool:
+    """Whether this process writes JSON objects: so that one that it starts does, too."""
+    return any(isinstance(one.formatter, JsonFormatter) for one in logging.getLogger().handlers)
+
+
 def engine_logging(process: str, as_json: bool) -> dict[str, Any]:
     """Settings for logging.config.dictConfig, which SGLang applies in an engine's processes.
 

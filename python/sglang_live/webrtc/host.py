@@ -1,6 +1,6 @@
 """A process of calls.
 
-    python -m sglang_live.webrtc.host FD SETTINGS      started by gateway/webrtc/processes.py
+    python -m sglang_live.webrtc.host FD SETTINGS [--json]   started by gateway/webrtc/processes.py
 
 In and out: messages over a socket pair. It ends when the gateway does.
 """
@@ -127,7 +127,7 @@ def _settings(text: str) -> Any:
 
 
 if __name__ == "__main__":
-    log_in_lines("webrtc")
+    log_in_lines("webrtc", as_json="--json" in sys.argv)
     for library in ("aiortc", "aioice"):
         logging.getLogger(library).setLevel(logging.WARNING)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the server ends first

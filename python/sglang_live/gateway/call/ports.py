@@ -90,8 +90,7 @@ class ItemPort(Protocol):
         """The server dropped the item.
 
         Args:
-            response_id: id of the response whose turn dropped it. The client learns of that
-                response first.
+            response_id: of the response that dropped it. The client learns of that response first.
         """
 
     def item_truncated(self, item_id: str, heard_ms: int) -> None:

@@ -20,6 +20,7 @@ from prometheus_client import Counter
 from sglang_live.aio import close_all
 from sglang_live.errors import CapacityError, LiveError
 from sglang_live.ids import new_id
+from sglang_live.telemetry.log_lines import logs_json
 from sglang_live.webrtc.messages import (
     Answered,
     Ended,
@@ -96,6 +97,7 @@ class _Process:
             module = "sglang_live.webrtc.host"
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", module, str(other.fileno()), settings),
+                *(("--json",) if logs_json() else ()),
                 pass_fds=[other.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
             )

@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_live.errors import BadInputError
 from sglang_live.models.codecs import MimiFacts
-from sglang_live.models.family import ModelFacts, check_divided, check_number, read_json
+from sglang_live.models.family import ModelFacts, check_llama, check_number, read_json
 
 ARCHITECTURE = "CsmForConditionalGeneration"
 # Numbers of the speakers of a conversation. Without a recording, a voice is made up for each piece.
@@ -78,9 +78,6 @@ class CsmSpec:
         )
 
 
-_DIVIDED = ("num_attention_heads", "intermediate_size")
-
-
 class Csm:
     thinker = recogniser = voice = None
     talker = "sglang_live.models.csm.parts:CsmTalker"
@@ -108,8 +105,7 @@ class Csm:
         check_number(flag, n_ranks)
         if stage == "talker":
             config = read_json(path / "config.json")
-            sizes = {name: config[name] for name in _DIVIDED}
-            check_divided(flag, n_ranks, sizes, config["num_key_value_heads"])
+            check_llama(flag, n_ranks, config)
 
 
 FAMILY = Csm()

@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang_live.errors import BadInputError
 from sglang_live.models.codecs import SnacConfig
-from sglang_live.models.family import ModelFacts, check_divided, check_number, read_json
+from sglang_live.models.family import ModelFacts, check_llama, check_number, read_json
 
 ARCHITECTURE, OLD_ARCHITECTURE = "HiggsAudioV2ForConditionalGeneration", "HiggsAudioModel"
 CODEC_FOLDER, CODEC_TYPE = "tokenizer", "higgs_audio_v2_tokenizer"
@@ -106,9 +106,6 @@ def codec_config(path: Path) -> SnacConfig:
     )
 
 
-_DIVIDED = ("num_attention_heads", "intermediate_size")
-
-
 class Higgs:
     thinker = recogniser = voice = None
     talker = "sglang_live.models.higgs_v2.parts:HiggsTalker"
@@ -134,8 +131,7 @@ class Higgs:
         check_number(flag, n_ranks)
         if stage == "talker":
             config = read_json(path / "config.json")
-            sizes = {name: config[name] for name in _DIVIDED}
-            check_divided(flag, n_ranks, sizes, config["num_key_value_heads"])
+            check_llama(flag, n_ranks, config)
 
 
 FAMILY = Higgs()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_live.errors import BadInputError
-from sglang_live.models.family import ModelFacts, check_divided, check_number, read_json
+from sglang_live.models.family import ModelFacts, check_llama, check_number, read_json
 
 MODEL_TYPE, CODEC_TYPE, CODEC_FOLDER = "moss_tts_delay", "moss-audio-tokenizer", "tokenizer"
 # Without a recording, a voice is made up for each piece.
@@ -181,7 +181,6 @@ _TEXT_IDS = (
     "audio_assistant_gen_slot",
     "audio_assistant_delay_slot",
 )
-_DIVIDED = ("num_attention_heads", "intermediate_size")
 
 
 class Moss:
@@ -209,8 +208,7 @@ class Moss:
         check_number(flag, n_ranks)
         if stage == "talker":
             config = read_json(path / "config.json")["language_config"]
-            sizes = {name: config[name] for name in _DIVIDED}
-            check_divided(flag, n_ranks, sizes, config["num_key_value_heads"])
+            check_llama(flag, n_ranks, config)
 
 
 FAMILY = Moss()

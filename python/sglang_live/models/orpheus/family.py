@@ -11,7 +11,7 @@ from typing import Any
 
 from sglang_live.errors import BadInputError
 from sglang_live.models.codecs import SnacConfig
-from sglang_live.models.family import ModelFacts, check_divided, check_number, read_json
+from sglang_live.models.family import ModelFacts, check_llama, check_number, read_json
 from sglang_live.models.piece_talker import StockTalker, WrongCodeError
 from sglang_live.speakable.style import SpeechStyle
 
@@ -56,7 +56,6 @@ VOICES = ("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe")
 _PADDING = 1024
 _CODE_NAME = "<custom_token_{}>"
 _FIRST_CODE = 10  # before it are the marks
-_DIVIDED = ("num_attention_heads", "intermediate_size")
 _FRAME_S = 2048 / 24_000  # SNAC's
 
 
@@ -129,8 +128,7 @@ class Orpheus:
         check_number(flag, n_ranks)
         if stage == "talker":
             config = read_json(path / "config.json")
-            sizes = {name: config[name] for name in _DIVIDED}
-            check_divided(flag, n_ranks, sizes, config["num_key_value_heads"])
+            check_llama(flag, n_ranks, config)
 
 
 def voices_of(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ class ConversationChanges:
         """Drop the items with these history keys, which the model's session has compacted.
 
         Args:
-            response_id: id of the response whose turn compacted them.
+            response_id: of the response that compacted them.
         """
         for item in self.conversation.seen_as(keys) if keys else ():
             # Function calls that an item represents leave with it; else the next turn's history
