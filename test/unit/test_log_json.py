@@ -13,7 +13,14 @@ import pytest
 from sglang_live.stages.stage_logs import StageLogs
 from sglang_live.telemetry.log_context import log_ids, set_log_ids
 from sglang_live.telemetry.log_json import JsonFormatter, as_json_line, text_lines
-from sglang_live.telemetry.log_lines import LineFormatter, LineRecord, engine_logging, log_in_lines
+from sglang_live.telemetry.log_lines import (
+    LineFormatter,
+    LineRecord,
+    engine_logging,
+    formatter,
+    log_in_lines,
+    logs_json,
+)
 
 
 def record(template: str, *args, error: bool = False) -> logging.LogRecord:
@@ -159,3 +166,11 @@ def test_the_engines_processes_write_lines_of_the_same_form(root, monkeypatch, a
         assert json.loads(line)["rid"] == "think-1"
     else:
         assert line.endswith("thinker/0 INFO sglang_live.bridge: request_queued rid=think-1")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_process_knows_how_those_that_it_starts_should_write(monkeypatch, as_json):
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter("", as_json))
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    assert logs_json() == as_json
