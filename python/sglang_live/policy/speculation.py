@@ -17,7 +17,8 @@ class SpeculationConfig(Settings):
     """
     urgent_share: number of urgent turns beside which none begins, as a share of the sessions: a
         large server always has some, and hardly slows them down by one more.
-    safe_s: a turn is urgent while its listener has less speech than this; as P_safe of the talker.
+    safe_s: a turn is urgent while its listener has less speech than this: less than the talker's
+        P_safe without its unfinished chunk, which pacing leaves to each listener.
     waste_share: steps that may be withdrawn, as a share of the useful ones. A user who pauses
         within every turn withdraws about a third of a response each time.
     session_burst, server_burst: steps that may be withdrawn before any were useful: of one session,
@@ -25,7 +26,7 @@ class SpeculationConfig(Settings):
     """
 
     urgent_share: Share = 0.1
-    safe_s: Positive = 0.5
+    safe_s: Positive = 0.25
     waste_share: Share = 0.5
     session_burst: Positive = 100.0
     server_burst: Positive = 400.0

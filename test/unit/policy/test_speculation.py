@@ -7,12 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_live.errors import BadInputError
+from sglang_live.policy.config import TALKER
 from sglang_live.policy.speculation import (
     SpeculationConfig,
     SpeculationView,
     after_turn,
     refusal,
 )
+from sglang_live.policy.view import FRAME_S
 
 CONFIG = SpeculationConfig()
 IDLE = SpeculationView(n_more=4, n_sessions=2, n_urgent=0, session_left=1, server_left=1)
@@ -32,6 +34,11 @@ def test_it_begins_only_where_one_more_session_would_be_admitted():
 
 def test_on_a_small_server_one_urgent_turn_is_too_many():
     assert refused(n_urgent=1) == "busy"
+
+
+def test_a_listener_to_whom_pacing_leaves_least_is_not_urgent():
+    unfinished_s = (TALKER.stage.chunk_steps - 1) * FRAME_S
+    assert CONFIG.safe_s < TALKER.urgency.p_safe_s - unfinished_s
 
 
 def test_a_large_server_always_has_some_urgent_turns():
