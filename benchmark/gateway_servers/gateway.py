@@ -69,7 +69,7 @@ class FakeSession:
         """Returns False: a recording has no KV to truncate."""
         return False
 
-    def report_playback(self, heard_s: float, playing: bool) -> None:
+    def report_playback(self, heard_s: float, playing: bool, speed: float = 1.0) -> None:
         """Does nothing: there is no scheduler."""
 
     def report_underrun(self, silent_s: float) -> None:
@@ -93,6 +93,7 @@ class FakeSession:
 class FakeOrchestrator:
     model_name = "recording"
     voices = ("reader",)
+    duplex_s = 0.0
 
     def __init__(self, response_s: float):
         self._response_pcm = speech(round(response_s * OUTPUT_RATE_HZ) * 2)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from websockets.sync.client import connect
 
 from benchmark import gateway_cost
 from benchmark.gateway_cost import Cost, Options
@@ -162,3 +163,15 @@ def test_cpu_time_of_a_process_grows_with_its_work():
         while server.cpu_s() < 0.05:
             os.sched_yield()
         server._process.kill()
+
+
+def test_the_gateway_serves_the_recording():
+    """Whatever the gateway asks its orchestrator for, the recording's has."""
+    with ServerProcess("gateway", 0.5) as server, connect(server.url) as socket:
+        content = [{"type": "input_text", "text": "hello"}]
+        item = {"type": "message", "role": "user", "content": content}
+        socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
+        socket.send(json.dumps({"type": "response.create"}))
+        while (event := json.loads(socket.recv(timeout=20)))["type"] != "response.done":
+            assert event["type"] != "error", event
+    assert event["response"]["status"] == "completed"
