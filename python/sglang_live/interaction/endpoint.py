@@ -7,6 +7,7 @@ Owner: one SmartTurnModel and one EndpointThreads per process, stateless, shared
 import asyncio
 import importlib.util
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ _FLOOR, _RANGE = 1e-10, 8.0
 # A pause costs the network as much in a batch with others as alone, so that pauses are scored side
 # by side. More threads would take the cores of the stages.
 _MAX_THREADS = 4
+# Niceness of these threads above that of the process. Where cores are short, a late verdict costs
+# its own turn some silence; an event loop that waits for a core costs every session sound.
+_NICER_BY = 10
 
 
 class EndpointModel(Protocol):
@@ -41,7 +45,13 @@ class EndpointModel(Protocol):
 
 def _threads() -> Executor:
     n = min(os.cpu_count() or 1, _MAX_THREADS)
-    return ThreadPoolExecutor(n, thread_name_prefix="endpoint")
+    return ThreadPoolExecutor(n, thread_name_prefix="endpoint", initializer=_stand_back)
+
+
+def _stand_back() -> None:
+    thread = threading.get_native_id()  # Linux has a niceness for each thread
+    niceness = os.getpriority(os.PRIO_PROCESS, thread) + _NICER_BY
+    os.setpriority(os.PRIO_PROCESS, thread, niceness)
 
 
 @dataclass(eq=False)

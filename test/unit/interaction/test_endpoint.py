@@ -1,5 +1,7 @@
 """The features of the endpoint model are those of its training."""
 
+import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ from transformers import WhisperFeatureExtractor
 
 from sglang_live.interaction.endpoint import (
     MODEL_SAMPLES,
+    EndpointThreads,
     SmartTurnModel,
     installed_model_path,
     log_mel,
@@ -43,3 +46,18 @@ def test_a_finished_sentence_sounds_complete_and_its_parts_do_not():
     for share in (0.45, 0.6, 0.75):
         part = whole[: round(share * len(whole))]
         assert model.completeness(np.concatenate([part, pause])) < 0.3
+
+
+async def test_where_cores_are_short_the_event_loop_goes_first():
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    class FakeModel:
+        def completeness(self, pcm: np.ndarray) -> float:
+            return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    threads = EndpointThreads(FakeModel())
+    try:
+        assert await threads.score(np.zeros(1, np.int16), lambda: True) == min(own + 10, 19)
+    finally:
+        threads.close()
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
