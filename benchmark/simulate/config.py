@@ -55,6 +55,8 @@ class SimulateConfig:
         trace_arrivals: they arrive in the bursts of a service's trace instead.
         storm: sessions that send long audio beside the users.
         against: document of voice_load on a modelled device to be compared with.
+        speculate_ms: silence before a speculative turn, in arms with truncate; 0: none begins.
+        speech_pauses: of users within a second of speech.
         pauses_s: mean time between two pauses of the host; 0: it is quiet.
         frontier: whether the capacity of each arm is searched.
         of_knee: the numbers of users, as shares of what the best baseline serves within the SLO,
@@ -89,6 +91,8 @@ class SimulateConfig:
     trace_arrivals: bool = False
     storm: StormSpec | None = None
     against: Path | None = None
+    speculate_ms: int = 0
+    speech_pauses: float = 0.0
     pauses_s: float = 0.0
     frontier: bool = False
     of_knee: tuple[float, ...] = ()
@@ -106,8 +110,10 @@ class SimulateConfig:
         if self.frames_per_token < 1 or self.reply_scale <= 0:
             raise ValueError("--frames-per-token is at least 1, --reply-scale positive")
         has_shape = self.arrival_shape != 1.0
-        if self.pauses_s < 0:
-            raise ValueError("--pauses-s is not negative")
+        if self.pauses_s < 0 or self.speech_pauses < 0:
+            raise ValueError("--pauses-s and --speech-pauses are not negative")
+        if not 0 <= self.speculate_ms < 500:
+            raise ValueError("--speculate-ms is below the silence that ends a turn, 500")
         if self.of_knee and not (self.frontier and min(self.of_knee) > 0 and self.baselines):
             raise ValueError("--of-knee has positive shares, and needs --frontier and a baseline")
         if self.arrive_s < 0 or ((self.trace_arrivals or has_shape) and not self.arrive_s):
@@ -151,6 +157,7 @@ class SimulateConfig:
             arrive_s=self.arrive_s,
             arrival_shape=self.arrival_shape,
             second_counts=counts,
+            pauses_per_s=self.speech_pauses,
         )
 
     @property
@@ -168,6 +175,7 @@ class SimulateConfig:
             overlap=self.overlap,
             max_running_requests=self.max_running_requests,
             vocoder=VocoderConfig(max_batch=self.vocoder_batch),
+            speculate_ms=self.speculate_ms or None,
         )
 
     @property
@@ -237,6 +245,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--trace-arrivals", action="store_true", help="in the bursts of a service's trace")
     add("--storm", type=StormSpec.parse, metavar="N:PERIOD_S:CLIP_S", help="long messages beside")
     add("--against", type=Path, metavar="DOCUMENT", help="compare with a voice_load of the engine")
+    add("--speculate-ms", type=int, default=own.speculate_ms, metavar="MS", help="0: off")
+    add("--speech-pauses", type=float, default=own.speech_pauses, metavar="X", help="per second")
     add("--pauses-s", type=float, default=own.pauses_s, metavar="S", help="of the host, mean time")
     add("--of-knee", type=_shares, default=own.of_knee, metavar="X,X", help="shares, as --sessions")
     add("--frontier", action="store_true", help="search how many users each arm serves")

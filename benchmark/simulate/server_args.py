@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+from sglang_live.config import Scheduling
 from sglang_live.extensions.planner.device_model.model import DeviceModel
 from sglang_live.extensions.planner.simulation.placement import APART, SHARED, Placement
 from sglang_live.extensions.planner.simulation.spec import HostTimes, ServerSpec
@@ -32,8 +33,6 @@ def server_of(model: DeviceModel, host: HostTimes, args: Sequence[str]) -> Serve
         ValueError: naming a flag that is not simulated.
     """
     flags = dict(_read(arg) for arg in args)
-    if flags.pop("speculate-ms", None) != "off":
-        raise ValueError("turns that begin in pauses are not simulated: --speculate-ms=off")
     flags = {name: value for name, value in flags.items() if name not in _WITHOUT_EFFECT}
     chunks = _of_engines(flags, "chunked-prefill-size", _CPU_CHUNK_TOKENS)
     if chunks[0] != chunks[1]:
@@ -51,6 +50,7 @@ def server_of(model: DeviceModel, host: HostTimes, args: Sequence[str]) -> Serve
         max_running_requests=_number("max-running-requests", flags, 0),
         max_sessions=_number("max-sessions", flags, _SESSIONS),
         vocoder=_vocoder(flags),
+        speculate_ms=_speculate_ms(flags),
     )
     if flags:
         raise ValueError(f"not simulated: {', '.join(f'--{name}' for name in flags)}")
@@ -69,6 +69,16 @@ def _number(name: str, flags: dict[str, str], default: int) -> int:
     if not value.isdecimal():
         raise ValueError(f"--{name}={value}: not a number from 0")
     return int(value)
+
+
+def _speculate_ms(flags: dict[str, str]) -> int | None:
+    """As a server whose model hears by itself."""
+    chosen = None
+    if flags.get("speculate-ms") in ("auto", "off"):
+        chosen = None if flags.pop("speculate-ms") == "auto" else 0
+    elif "speculate-ms" in flags:
+        chosen = _number("speculate-ms", flags, 0)
+    return Scheduling(speculate_ms=chosen).speculation_ms(recognises=False)
 
 
 def _of_engines(flags: dict[str, str], name: str, default: int) -> list[int]:

@@ -158,6 +158,9 @@ def test_a_slower_clock_takes_less_of_the_host(engine_document):
     ("args", "field", "value"),
     [
         ((), "chunk_tokens", 512),
+        ((), "speculate_ms", 200),
+        (("--speculate-ms=off",), "speculate_ms", None),
+        (("--speculate-ms=300",), "speculate_ms", 300),
         (("--chunked-prefill-size=2048",), "chunk_tokens", 2048),
         (("--thinker.max-total-tokens=9000",), "thinker_tokens", 9000),
         (("--disable-overlap-schedule",), "overlap", False),
@@ -166,18 +169,18 @@ def test_a_slower_clock_takes_less_of_the_host(engine_document):
     ],
 )
 def test_flags_of_the_server_are_simulated(args, field, value):
-    spec = server_of(MODEL, HostTimes(), ("--speculate-ms=off", *args))
+    spec = server_of(MODEL, HostTimes(), args)
     assert getattr(spec, field) == value
 
 
 @pytest.mark.parametrize(
     ("args", "named"),
     [
-        ((), "--speculate-ms=off"),
-        (("--speculate-ms=off", "--schedule-policy=lpm"), "--schedule-policy"),
-        (("--speculate-ms=off", "--talker.chunked-prefill-size=64"), "--talker.chunked"),
-        (("--speculate-ms=off", "--talker.device=cuda:1"), "device"),
-        (("--speculate-ms=off", "--vocoder.max-batch=many"), "--vocoder.max-batch=many"),
+        (("--speculate-ms=soon",), "--speculate-ms=soon"),
+        (("--schedule-policy=lpm",), "--schedule-policy"),
+        (("--talker.chunked-prefill-size=64",), "--talker.chunked"),
+        (("--talker.device=cuda:1",), "device"),
+        (("--vocoder.max-batch=many",), "--vocoder.max-batch=many"),
     ],
 )
 def test_flags_that_are_not_simulated_are_refused(args, named):

@@ -129,7 +129,7 @@ class World:
         """
         events = Events()
         of_arm = Arm.parse(arm)
-        spec = replace(self.server, max_sessions=max(self.server.max_sessions, n_users))
+        spec = replace(self.server, max_sessions=max(self.server.max_sessions, n_users + 1))
         server = Server(of_arm.applied(spec), of_arm.policies, events)
         prepare(server)
         clips, settings = self.workload.clips, self.settings

@@ -68,6 +68,7 @@ class ServerSpec:
     first_audio_s: budget that admission gives a first audio (--admission-first-audio-ms).
     thinker_reserves_all: see EngineSpec.
     max_running_requests: in each engine at once, as SGLang's flag; 0: as many as sessions.
+    speculate_ms: as TurnConfig; with the policy truncate, whose arms have speculative turns.
     thinker_policy, talker_policy: constants of the policies, for experiments.
     """
 
@@ -85,6 +86,7 @@ class ServerSpec:
     max_running_requests: int = 0
     max_sessions: int = 64
     first_audio_s: float = 1.0
+    speculate_ms: int | None = None
     vocoder: VocoderConfig = field(default_factory=VocoderConfig)
     host: HostTimes = field(default_factory=HostTimes)
     thinker_policy: PolicyConfig = THINKER

@@ -5,6 +5,7 @@ Plans and records are those of voice_load, so that its statistics and tables app
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from sglang_live.errors import LiveError
@@ -19,6 +20,8 @@ from sglang_live.extensions.planner.simulation.workload import NEW, Clip, Histor
 
 # Voice that starts a turn (min_speech_ms of interaction/vad.py).
 _STARTED_S = 0.096
+# Silence that ends a turn (silence_duration_ms), and how late a window of 32 ms tells of any.
+_SILENCE_S, _NOTICED_S = 0.5, 0.05
 # Multiples of it are spread evenly modulo 1, however many they are.
 _GOLDEN = 0.618034
 
@@ -93,6 +96,13 @@ class Service(Protocol):
     def vanish(self, session: Session, noticed_s: float) -> None: ...
 
     def speech_started(self, session: Session, end_s: float) -> None: ...
+
+    @property
+    def speculate_s(self) -> float | None: ...
+
+    def paused(self, session: Session, spec: TurnSpec, said_s: float) -> None: ...
+
+    def resumed(self, session: Session) -> None: ...
 
 
 class User:
@@ -174,6 +184,7 @@ class User:
         known_s = turn.finished_s + turn.clip.end_known_s
         started_s = turn.start_s + turn.clip.onset_s + _STARTED_S
         self._at(started_s, lambda: self._speech_started(known_s))
+        self._pause(turn, known_s)
         self._at(known_s, lambda: self._end_of_turn(turn))
         limit_s = turn.start_s + turn.clip.duration_s + self._settings.timeout_s
         self._at(limit_s, lambda: self._time_out(turn))
@@ -182,16 +193,42 @@ class User:
         if self._session is not None:
             self._server.speech_started(self._session, known_s)
 
+    def _pause(self, turn: _Spoken, known_s: float) -> None:
+        """What the server hears of pauses; the last one ends the turn."""
+        silent_s = self._server.speculate_s
+        if silent_s is None:
+            return
+        onset_s = turn.start_s + turn.clip.onset_s
+        for begin_s, length_s in turn.planned.pauses_s:
+            noticed_s = onset_s + begin_s + _NOTICED_S
+            said_s = turn.clip.onset_s + begin_s + silent_s
+            if length_s > silent_s:
+                self._at(noticed_s + silent_s, partial(self._paused, turn, said_s))
+                self._at(noticed_s + length_s, self._resumed)
+        paused_s = max(turn.finished_s, known_s - (_SILENCE_S - silent_s))
+        self._at(paused_s, partial(self._paused, turn, turn.clip.duration_s))
+
+    def _paused(self, turn: _Spoken, said_s: float) -> None:
+        if self._session is not None:
+            self._server.paused(self._session, self._spec(turn), said_s)
+
+    def _resumed(self) -> None:
+        if self._session is not None:
+            self._server.resumed(self._session)
+
     def _end_of_turn(self, turn: _Spoken) -> None:
         assert self._session is not None
         turn.stopped_s = self._events.now_s()
+        spec = self._spec(turn)
+        turn.listening = self._server.take_turn(self._session, spec, lambda: self._changed(turn))
+
+    def _spec(self, turn: _Spoken) -> TurnSpec:
         n_tokens = turn.planned.response_tokens
         assert n_tokens is not None, "lengths of responses are drawn before the run"
         n_frames = n_tokens + 1
         if self._settings.frames_per_token != 1.0:
             n_frames, n_tokens = n_tokens, max(1, round(n_tokens / self._settings.frames_per_token))
-        spec = TurnSpec(audio_s=turn.clip.duration_s, n_tokens=n_tokens, n_frames=n_frames)
-        turn.listening = self._server.take_turn(self._session, spec, lambda: self._changed(turn))
+        return TurnSpec(audio_s=turn.clip.duration_s, n_tokens=n_tokens, n_frames=n_frames)
 
     def _changed(self, turn: _Spoken) -> None:
         """The first packet has come, or the end of the response."""

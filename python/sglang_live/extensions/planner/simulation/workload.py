@@ -28,6 +28,10 @@ RESPONSE_GAPS = _DATA / "ami_fto.json"
 RESPONSE_DURATIONS = _DATA / "demo_reply_durations.json"
 # Noises of voice_load: not heard here, but every draw of a user is then the same.
 _SOUNDS = ("noise", "cough", "music", "back_channel")
+# A stream of random numbers of each user, beside those of plan_users.
+_PAUSES_STREAM = 3
+# Shorter pauses are none to a server, and longer ones end the turn. Between two of them are words.
+_PAUSE_S, _PHRASE_S = (0.2, 0.5), 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,7 @@ class Workload:
     arrive_s: time in which all users arrive; 0: they begin within a few seconds.
     arrival_shape: of gamma-distributed times between arrivals; 1: Poisson; below 1: bursts.
     second_counts: arrivals in the bursts of this trace instead.
+    pauses_per_s: of a user within a second of speech; they end no turn.
     response_durations_s, response_gaps_s: from which those of each turn are drawn.
     """
 
@@ -77,6 +82,7 @@ class Workload:
     arrive_s: float = 0.0
     arrival_shape: float = 1.0
     second_counts: np.ndarray | None = None
+    pauses_per_s: float = 0.0
 
     @classmethod
     def load(
@@ -98,7 +104,7 @@ class Workload:
         return replace(self, response_durations_s=factor * self.response_durations_s)
 
     def plans(self, n_users: int, repeat: int) -> list[UserPlan]:
-        return plan_users(
+        plans = plan_users(
             n_users=n_users,
             n_turns=self.turns,
             clips=sorted(self.clips),
@@ -116,3 +122,23 @@ class Workload:
             ),
             response_lengths=ResponseLengths(self.response_durations_s),
         )
+        return [self._with_pauses(plan, repeat) for plan in plans] if self.pauses_per_s else plans
+
+    def _with_pauses(self, plan: UserPlan, repeat: int) -> UserPlan:
+        rng = np.random.default_rng([self.seed, repeat, plan.user, _PAUSES_STREAM])
+        turns = (
+            replace(turn, pauses_s=self._pauses_s(self.clips[turn.clip], rng))
+            for turn in plan.turns
+        )
+        return replace(plan, turns=tuple(turns))
+
+    def _pauses_s(self, clip: Clip, rng: np.random.Generator) -> tuple[tuple[float, float], ...]:
+        speech_s = clip.end_s - clip.onset_s
+        begins = np.sort(rng.uniform(0.0, speech_s, rng.poisson(self.pauses_per_s * speech_s)))
+        found: list[tuple[float, float]] = []
+        said_s = 0.0
+        for begin_s, length_s in zip(begins, rng.uniform(*_PAUSE_S, len(begins)), strict=True):
+            if begin_s - said_s >= _PHRASE_S and speech_s - begin_s - length_s >= _PHRASE_S:
+                found.append((float(begin_s), float(length_s)))
+                said_s = begin_s + length_s
+        return tuple(found)

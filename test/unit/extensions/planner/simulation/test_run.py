@@ -116,6 +116,45 @@ def test_every_frame_is_made_once_and_every_sample_is_heard(arm):
         assert (pool.used, pool.rows_used) == (0, 0)
 
 
+SPECULATES = ServerSpec(model=MODEL, host=NO_HOST, speculate_ms=200)
+
+
+def paused(user: UserPlan, *pauses_s: tuple[float, float]) -> UserPlan:
+    turns = tuple(replace(turn, pauses_s=pauses_s) for turn in user.turns)
+    return replace(user, turns=turns)
+
+
+def test_a_turn_that_begins_in_the_pause_has_its_first_audio_at_once():
+    _, [user] = run_users("all", plan(0, 30, 20, 40), spec=SPECULATES)
+    _, [waiting] = run_users(
+        "all", plan(0, 30, 20, 40), spec=replace(SPECULATES, speculate_ms=None)
+    )
+    for row, other in zip(user.rows, waiting.rows, strict=True):
+        assert row.record.end_of_turn_ms == other.record.end_of_turn_ms
+        assert row.record.ttfp_after_detection_ms < 5 < other.record.ttfp_after_detection_ms
+        assert row.record.audio_s == pytest.approx(other.record.audio_s)
+
+
+def test_a_user_who_goes_on_hears_nothing_of_a_withdrawn_turn():
+    plans = [plan(n, 40, 25, 30, start_s=0.7 * n) for n in range(4)]
+    going_on = [paused(one, (0.5, 0.3), (1.1, 0.4)) for one in plans]
+    server, users = run_users("all", *going_on, spec=SPECULATES)
+    alike, others = run_users("all", *plans, spec=SPECULATES)
+    for user, other in zip(users, others, strict=True):
+        for row, alone in zip(user.rows, other.rows, strict=True):
+            assert row.record.status == "completed"
+            assert row.record.audio_s == pytest.approx(alone.record.audio_s)
+    assert server.n_frames > alike.n_frames  # what was withdrawn
+    for pool in pools_of(server):
+        assert (pool.used, pool.rows_used) == (0, 0)
+
+
+def test_no_turn_begins_in_a_pause_without_truncation():
+    server, [user] = run_users("off", paused(plan(0, 30), (0.5, 0.3)), spec=SPECULATES)
+    assert server.n_frames == 31
+    assert user.rows[0].record.ttfp_after_detection_ms > 5
+
+
 @pytest.mark.parametrize("arm", ARMS)
 def test_an_interrupted_response_ends_and_its_memory_is_released(arm):
     plans = [plan(n, 100, 20, start_s=0.1 * n, cut_s=1.5) for n in range(4)]

@@ -48,12 +48,15 @@ class PlannedTurn:
 
     After a barge-in the next turn follows at once instead.
     response_tokens: requested length of the response. None: the model ends it.
+    pauses_s: of a simulated user within the clip's speech: from its onset until silence, and its
+        length.
     """
 
     clip: str
     response_gap_s: float
     interruption: PlannedInterruption | None = None
     response_tokens: int | None = None
+    pauses_s: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

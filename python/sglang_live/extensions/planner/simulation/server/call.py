@@ -25,6 +25,7 @@ from sglang_live.gateway.call.conversation.items import (
 from sglang_live.gateway.call.responses.audible import AudibleResponses
 from sglang_live.gateway.call.responses.plan import ResponsePlan
 from sglang_live.gateway.call.responses.responses import Responses
+from sglang_live.gateway.call.responses.speculation import Utterance
 from sglang_live.gateway.call.responses.turn_runner import TurnRunner
 from sglang_live.gateway.call.sent_log import OnSent
 from sglang_live.gateway.call.settings import SessionConfig
@@ -148,6 +149,7 @@ class Call:
         )
         self._preheats = parts.config.turns.preheat
         self._preheat_until_s = 0.0
+        self._utterance: Utterance = ()
 
     # --- the user ---
 
@@ -183,13 +185,25 @@ class Call:
         if not self._runner.prefill_turn(self._config, ()):
             self._events.after(_PACKET_S, self._preheat)
 
+    def paused(self, said_s: float) -> None:
+        """The user's turn may be over, after speech of said_s."""
+        part = AudioPart(silence(said_s))
+        self._utterance = (HistoryItem(key=new_id("item"), role="user", parts=(part,)),)
+        self._runner.speculate(self._config, self._utterance)
+
+    def resumed(self) -> None:
+        """It was not."""
+        self._utterance = ()
+        self._runner.withdraw_speculative()
+
     def respond(self, audio_s: float, speech_end_s: float) -> str:
         """The user's turn is over. Returns the id of its response."""
         self._preheat_until_s = 0.0
         self._monitor.speech_stopped("silence")
         self._monitor.turn_committed()
         content = [AudioContent(AudioPart(silence(audio_s)))]
-        self._items.add(MessageItem(new_id("item"), "user", content))
+        self._items.add(MessageItem(new_id("item"), "user", content, self._utterance))
+        self._utterance = ()
         plan = ResponsePlan(
             config=self._config,
             decided_at_s=self._events.now_s(),

@@ -84,7 +84,13 @@ class Server:
         retention = RetentionConfig() if policies.retention else None
         self.parts = GatewayParts(
             orchestrator=self.orchestrator,
-            config=GatewayConfig(turns=TurnConfig(preheat=policies.preheat), retention=retention),
+            config=GatewayConfig(
+                turns=TurnConfig(
+                    preheat=policies.preheat,
+                    speculate_ms=spec.speculate_ms if policies.truncate else None,
+                ),
+                retention=retention,
+            ),
             speech_model=cast(SpeechModel, None),  # no microphone is simulated
             clock=events,
             suspects=self.orchestrator.suspects,
@@ -196,6 +202,22 @@ class Server:
         """A voice, which may be the user's turn; over a response it may be none."""
         session.onset_s = self.events.now_s()
         session.call.speech_began(session.onset_s, end_s)
+
+    def paused(self, session: "Session", spec: TurnSpec, said_s: float) -> None:
+        """The user is silent for speculate_ms, and has spoken for said_s; the response is drawn."""
+        if self.speculate_s is not None:
+            self.draw(session.session_id, spec)
+            session.call.paused(said_s)
+
+    def resumed(self, session: "Session") -> None:
+        """The user speaks again."""
+        session.call.resumed()
+
+    @property
+    def speculate_s(self) -> float | None:
+        """Silence before a speculative turn; None: none begins."""
+        speculate_ms = self.parts.config.turns.speculate_ms
+        return None if speculate_ms is None else speculate_ms / 1000
 
     def draw(self, session_id: str, spec: TurnSpec) -> None:
         """The response of the session's next turn."""

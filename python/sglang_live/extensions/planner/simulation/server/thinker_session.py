@@ -160,9 +160,9 @@ class ThinkerSession:
             if spec is None or thought.ending:
                 if last.n_tokens:
                     await self._prefill(last)
-                self._hold(new, sizes)
+                self._hold(new, sizes, speculative=thought.request.speculative)
             else:
-                self._hold(new, sizes)
+                self._hold(new, sizes, speculative=thought.request.speculative)
                 # What another replica has generated of the response is part of the prompt.
                 n_said = len(thought.request.continues)
                 await self._generate(replace(last, n_tokens=last.n_tokens + n_said), spec)
@@ -368,8 +368,14 @@ class ThinkerSession:
     def _end_tokens(item: HistoryItem, has_any: bool) -> int:
         return END_MARKUP_TOKENS if has_any and item.token_ids is None else 0
 
-    def _hold(self, new: Sequence[HistoryItem], sizes: Mapping[str, Sizes]) -> None:
-        """The ledger has these items from now on."""
+    def _hold(
+        self,
+        new: Sequence[HistoryItem],
+        sizes: Mapping[str, Sizes],
+        *,
+        speculative: bool = False,
+    ) -> None:
+        """The ledger has these items from now on; if speculative, the next history may not."""
         before, ends, has_any = self.ledger, list[int](), bool(self.ledger.items)
         end = before.n_tokens
         for item in new:
@@ -382,7 +388,7 @@ class ThinkerSession:
                 first -= self._kv.header + before.n_dropped
                 n_audio = round(size.audio_s * AUDIO_TOKENS_PER_S)
                 self._media.append((first, first + n_audio))
-        held = before.after_turn(new, ends, begun_at=before.n_tokens, speculative=False)
+        held = before.after_turn(new, ends, begun_at=before.n_tokens, speculative=speculative)
         self.ledger = replace(held, n_tokens=end)
 
     # --- requests ---
