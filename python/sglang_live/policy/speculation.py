@@ -15,8 +15,8 @@ Refusal = Literal["", "no_room", "busy", "session_waste", "server_waste"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationConfig(Settings):
     """
-    urgent_share: number of urgent turns beside which none begins, as a share of the sessions: a
-        large server always has some, and hardly slows them down by one more.
+    urgent_share: number of urgent turns beside which none begins, as a share of the sessions. With
+        more of them a device that is nearly full no longer serves its listeners in time.
     safe_s: a turn is urgent while its listener has less speech than this: less than the talker's
         P_safe without its unfinished chunk, which pacing leaves to each listener.
     waste_share: steps that may be withdrawn, as a share of the useful ones. A user who pauses
@@ -25,7 +25,7 @@ class SpeculationConfig(Settings):
         a few turns; of all together.
     """
 
-    urgent_share: Share = 0.1
+    urgent_share: Share = 0.4
     safe_s: Positive = 0.25
     waste_share: Share = 0.5
     session_burst: Positive = 100.0
