@@ -13,7 +13,7 @@ import json
 import re
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from statistics import fmean
 from typing import Any
@@ -36,9 +36,7 @@ class Loads:
 
     def __init__(self, config: SimulateConfig, barge_in: float):
         self.config, self.barge_in = config, barge_in
-        self._world = World(
-            config.workload(barge_in), config.server, config.users, config.storm, config.noise
-        )
+        self._workload = config.workload(barge_in)
         self._known: dict[tuple[str, int], Measured] = {}
         self.kv: dict[str, dict[str, int]] = {}
 
@@ -83,7 +81,13 @@ class Loads:
     def _measure(self, arm: str, n_users: int) -> Measured:
         began_s = time.perf_counter()
         repeats = range(self.config.repeats)
-        runs = [self._world.simulate(arm, n_users, repeat) for repeat in repeats]
+        server = self.config.server
+        if arm in self.config.baselines:  # SGLang alone begins no turn before it is known to be one
+            server = replace(server, speculate_ms=None)
+        world = World(
+            self._workload, server, self.config.users, self.config.storm, self.config.noise
+        )
+        runs = [world.simulate(arm, n_users, repeat) for repeat in repeats]
         self.kv[f"{arm} {n_users}"] = runs[-1].most_used
         spent_s = time.perf_counter() - began_s
         _say(f"barge-in {self.barge_in:g}, {arm}, {n_users} users: {spent_s:.1f} s")

@@ -55,7 +55,7 @@ class SimulateConfig:
         trace_arrivals: they arrive in the bursts of a service's trace instead.
         storm: sessions that send long audio beside the users.
         against: document of voice_load on a modelled device to be compared with.
-        speculate_ms: silence before a speculative turn, in arms with truncate; 0: none begins.
+        speculate_ms: silence before a speculative turn, but in baselines; 0: none begins.
         speech_pauses: of users within a second of speech.
         pauses_s: mean time between two pauses of the host; 0: it is quiet.
         frontier: whether the capacity of each arm is searched.
