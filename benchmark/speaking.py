@@ -28,16 +28,19 @@ from sglang_live.extensions.planner.simulation.events import Device, Events
 from sglang_live.extensions.planner.simulation.spec import HostTimes
 from sglang_live.ids import SPEAK_PREFIX
 from sglang_live.messages import HeardOfMany
+from sglang_live.policy.chunks import Ahead
 from sglang_live.policy.config import TALKER
 from sglang_live.policy.policies import Policies
+from sglang_live.policy.view import FRAME_S
 from sglang_live.stages.vocoder.config import VocoderConfig
 
 MODELS = Path(__file__).with_name("device_models")
 FOR_S = 60.0
 RATES = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0, 24.0, 32.0)
 ARMS = ("off", "all")
-# VoxServe's limits: P90 of the first audio, and chunks in time.
-FIRST_AUDIO_MS, IN_TIME = 500.0, 0.99
+# P90 of the first audio as in VoxServe's comparison, and requests without a gap for a player that
+# begins a little later, as players do.
+FIRST_AUDIO_MS, SMOOTH, PLAYER_S = 500.0, 0.99, 0.1
 # test-clean of LibriTTS: 8.56 h in 4,837 utterances (arXiv 1904.02882). The spread is an estimate.
 MEAN_S, SPREAD, LEAST_S, MOST_S = 6.37, 0.7, 0.6, 30.0
 _WORDS_PER_S, _TOKENS_PER_WORD = 2.7, 1.3
@@ -82,7 +85,7 @@ class Row:
     rate: requests per second. n: requests of all runs.
     first_audio_p50_ms, ...: from the request to its first sound at the client.
     in_time: share of chunks that came before the sound ahead of them ended.
-    continuous: share of requests all of whose chunks did.
+    smooth: share of requests all of whose chunks did, for a player that begins PLAYER_S later.
     most_running: requests at once in the engine.
     """
 
@@ -94,18 +97,36 @@ class Row:
     first_audio_p90_ms: float
     first_audio_p99_ms: float
     in_time: float
-    continuous: float
+    smooth: float
     most_running: int
 
     @property
     def is_within(self) -> bool:
-        return self.first_audio_p90_ms <= FIRST_AUDIO_MS and self.in_time >= IN_TIME
+        return self.first_audio_p90_ms <= FIRST_AUDIO_MS and self.smooth >= SMOOTH
+
+
+class _Ahead(Ahead):
+    """Counts what sounds, as the vocoder stage does: a decoder that looks ahead is some frames
+    behind those that it has taken."""
+
+    def __init__(self, family: Family):
+        super().__init__()
+        self._frame_s, self._n_silent = family.frame_s, family.n_ahead
+
+    def made(self, now_s: float, audio_s: float) -> None:
+        """audio_s: of the frames that were taken, as the simulator counts them."""
+        n_frames = round(audio_s / FRAME_S)
+        n_new = max(0, n_frames - self._n_silent)
+        self._n_silent -= n_frames - n_new
+        if n_new:
+            super().made(now_s, n_new * self._frame_s)
 
 
 class Speech:
     """A request: its frames, and what its client has heard.
 
     first_s: from the request to its first sound. late: for each chunk but the first.
+    delay_s: that a player needs so that no chunk is late.
     """
 
     def __init__(self, number: int, came_s: float, n_frames: int, n_words: int):
@@ -114,7 +135,8 @@ class Speech:
         self.n_made = self.n_decoded = self.n_sounded = 0
         self.first_s = math.nan
         self.late: list[bool] = []
-        self._heard_until_s = self._begun_s = 0.0
+        self.delay_s = self._sounded_s = 0.0
+        self._heard_until_s = 0.0
         self.request: Request
         self.decoding: Decoding
 
@@ -123,6 +145,9 @@ class Speech:
             self.first_s, self._heard_until_s = now_s - self.came_s, now_s
         else:
             self.late.append(now_s > self._heard_until_s + 1e-9)
+        first_s = self.came_s + self.first_s
+        self.delay_s = max(self.delay_s, now_s - first_s - self._sounded_s)
+        self._sounded_s += audio_s
         self._heard_until_s = max(self._heard_until_s, now_s) + audio_s
 
     def heard_s(self, now_s: float, frame_s: float) -> float:
@@ -175,6 +200,7 @@ class Server(Consumer):
             owner=speech,
         )
         speech.decoding = Decoding(partial(self._decoded, speech), lambda: None)
+        speech.decoding.ahead = _Ahead(family)
         self._speeches[speech.rid] = speech
         self.events.after(
             _HOST.to_talker_s,
@@ -242,7 +268,7 @@ def simulate(
     first = np.array([1000 * one.first_s for one in heard])
     p50, p90, p99 = (round(float(np.percentile(first, p)), 1) for p in (50, 90, 99))
     late = [late for one in heard for late in (False, *one.late)]
-    continuous = 1 - np.mean([any(one.late) for one in heard])
+    smooth = np.mean([one.delay_s <= PLAYER_S for one in heard])
     in_time = 1 - np.mean(late)
     return Row(
         name,
@@ -253,7 +279,7 @@ def simulate(
         p90,
         p99,
         round(float(in_time), 4),
-        round(float(continuous), 4),
+        round(float(smooth), 4),
         most,
     )
 
@@ -272,7 +298,7 @@ def main() -> None:
                     f"{name:10} {arm:4} {rate:5.1f} requests/s: first audio P50 "
                     f"{row.first_audio_p50_ms:8.1f}, P90 {row.first_audio_p90_ms:8.1f}, P99 "
                     f"{row.first_audio_p99_ms:8.1f} ms, {100 * row.in_time:6.2f} % of chunks in "
-                    f"time, {100 * row.continuous:6.2f} % continuous, {row.most_running} at once",
+                    f"time, {100 * row.smooth:6.2f} % smooth, {row.most_running} at once",
                     flush=True,
                 )
                 if row.in_time < 0.5:
