@@ -1,14 +1,18 @@
 """A server of a model that hears while it speaks, through its public API."""
 
 import asyncio
+import json
 from collections.abc import Iterator
+from itertools import pairwise
 
 import httpx
 import numpy as np
 import pytest
+from websockets.asyncio.client import connect
 
 from test.e2e.conftest import Server, running_server, wait_until
 from test.e2e.socket_client import connected
+from test.e2e.test_live import play, sounding, text_of
 from test.moshi import checkpoint as tiny
 
 pytestmark = [pytest.mark.e2e]
@@ -63,6 +67,31 @@ async def test_a_user_who_stops_to_send_is_silent(moshi):
     assert sum(report["missing_before"] for report in reports) >= 15
     # What silence led to has no time at which the user's frame came.
     assert [r["latency_ms"] for r in reports[-5:]] == [None] * 5
+
+
+async def test_in_live_it_speaks_from_the_start_whatever_the_user_does(moshi, tmp_path):
+    told = await play("duplex", moshi.http, tmp_path)
+    ticks = sounding(told)
+    # The engine's first frame, and a frame that a busy machine brings late, are silence.
+    assert ticks[0] <= 10 and len(ticks) >= 0.8 * (len(told["loudness"]) - ticks[0])
+    said = [e for e in told["events"] if e["type"] == "session.output_transcript.delta"]
+    assert said and not text_of(told, "input")
+    assert all(one["end_ms"] <= later["start_ms"] for one, later in pairwise(said))
+    assert 100 * ticks[0] <= said[0]["start_ms"] <= 100 * ticks[0] + 2000
+    assert told["events"][-1]["reason"] == "close_requested"
+    wait_until(lambda: moshi.stage_load("talker", "replies") == 0, 15, "no call")
+
+
+async def test_what_live_cannot_do_with_it_is_refused_by_name(moshi):
+    async def refused(**session) -> str:
+        async with connect(f"{moshi.ws.partition('/v1/')[0]}/v1/live/sessions") as socket:
+            start = {"type": "session.start", "session": {"model": "demo", **session}}
+            await socket.send(json.dumps(start))
+            return json.loads(await socket.recv())["error"]["message"]
+
+    assert "hears and speaks at the same time" in await refused(delegation={"type": "client"})
+    assert "takes no instructions" in await refused(instructions="Be a pirate.")
+    wait_until(lambda: moshi.stage_load("talker", "replies") == 0, 15, "no call")
 
 
 async def test_what_such_a_model_does_not_do_is_refused_by_name(moshi):

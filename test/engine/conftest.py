@@ -203,7 +203,9 @@ async def running_stages(
             addition.start(run_dir.path)
         await supervisor.start()
         model = Qwen3OmniSpec.load(checkpoint) if family == FAMILY else None
-        yield Stages(supervisor, model, model_facts(checkpoint).talker_reads_text, additions)
+        yield Stages(
+            supervisor, model, model_facts(checkpoint, family).talker_reads_text, additions
+        )
     finally:
         await supervisor.stop()
         for addition in additions:

@@ -20,6 +20,7 @@ from sglang_live.core import AudioDelta, TranscriptDelta, TurnRequest
 from sglang_live.errors import StageFailedError
 from sglang_live.messages import TalkerInput
 from sglang_live.models.codecs import END_CODE
+from sglang_live.models.family import model_facts
 from sglang_live.orchestrator.stage_links import TalkerLink
 from sglang_live.orchestrator.turn import run_turn
 from sglang_live.orchestrator.turn_control import TurnControl
@@ -74,6 +75,7 @@ class Expected:
 
     def __init__(self, reference: Any):
         self._reference = reference
+        self.voices: tuple[str, ...] = reference.talker.voices
         self._found: dict[tuple[str, str], list[np.ndarray]] = {}
 
     async def codes(self, text: str, voice: str) -> np.ndarray:
@@ -102,6 +104,9 @@ async def running(request, tmp_path_factory, espeak):
     arm = request.param
     tiny = FAMILIES[arm.family]
     checkpoint = tiny.build(tmp_path_factory.mktemp(arm.family))
+    voices = None
+    if model_facts(checkpoint).clones_voices:
+        voices = tiny.recordings(tmp_path_factory.mktemp("voices"))
     started = running_stages(
         checkpoint,
         tmp_path_factory.mktemp("stages"),
@@ -110,10 +115,12 @@ async def running(request, tmp_path_factory, espeak):
         policies=("urgency", "pacing", "truncate"),
         family=f"sglang_live.models.{arm.family}.family",
         names=("talker",),
+        voices=str(voices or ""),
         talker_args={"chunked_prefill_size": 32} | (OVERLAPPED if arm.overlaps else {}),
     )
     async with started as stages:
-        yield Running(arm, tiny, stages, Expected(tiny.Reference(checkpoint)))
+        reference = tiny.Reference(checkpoint, *filter(None, [voices]))
+        yield Running(arm, tiny, stages, Expected(reference))
 
 
 def turn_of(voice: str, n_tokens: int = 4, **changes) -> TurnRequest:
@@ -155,15 +162,20 @@ async def test_frames_equal_those_of_the_reference(running):
 
 
 async def test_responses_that_share_batches_and_are_retracted_equal_the_reference(running):
-    stages, voice = running.stages, running.tiny.VOICE
+    stages, known = running.stages, running.expected.voices
     texts = [text_of(n, n_words=14) for n in (2, 5, 18, 25, 29)]
-    assert sum([len(await running.expected.codes(text, voice)) for text in texts]) > 300
+    voices = [known[n % len(known)] for n in range(len(texts))]
+    wanted = [await running.expected.codes(*of) for of in zip(texts, voices, strict=True)]
+    assert sum(map(len, wanted)) > 300
     n_before = await total(stages, "talker", "policy_retracted")
     heard = await asyncio.gather(
-        *(codes(running, turn_of(voice), text, start_s=0.1 * n) for n, text in enumerate(texts))
+        *(
+            codes(running, turn_of(voice), text, start_s=0.1 * n)
+            for n, (text, voice) in enumerate(zip(texts, voices, strict=True))
+        )
     )
-    for got, text in zip(heard, texts, strict=True):
-        np.testing.assert_array_equal(got, await running.expected.codes(text, voice))
+    for got, expected in zip(heard, wanted, strict=True):
+        np.testing.assert_array_equal(got, expected)
     await until(stages, "talker", "policy_retracted", lambda n: n > n_before)
     await until(stages, "talker", "requests_running", lambda n: n == 0)
     if running.arm.on_graphs:

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +27,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 FAMILY = "sglang_live.models.moshi.family"
 N_FRAMES = 130
+# Of the frames that moshi 0.2.13 (LMGen) makes of the users 0 to 7, with 300 frames each.
+OF_THE_PACKAGE = "911b0cb51770cf79"
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +139,14 @@ async def test_calls_that_share_batches_equal_the_reference(stages, reference):
     assert len({tuple(frame) for frame in talks[0].frames}) > 40, "the case must not be trivial"
     await until(stages, "talker", "requests_running", lambda n: n == 0)
     assert await total(stages, "talker", "kv_tokens_reserved") == 0
+
+
+@pytest.mark.nightly
+async def test_eight_calls_of_300_frames_equal_those_of_the_package(stages):
+    heard = [user(seed, 300) for seed in range(8)]
+    talks = await asyncio.gather(*(call(stages, f"long-{n}", one) for n, one in enumerate(heard)))
+    found = json.dumps([talk.frames for talk in talks])
+    assert hashlib.sha256(found.encode()).hexdigest()[:16] == OF_THE_PACKAGE
 
 
 async def test_a_window_is_that_of_the_masked_reference(stages, reference):

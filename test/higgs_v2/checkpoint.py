@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import soundfile as sf
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     HiggsAudioV2Config,
     HiggsAudioV2ForConditionalGeneration,
+    HiggsAudioV2Processor,
     HiggsAudioV2TokenizerConfig,
 )
 
 from sglang_live.models.higgs_v2.family import CODEC_FOLDER, VOICE
 from sglang_live.models.higgs_v2.parts import HiggsTalker
+from sglang_live.models.voice_files import read_recording, voice_files
 
 N_BOOKS, CODES = 4, 64
 BEGIN_ID, END_ID, BOOK = CODES, CODES + 1, CODES + 2
@@ -41,6 +44,8 @@ SPECIAL = (
 )
 IDS = {name: 256 + n for n, name in enumerate(SPECIAL)}
 SAMPLES_PER_FRAME = 960
+# A recording's samples, no whole number of frames, and its words.
+RECORDED, ANNA_SAYS = 30_000, "This is what Anna said."
 # A dimension that says that this is the last code; in embedding and head what no other outweighs.
 _LAST, _CLEAR = 0, 12.0
 # The published codec's shape with fewer channels and books of 6 bits.
@@ -144,9 +149,11 @@ def _tell_end(model: HiggsAudioV2ForConditionalGeneration, end_every: int) -> No
 @cache
 def codec() -> Any:
     """A random codec in which every path matters; its wave has an rms of about 0.2."""
-    # transformers imports it for resampling what it encodes; nothing is encoded here.
+    # transformers imports it for resampling what it encodes.
     known = sys.modules.get("torchaudio")
-    sys.modules["torchaudio"] = types.ModuleType("torchaudio")
+    stand_in = types.ModuleType("torchaudio")
+    stand_in.functional = types.SimpleNamespace(resample=_resample)
+    sys.modules["torchaudio"] = stand_in
     try:
         from transformers.models.higgs_audio_v2_tokenizer.modeling_higgs_audio_v2_tokenizer import (
             HiggsAudioV2TokenizerModel,
@@ -167,10 +174,34 @@ def codec() -> Any:
                 weight.normal_(0, 1.2 * (weight[0].numel()) ** -0.5, generator=rng)
             elif name.startswith(("acoustic_decoder", "quantizer", "fc2")):
                 weight.normal_(0, 0.3, generator=rng)
+            elif name.startswith(("acoustic_encoder", "encoder_semantic", "fc.", "semantic_model")):
+                weight.normal_(0, weight[0].numel() ** -0.5, generator=rng)
         sound = _decoded(module, random_codes(12))
         for last in (module.acoustic_decoder.conv2.weight, module.acoustic_decoder.conv2.bias):
             last.mul_(0.2 / sound.std())
     return module
+
+
+def recordings(folder: Path) -> Path:
+    """A directory with one recording, and its words."""
+    rng = np.random.default_rng(3)
+    sound = 0.2 * rng.standard_normal(RECORDED)
+    sf.write(folder / "anna.wav", sound, 24_000, subtype="FLOAT")
+    (folder / "anna.txt").write_text(f"{ANNA_SAYS}\n")
+    return folder
+
+
+def _resample(sound: torch.Tensor, from_hz: int, to_hz: int) -> torch.Tensor:
+    """[1, 1, n]; compared with torchaudio's own in test/unit/models/test_higgs_v2.py."""
+    from sglang_live.models.higgs_v2.encoder import resampled
+
+    return resampled(sound[0, 0], from_hz, to_hz)[None, None]
+
+
+def encoded(samples: torch.Tensor) -> torch.Tensor:
+    """[n_frames, N_BOOKS] of whole frames [n_samples], by the reference."""
+    with torch.no_grad():
+        return codec().encode(samples[None, None]).audio_codes[0].T
 
 
 def random_codes(n_frames: int, seed: int = 1) -> torch.Tensor:
@@ -196,28 +227,56 @@ heard = decoded
 class Reference:
     """The checkpoint in transformers, without what a talker in an engine adds."""
 
-    def __init__(self, path: Path):
-        self.talker = HiggsTalker(path)
+    def __init__(self, path: Path, voices: Path | None = None):
+        self.talker = HiggsTalker(path, voices)
+        self._recordings = {} if voices is None else voice_files(voices)
         self.model = HiggsAudioV2ForConditionalGeneration.from_pretrained(
             path, dtype=torch.float32
         ).eval()
 
-    def steps(self, text_ids: list[int], most_frames: int) -> torch.Tensor:
-        """[n_steps, N_BOOKS], the most likely ones, from the step of marks on."""
-        return self.model.generate(
-            torch.tensor([text_ids]), do_sample=False, max_new_tokens=most_frames + N_BOOKS
+    def steps(
+        self, text_ids: list[int], most_frames: int, said: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[n_steps, N_BOOKS], the most likely ones, from the step of marks on.
+
+        said: steps of a recording, at the ids of audio.
+        """
+        heard = {} if said is None else {"audio_input_ids": said[None]}
+        if said is not None:
+            heard["audio_input_ids_mask"] = torch.ones(1, len(said), dtype=torch.bool)
+        found = self.model.generate(
+            torch.tensor([text_ids]),
+            do_sample=False,
+            max_new_tokens=most_frames + N_BOOKS,
+            **heard,
         )[0]
+        return found if said is None else found[len(said) :]
 
     def piece(self, text: str, most_frames: int, voice: str = VOICE) -> np.ndarray:
         """[n_frames, N_BOOKS] as the reference's processor finds them, before it decodes."""
         ids = [token - N_BOOKS * BOOK for token in self.talker.prompt(voice, text)]
-        steps = self.steps(ids[:-1], most_frames)  # the model writes the step of marks by itself
+        rows = [n for n, token in enumerate(ids[:-1]) if token >= TEXT_VOCAB]
+        for n in rows:  # as the reference's processor marks them
+            is_last = n > rows[-1] - N_BOOKS + 1
+            ids[n] = IDS["<|reserved_special_token_6|>" if is_last else "<|AUDIO_OUT|>"]
+        said = self._said(voice) if rows else None
+        # The model writes the step of marks by itself.
+        steps = self.steps(ids[:-1], most_frames, said)
         assert (steps[0] == BEGIN_ID).all()
         ends = (steps == END_ID).all(dim=1).nonzero().flatten().tolist()
         steps = steps[1 : ends[0] if ends else len(steps)]
         n_frames = len(steps) - N_BOOKS + 1
         books = [steps[book : n_frames + book, book] for book in range(N_BOOKS)]
         return torch.stack(books, dim=1).clip(0, CODES - 1).numpy()
+
+    def _said(self, voice: str) -> torch.Tensor:
+        """[n_steps, N_BOOKS] of a recording, as the reference's processor has them."""
+        samples = torch.from_numpy(read_recording(self._recordings[voice], 24_000))
+        codes = encoded(samples[: len(samples) // SAMPLES_PER_FRAME * SAMPLES_PER_FRAME])
+        marks = [torch.full((1, N_BOOKS), mark) for mark in (BEGIN_ID, END_ID)]
+        frames = torch.cat((marks[0], codes, marks[1])).T[None]
+        ids = types.SimpleNamespace(audio_stream_bos_id=BEGIN_ID, audio_stream_eos_id=END_ID)
+        return HiggsAudioV2Processor.build_delay_pattern(ids, frames)[0].T
 
     def wave(self, codes: np.ndarray) -> torch.Tensor:
         return decoded(torch.from_numpy(codes))

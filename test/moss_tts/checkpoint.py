@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import soundfile as sf
 import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -17,13 +18,16 @@ from transformers import Qwen3Config
 
 from sglang_live.models.moss_tts.family import CODEC_FOLDER, VOICE
 from sglang_live.models.moss_tts.parts import MossTalker
+from sglang_live.models.voice_files import read_recording, voice_files
 from test.moss_tts.reference import Codec, MossTTS
 
 N_BOOKS, CODES, HIDDEN, TEXT_VOCAB = 4, 64, 64, 320
 SAMPLES_PER_FRAME = 1920
+RECORDED = 60_000  # samples
 N_IDS = (N_BOOKS + 1) * (CODES + 1)
 _MARKS = ("im_start", "im_end", "audio_start", "audio_end", "audio_assistant_gen_slot")
-IDS = {name: 256 + n for n, name in enumerate((*_MARKS, "audio_assistant_delay_slot"))}
+_SLOTS = ("audio_assistant_delay_slot", "audio_user_slot")
+IDS = {name: 256 + n for n, name in enumerate((*_MARKS, *_SLOTS))}
 # A dimension that says that this is the last code; in embedding and head what no other outweighs.
 _LAST, _CLEAR = 0, 3.0
 
@@ -63,6 +67,12 @@ CODEC = {
         "output_dim": 24,
         "quantizer_type": "rlfq",
     },
+    "encoder_kwargs": [
+        {"module_type": "PatchedPretransform", "patch_size": 960},
+        _stage(24, 48, 2, width_in=960),
+        {"module_type": "PatchedPretransform", "patch_size": 2},
+        _stage(32, 24, 4, width_in=96),
+    ],
     "decoder_kwargs": [
         _stage(32, 48, 4, width_in=24),
         {"module_type": "PatchedPretransform", "patch_size": 2},
@@ -169,6 +179,10 @@ def codec() -> Codec:
                 weight.normal_(0, weight.shape[-1] ** -0.5, generator=rng)
         last = module.decoder[-2].output_proj.weight
         last.mul_(0.2 / module.decode(random_codes(12)).std())
+        x = 0.2 * torch.randn(12 * SAMPLES_PER_FRAME, 1, generator=rng)
+        for stage in module.encoder:
+            x = stage(x)
+        module.encoder[-1].output_proj.weight.mul_(3.0 / x.std())
     return module
 
 
@@ -183,6 +197,20 @@ def decoded(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Te
     return copy.deepcopy(codec()).to(dtype).decode(codes)
 
 
+def encoded(samples: torch.Tensor) -> torch.Tensor:
+    """[n_frames, N_BOOKS] of whole frames, as loud as the reference's processor makes them."""
+    loudness_db = 10 * torch.log10(torch.mean(samples**2) + 1e-9)
+    gain_db = max(-3.0, min(-20 - float(loudness_db), 3.0))
+    return codec().encode(samples * 10 ** (gain_db / 20), N_BOOKS)
+
+
+def recordings(folder: Path) -> Path:
+    """A directory with one recording, which is no whole number of frames."""
+    sound = 0.2 * np.random.default_rng(3).standard_normal(RECORDED)
+    sf.write(folder / "anna.wav", sound, 24_000, subtype="FLOAT")
+    return folder
+
+
 # At the server's rate.
 heard = decoded
 
@@ -190,14 +218,22 @@ heard = decoded
 class Reference:
     """The checkpoint restated, without what a talker in an engine adds."""
 
-    def __init__(self, path: Path, end_every: int = 64):
-        self.talker = MossTalker(path)
+    def __init__(self, path: Path, voices: Path | None = None, end_every: int = 64):
+        self.talker = MossTalker(path, voices)
+        self._recordings = {} if voices is None else voice_files(voices)
         self.model = model(end_every)
 
     def piece(self, text: str, most_frames: int, voice: str = VOICE) -> np.ndarray:
         """[n_frames, N_BOOKS] as the reference's processor finds them, before it decodes."""
         ids = [token - N_IDS for token in self.talker.prompt(voice, text)]
-        steps = self.model.generate(ids, most_frames + N_BOOKS)
+        rows, said = [n for n, token in enumerate(ids) if token >= TEXT_VOCAB], None
+        if rows:
+            for n in rows:
+                ids[n] = IDS["audio_user_slot"]
+            samples = torch.from_numpy(read_recording(self._recordings[voice], 24_000))
+            whole = len(samples) // SAMPLES_PER_FRAME * SAMPLES_PER_FRAME
+            said = rows[0], encoded(samples[:whole])
+        steps = self.model.generate(ids, most_frames + N_BOOKS, said)
         if steps[-1, 0] == IDS["audio_end"]:
             steps = steps[:-1]
         n_frames = len(steps) - N_BOOKS + 1

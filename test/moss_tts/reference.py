@@ -28,13 +28,23 @@ class MossTTS(nn.Module):
         self.lm_heads = nn.ModuleList(nn.Linear(width, size, bias=False) for size in sizes)
 
     @torch.no_grad()
-    def generate(self, text_ids: list[int], most_steps: int) -> Tensor:
-        """[n_steps, 1 + n_vq] of the likeliest ids behind a prompt that ends with audio_start."""
+    def generate(
+        self, text_ids: list[int], most_steps: int, said: tuple[int, Tensor] | None = None
+    ) -> Tensor:
+        """[n_steps, 1 + n_vq] of the likeliest ids behind a prompt that ends with audio_start.
+
+        said: place and codes [n, n_vq] of a recording in the prompt.
+        """
         config, n_vq = self.settings, self.settings["n_vq"]
         pad = config["audio_pad_code"]
         slots = [config[f"audio_assistant_{name}_slot_token_id"] for name in ("gen", "delay")]
         steps = torch.tensor([[token, *[pad] * n_vq] for token in text_ids])
         n_prompt = len(steps)
+        if said is not None:
+            at, codes = said
+            delayed_codes = steps[at : at + len(codes) + n_vq - 1, 1:]
+            for book in range(n_vq):
+                delayed_codes[book : book + len(codes), book] = codes[:, book]
         audio_length = 1  # with audio_start
         delayed: int | None = None  # steps since the first delay slot
         while len(steps) - n_prompt < most_steps:
@@ -69,7 +79,7 @@ class MossTTS(nn.Module):
 
 
 class Codec(nn.Module):
-    """The decoder and the books, by the published names."""
+    """By the published names."""
 
     def __init__(self, config: dict[str, Any]):
         super().__init__()
@@ -78,7 +88,18 @@ class Codec(nn.Module):
         self.quantizer.quantizers = nn.ModuleList(
             _Book(books) for _ in range(books["num_quantizers"])
         )
+        self.quantizer.input_proj = _normed_conv(books["input_dim"], books["rvq_dim"])
         self.quantizer.output_proj = _normed_conv(books["rvq_dim"], books["output_dim"])
+        rate = float(config["sampling_rate"])
+        inner: list[nn.Module] = []
+        for stage in config["encoder_kwargs"]:
+            if stage["module_type"] == "Transformer":
+                window = int(rate * config["causal_transformer_context_duration"])
+                inner.append(_Transformer(stage, window))
+            else:
+                inner.append(_Patch(stage["patch_size"], joins=True))
+                rate /= stage["patch_size"]
+        self.encoder = nn.ModuleList(inner)
         rate = config["sampling_rate"] / config["downsample_rate"]
         stages: list[nn.Module] = []
         for stage in config["decoder_kwargs"]:
@@ -89,6 +110,18 @@ class Codec(nn.Module):
                 stages.append(_Patch(stage["patch_size"]))
                 rate *= stage["patch_size"]
         self.decoder = nn.ModuleList(stages)
+
+    @torch.no_grad()
+    def encode(self, samples: Tensor, n_books: int) -> Tensor:
+        """[n_frames, n_books] of whole frames [n_samples]."""
+        x = samples[:, None]
+        for stage in self.encoder:
+            x = stage(x)
+        rest, codes = self.quantizer.input_proj(x.T[None])[0], []
+        for book in list(self.quantizer.quantizers)[:n_books]:
+            codes.append(book.nearest(rest))
+            rest = rest - book(codes[-1])
+        return torch.stack(codes, dim=1)
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
@@ -110,19 +143,28 @@ class _Book(nn.Module):
     def __init__(self, config: dict[str, Any]):
         super().__init__()
         self.codebook = nn.Embedding(config["codebook_size"], config["codebook_dim"])
+        self.in_proj = _normed_conv(config["rvq_dim"], config["codebook_dim"])
         self.out_proj = _normed_conv(config["codebook_dim"], config["rvq_dim"])
 
     def forward(self, codes: Tensor) -> Tensor:
         return self.out_proj(self.codebook(codes).T[None])[0]
 
+    def nearest(self, x: Tensor) -> Tensor:
+        """Codes [n] of x [width, n]."""
+        inner = F.normalize(self.in_proj(x[None])[0].T)
+        table = F.normalize(self.codebook.weight)
+        return torch.cdist(inner, table).argmin(dim=1)
+
 
 class _Patch(nn.Module):
-    def __init__(self, size: int):
+    def __init__(self, size: int, joins: bool = False):
         super().__init__()
-        self._size = size
+        self._size, self._joins = size, joins
 
     def forward(self, x: Tensor) -> Tensor:
         n, width = x.shape
+        if self._joins:
+            return x.view(n // self._size, self._size, width).transpose(1, 2).flatten(1)
         patches = x.view(n, width // self._size, self._size).transpose(1, 2)
         return patches.reshape(n * self._size, -1)
 

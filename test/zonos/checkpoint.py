@@ -6,6 +6,7 @@ codes says of the end, no layer changes, and the head of the first book reads it
 
 import copy
 import json
+import math
 import os
 import stat
 from collections.abc import Iterator
@@ -14,13 +15,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile as sf
 import soxr
 import torch
 from safetensors.torch import save_file
 from transformers import DacConfig, DacModel
 
-from sglang_live.models.zonos.family import CODEC_FOLDER, VOICE
+from sglang_live.models.voice_files import voice_files
+from sglang_live.models.zonos.family import CODEC_FOLDER, SPEAKER_FILES, SPEAKER_FOLDER, VOICE
 from sglang_live.models.zonos.parts import N_PHONEMES, ZonosTalker
+from sglang_live.models.zonos.speaker import embeddings_of
 from test.zonos.reference import EOS, N_BOOKS, Zonos
 
 HIDDEN, CODES = 64, 1024
@@ -124,7 +128,61 @@ def build(path: Path, *, end_every: int = 128, **changes) -> Path:
     save_file(dict(model(end_every).state_dict()), path / "model.safetensors")
     (path / "config.json").write_text(json.dumps(CONFIG | changes))
     codec().save_pretrained(path / CODEC_FOLDER)
+    (path / SPEAKER_FOLDER).mkdir(exist_ok=True)
+    for name, tensors in zip(SPEAKER_FILES, speaker_encoder(), strict=True):
+        torch.save(tensors, path / SPEAKER_FOLDER / name)
     return path
+
+
+def speaker_encoder() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Weights of the network and of the discriminant by the published names, with fewer layers and
+    channels."""
+    rng = torch.Generator().manual_seed(7)
+    width, out, n_values = 4, 12, 8
+    found: dict[str, torch.Tensor] = {}
+
+    def conv(name: str, *shape: int) -> None:
+        found[f"{name}.weight"] = (
+            torch.randn(shape, generator=rng) * (2 / math.prod(shape[1:])) ** 0.5
+        )
+
+    def norm(name: str, n: int) -> None:
+        for kind, low in (("weight", 0.7), ("bias", -0.2), ("running_mean", -0.2)):
+            found[f"{name}.{kind}"] = low + 0.5 * torch.rand(n, generator=rng)
+        found[f"{name}.running_var"] = 0.7 + 0.6 * torch.rand(n, generator=rng)
+
+    conv("front.conv1", width, 1, 3, 3)
+    norm("front.bn1", width)
+    before = width
+    for layer, n_blocks in enumerate((2, 1, 2, 1)):
+        for n in range(n_blocks):
+            name, after = f"front.layer{layer + 1}.{n}", width * 2**layer
+            conv(f"{name}.conv1", after, before, 3, 3)
+            conv(f"{name}.conv2", after, after, 3, 3)
+            norm(f"{name}.bn1", after)
+            norm(f"{name}.bn2", after)
+            if before != after:
+                conv(f"{name}.downsample.0", after, before, 1, 1)
+                norm(f"{name}.downsample.1", after)
+            before = after
+    n_states = before * 10
+    for name, shape in (
+        ("pooling.attention.0", (128, n_states, 1)),
+        ("pooling.attention.3", (n_states, 128, 1)),
+        ("bottleneck", (out, 2 * n_states)),
+    ):
+        conv(name, *shape)
+        found[f"{name}.bias"] = 0.1 * torch.randn(shape[0], generator=rng)
+    norm("pooling.attention.2", 128)
+    discriminant = {"weight": torch.randn(n_values, out, generator=rng) / out**0.5}
+    return found, discriminant | {"bias": 0.1 * torch.randn(n_values, generator=rng)}
+
+
+def recordings(folder: Path) -> Path:
+    """A directory with one recording."""
+    sound = 0.2 * np.random.default_rng(3).standard_normal(30_000)
+    sf.write(folder / "anna.wav", sound, 16_000, subtype="FLOAT")
+    return folder
 
 
 @cache
@@ -172,8 +230,13 @@ def heard(codes: torch.Tensor) -> torch.Tensor:
 class Reference:
     """The checkpoint restated, without what a talker in an engine adds."""
 
-    def __init__(self, path: Path, end_every: int = 128):
-        self.talker = ZonosTalker(path)
+    def __init__(self, path: Path, voices: Path | None = None, end_every: int = 128):
+        self.talker = ZonosTalker(path, voices)
+        self._speakers: dict[str, torch.Tensor] = {}
+        if voices is not None:
+            files = voice_files(voices)
+            found = embeddings_of(path, [*files.values()])
+            self._speakers = dict(zip(files, found, strict=True))
         self.model = model(end_every)
 
     def piece(self, text: str, most_frames: int, voice: str = VOICE) -> np.ndarray:
@@ -181,6 +244,8 @@ class Reference:
         ids = [token - N_IDS for token in self.talker.prompt(voice, text)]
         phonemes = [token for token in ids if token < N_PHONEMES]
         told = CONDITIONS | {"espeak": phonemes}
+        if voice in self._speakers:
+            told["speaker"] = self._speakers[voice].tolist()
         return self.model.generate(told, most_frames, guidance=2.0).numpy()
 
 

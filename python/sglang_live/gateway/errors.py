@@ -80,7 +80,7 @@ class CallsOnlyError(BadInputError):
     def __init__(self) -> None:
         super().__init__(
             "This server's model hears and speaks at the same time: it takes calls, at the "
-            "WebSocket /v1/realtime."
+            "WebSockets /v1/realtime and /v1/live/sessions."
         )
 
 

@@ -18,6 +18,7 @@ class PieceTalker(ABC):
         steps_per_frame: of the engine.
         frame_s: seconds of speech of a frame.
         chunk_frames: frames of which the decoder makes one chunk of audio.
+        ahead_frames: behind them, without which the decoder has no sound of them.
     """
 
     voices: tuple[str, ...]
@@ -26,6 +27,7 @@ class PieceTalker(ABC):
     steps_per_frame: int
     frame_s: float
     chunk_frames: int
+    ahead_frames = 0
 
     @abstractmethod
     def prompt(self, voice: str, text: str) -> list[int]:

@@ -12,6 +12,8 @@ from sglang_live.sound.decoder import Limits, Samples, decode_samples
 
 # Shorter ones tell little of a voice. Longer ones tell no more: they are averaged over time.
 MIN_S, MAX_S = 1.0, 60.0
+# A voice from a telephone would speak as through one.
+MIN_RATE_HZ = 16_000
 # Each takes a decoding at every start, and a row of the talker's memory.
 MAX_VOICES = 256
 # A minute of 384 kHz in two channels of floats.
@@ -53,13 +55,15 @@ def read_recording(file: Path, rate_hz: int) -> Samples:
     """[n] float32 in [-1, 1], at rate_hz.
 
     Raises:
-        BadInputError: the file is unreadable, shorter than MIN_S or longer than MAX_S.
+        BadInputError: the file is unreadable, shorter than MIN_S, longer than MAX_S, or has fewer
+            than MIN_RATE_HZ samples a second.
     """
     try:
+        limits = Limits(max_s=MAX_S, min_rate_hz=MIN_RATE_HZ)
         n_bytes = file.stat().st_size
         if n_bytes > _MAX_BYTES:
             raise BadInputError(f"It has {n_bytes} bytes, the limit is {_MAX_BYTES}.")
-        samples = decode_samples(file.read_bytes(), rate_hz=rate_hz, limits=Limits(max_s=MAX_S))
+        samples = decode_samples(file.read_bytes(), rate_hz=rate_hz, limits=limits)
         if len(samples) < MIN_S * rate_hz:
             found_s = len(samples) / rate_hz
             raise BadInputError(f"It lasts {found_s:.2f} s, a voice needs at least {MIN_S:g} s.")

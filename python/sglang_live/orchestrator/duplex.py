@@ -152,11 +152,22 @@ class DuplexCall:
             self.n_dropped += 1
             self._began_s += self._settings.frame_s  # its period is left out
             return False
-        if self._n_fed - self._periods(now_s) > MOST_EARLY:
+        if self.n_early > MOST_EARLY:
             self.n_late += 1
             return False
         self._feed(pcm, _Came(now_s, self._deadlines.begin()))
         return True
+
+    @property
+    def waits(self) -> bool:
+        """Whether the period begins with the user's next frame: at first, and after a stage's end.
+        Until then nothing is heard, not even silence."""
+        return self._began_s is None
+
+    @property
+    def n_early(self) -> float:
+        """Frames that were heard before their period."""
+        return 0.0 if self.waits else self._n_fed - self._periods(self._clock.now_s())
 
     def _periods(self, now_s: float) -> float:
         """That have begun since the user's first frame."""

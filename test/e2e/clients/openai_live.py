@@ -114,6 +114,21 @@ async def muted(talk: Talk) -> None:
     await talk.until("session.input_audio.unmuted")
 
 
+async def duplex(talk: Talk) -> None:
+    """With a model that hears while it speaks: neither side waits for the other."""
+    for _ in range(15):
+        await talk.next()
+    talk.say()
+    for _ in range(25):
+        await talk.next()
+    await talk.connection.session.input_audio.mute()
+    await talk.until("session.input_audio.muted")
+    for _ in range(10):
+        await talk.next()
+    await talk.connection.session.input_audio.unmute()
+    await talk.until("session.input_audio.unmuted")
+
+
 async def interrupted(talk: Talk) -> None:
     await talk.connection.session.commentary.append(content="Talk.", delegation_id=None)
     while not talk.loudness or not talk.loudness[-1]:
@@ -181,6 +196,7 @@ PARTS = {
     "speech": speech,
     "typed": typed,
     "muted": muted,
+    "duplex": duplex,
     "interrupted": interrupted,
     "delegated": delegated,
 }

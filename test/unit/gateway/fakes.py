@@ -119,6 +119,7 @@ class FakeSession:
     n_speech: how often report_speech was called, except for dismissals.
     prefilled: turn prefills.
     frame_modes: frame length of each join_frames; None for leave_frames.
+    call: that duplex() returns. call_settings: its arguments.
     """
 
     session_id: str
@@ -140,6 +141,8 @@ class FakeSession:
     n_closed: int = 0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     admitted: bool = True
+    call: Any = None
+    call_settings: dict[str, Any] = field(default_factory=dict)
     on_stream_event: Callable[[str, str, float], None] = lambda stage, what, buffered_s: None
     _interrupted: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -182,6 +185,10 @@ class FakeSession:
         finally:
             for wait in waits:
                 wait.cancel()
+
+    def duplex(self, **settings: Any) -> Any:
+        self.call_settings = settings
+        return self.call
 
     def watch(self, on_stream_event) -> None:
         self.on_stream_event = on_stream_event
@@ -248,6 +255,7 @@ class FakeOrchestrator:
     model_name: str = MODEL
     voices: tuple[str, ...] = ("ada", "bob")
     duplex_s: float = 0.0
+    call: Any = None  # of its sessions
     refuse_with: Exception | None = None
     sessions: list[FakeSession] = field(default_factory=list)
     native_bounds: dict[str, RetentionConfig] = field(default_factory=dict)
@@ -290,7 +298,7 @@ class FakeOrchestrator:
         if self.refuse_with:
             raise self.refuse_with
         session = FakeSession(session_id, self.scripts)
-        session.admitted = admitted
+        session.admitted, session.call = admitted, self.call
         self.sessions.append(session)
         return session
 

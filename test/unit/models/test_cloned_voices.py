@@ -116,6 +116,12 @@ def test_a_recording_is_neither_too_short_nor_too_long(tmp_path, seconds, messag
         check_recordings(folder)
 
 
+def test_a_recording_of_a_telephone_is_refused(tmp_path):
+    sf.write(tmp_path / "ben.wav", np.zeros(16_000), 8_000)
+    with pytest.raises(BadInputError, match=r"ben.wav: 1 channels at 8000 Hz: .* from 16000 to"):
+        check_recordings(tmp_path)
+
+
 def test_a_recording_without_speech_is_refused(tmp_path, recordings):
     check_recordings(recordings)
     noise = np.random.default_rng(1).normal(0, 0.05, 48_000)

@@ -85,6 +85,7 @@ def higgs() -> tuple[StandIn, dict[str, torch.Tensor]]:
         text_table=torch.zeros(tiny_higgs.TEXT_VOCAB, tiny_higgs.HIDDEN),
         voices=torch.zeros(1, tiny_higgs.HIDDEN),
         n_codes=tiny_higgs.N_BOOKS,
+        config=SimpleNamespace(live_recordings=[]),
         delay=Delay(n_books=4, n_codes=64, begin_id=64, end_id=65),
     ), weights
 
@@ -98,6 +99,7 @@ def moss() -> tuple[StandIn, dict[str, torch.Tensor]]:
     }
     renamed["codec_head.weight"] = (1, 1)
     config = SimpleNamespace(
+        live_recordings=[],
         n_books=tiny_moss.N_BOOKS,
         n_codes=tiny_moss.CODES,
         vocab_size=tiny_moss.N_IDS,
@@ -119,6 +121,7 @@ def zonos() -> tuple[StandIn, dict[str, torch.Tensor]]:
             renamed[name.replace(".out_proj.", ".o_proj.")] = tuple(weight.shape)
     renamed |= {"model.embed_tokens.weight": (1, 1), "codec_head.weight": (1, 1)}
     config = SimpleNamespace(
+        live_recordings=[],
         vocab_size=tiny_zonos.N_IDS,
         hidden_size=tiny_zonos.HIDDEN,
         head_dim=16,

@@ -6,16 +6,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import HiggsAudioV2Config, HiggsAudioV2ForConditionalGeneration
 
 from sglang_live.errors import BadInputError
 from sglang_live.models.codecs import END_CODE
 from sglang_live.models.family import model_facts, read_json
 from sglang_live.models.higgs_v2.decoder import HiggsDecoder
+from sglang_live.models.higgs_v2.encoder import HiggsEncoder, resampled
 from sglang_live.models.higgs_v2.family import CODEC_FOLDER, FAMILY, HiggsSpec
 from sglang_live.models.higgs_v2.parts import HiggsTalker, talker_view
+from sglang_live.models.voice_files import read_recording
 from test.higgs_v2 import checkpoint as tiny
+from test.unit.models.defaults import default_dtype
 
+# The first and the last samples that torchaudio 2.11 makes of the sound in the test.
+TORCHAUDIO = (0.309577, 0.182088, 1.023964, 0.740064, 0.748717, 1.202845, 0.526789, 0.678315)
 FIRST_TEXT = tiny.N_BOOKS * tiny.BOOK
 
 
@@ -40,7 +46,7 @@ def test_a_checkpoint_speaks_for_other_models(checkpoint):
     facts = model_facts(checkpoint)
     assert facts.family == "sglang_live.models.higgs_v2.family"
     assert facts.stages == ("talker", "vocoder") and facts.talker_reads_text
-    assert facts.voices == ("random",) and not facts.clones_voices
+    assert facts.voices == ("random",) and facts.clones_voices and facts.voices_need_words
 
 
 def test_the_published_sizes_are_those_of_transformers(checkpoint, tmp_path):
@@ -127,6 +133,66 @@ def test_a_tokenizer_without_the_marks_is_refused(checkpoint, tmp_path):
         HiggsTalker(path)
 
 
+# --- voices of recordings ---
+
+
+@pytest.fixture(scope="module")
+def voices(tmp_path_factory) -> Path:
+    """A recording that is no whole number of frames."""
+    return tiny.recordings(tmp_path_factory.mktemp("voices"))
+
+
+def test_a_recording_is_encoded_as_by_the_reference(checkpoint, voices):
+    samples = torch.from_numpy(read_recording(voices / "anna.wav", 24_000))
+    whole = samples[: len(samples) // 960 * 960]
+    with default_dtype(torch.bfloat16):
+        found = HiggsEncoder(checkpoint).encode(whole)
+    assert found.shape == (len(whole) // 960, tiny.N_BOOKS)
+    assert min(len(book.unique()) for book in found.T) > 10, "the case must not be trivial"
+    assert torch.equal(found, tiny.encoded(whole))
+
+
+def test_sound_is_resampled_as_by_torchaudio():
+    at = torch.arange(31)
+    sound = (0.3 * at).sin() + 0.5 * (2.1 * at).cos()
+    found = resampled(sound, 24_000, 16_000)
+    assert len(found) == 21
+    torch.testing.assert_close(found[:4], torch.tensor(TORCHAUDIO[:4]), atol=1e-6, rtol=0)
+    torch.testing.assert_close(found[-4:], torch.tensor(TORCHAUDIO[4:]), atol=1e-6, rtol=0)
+    assert torch.equal(resampled(sound, 16_000, 16_000), sound)
+
+
+def test_a_voice_is_a_turn_before_the_text(checkpoint, voices):
+    talker = HiggsTalker(checkpoint, voices)
+    assert talker.voices == ("random", "anna")
+    alone, said = talker.prompt("random", "Hello."), talker.prompt("anna", "Hello.")
+    n_same = next(n for n, pair in enumerate(zip(alone, said, strict=False)) if pair[0] != pair[1])
+    words = talker._tokenizer.decode([i - FIRST_TEXT for i in said if i < alone[-1]])
+    turn = (
+        "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n<|audio_out_bos|>"
+    )
+    both = f"{turn.format(tiny.ANNA_SAYS)}<|audio_eos|><|eot_id|>{turn.format('Hello.')}"
+    assert words.endswith(both) and n_same > 90
+    rows = [token - alone[-1] for token in said if token >= alone[-1]]
+    n_frames = tiny.RECORDED // 960
+    assert rows == [*range(1, n_frames + tiny.N_BOOKS + 2), 0]
+
+
+def test_what_is_no_voice_is_refused(checkpoint, voices, tmp_path):
+    folder = tmp_path / "voices"
+    shutil.copytree(voices, folder)
+    (folder / "anna.txt").unlink()
+    with pytest.raises(BadInputError, match=r"this model needs the words of each recording"):
+        HiggsTalker(checkpoint, folder)
+    path = changed(checkpoint, tmp_path)
+    weights = path / CODEC_FOLDER / "model.safetensors"
+    tensors = {k: v for k, v in load_file(weights).items() if not k.startswith("semantic_model")}
+    save_file(tensors, weights)
+    with pytest.raises(BadInputError, match="encodes no recordings"):
+        HiggsEncoder(path)
+
+
 # --- the codec ---
 
 
@@ -144,6 +210,7 @@ def test_chunks_of_codes_equal_the_whole_in_the_reference(checkpoint, sizes):
     assert found.shape == expected.shape
     assert (found - expected).abs().max() < 1e-6
     assert (decoder.n_quantizers, decoder.samples_per_frame) == (4, 960)
+    assert HiggsTalker(checkpoint).ahead_frames == decoder.n_tail_frames == 10
 
 
 def test_a_codec_without_a_weight_is_refused(checkpoint, tmp_path):

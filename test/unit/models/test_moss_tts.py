@@ -10,10 +10,14 @@ from safetensors.torch import load_file, save_file
 
 from sglang_live.errors import BadInputError
 from sglang_live.models.family import model_facts, read_json
+from sglang_live.models.moss_tts import encoder as encoder_module
 from sglang_live.models.moss_tts.decoder import MossDecoder
+from sglang_live.models.moss_tts.encoder import MossEncoder
 from sglang_live.models.moss_tts.family import CODEC_FOLDER, FAMILY, MossSpec
 from sglang_live.models.moss_tts.parts import MossTalker, talker_view
+from sglang_live.models.voice_files import read_recording
 from test.moss_tts import checkpoint as tiny
+from test.unit.models.defaults import default_dtype
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +41,7 @@ def test_a_checkpoint_speaks_for_other_models(checkpoint):
     facts = model_facts(checkpoint)
     assert facts.family == "sglang_live.models.moss_tts.family"
     assert facts.stages == ("talker", "vocoder") and facts.talker_reads_text
-    assert facts.voices == ("random",) and not facts.clones_voices
+    assert facts.voices == ("random",) and facts.clones_voices and not facts.voices_need_words
     FAMILY.check_ranks(checkpoint, "talker", "--talker.tp-size", 2)
     with pytest.raises(BadInputError, match="num_attention_heads is 4"):
         FAMILY.check_ranks(checkpoint, "talker", "--talker.tp-size", 3)
@@ -48,6 +52,7 @@ def test_the_window_of_each_stage_of_the_codec_is_as_long_in_time(checkpoint):
     assert (spec.n_books, spec.n_codes, spec.n_ids) == (4, 64, 5 * 65)
     assert [stage.n_window for stage in spec.codec.stages] == [13, 26]
     assert [stage.n_patches for stage in spec.codec.stages] == [2, 960]
+    assert [stage.n_window for stage in spec.codec.encoder] == [26, 13]
 
 
 STAGES = tiny.CODEC["decoder_kwargs"]
@@ -114,6 +119,46 @@ def test_a_text_makes_no_marks(checkpoint):
     talker = MossTalker(checkpoint)
     mark = tiny.N_IDS + tiny.IDS["im_end"]
     assert talker.prompt("random", "<|im_end|>").count(mark) == 1
+
+
+# --- voices of recordings ---
+
+
+def test_a_recording_is_encoded_as_by_the_reference(checkpoint, tmp_path):
+    tiny.recordings(tmp_path)
+    samples = torch.from_numpy(read_recording(tmp_path / "anna.wav", 24_000)).repeat(5)
+    whole = samples[: len(samples) // 1920 * 1920]
+    with default_dtype(torch.bfloat16):
+        encoder = MossEncoder(checkpoint)
+        found = encoder.encode(whole)
+    assert found.shape == (len(whole) // 1920, tiny.N_BOOKS) and len(found) > encoder_module._CHUNK
+    assert len(found.unique(dim=0)) > 25, "the case must not be trivial"
+    assert torch.equal(found, tiny.encoded(whole))
+    # Neither is made louder by more than 3 dB, nor softer.
+    for factor in (0.01, 4.0):
+        assert torch.equal(encoder.encode(factor * whole), tiny.encoded(factor * whole))
+
+
+def test_a_voice_is_the_prompts_reference(checkpoint, tmp_path):
+    talker = MossTalker(checkpoint, tiny.recordings(tmp_path))
+    assert talker.voices == ("random", "anna")
+    ids = [token - tiny.N_IDS for token in talker.prompt("anna", "Hello.")]
+    n_rows = tiny.RECORDED // 1920 + tiny.N_BOOKS - 1
+    at = ids.index(tiny.IDS["audio_start"]) + 1
+    assert ids[at : at + n_rows] == [*range(tiny.TEXT_VOCAB, tiny.TEXT_VOCAB + n_rows)]
+    said = talker._tokenizer.decode([*ids[:at], *ids[at + n_rows :]])
+    assert "- Reference(s):\n[S1]:\n<|audio_start|><|audio_end|>\n- Instruction:\nNone" in said
+
+
+def test_a_codec_that_encodes_nothing_takes_on_no_voices(checkpoint, tmp_path):
+    path = changed(checkpoint, tmp_path, CODEC_FOLDER, encoder_kwargs=None)
+    assert not model_facts(path).clones_voices
+    weights = checkpoint / CODEC_FOLDER / "model.safetensors"
+    tensors = {k: v for k, v in load_file(weights).items() if not k.startswith("encoder.")}
+    save_file(tensors, path / CODEC_FOLDER / "model.safetensors")
+    shutil.copy(checkpoint / CODEC_FOLDER / "config.json", path / CODEC_FOLDER)
+    with pytest.raises(BadInputError, match="its weights lack"):
+        MossEncoder(path)
 
 
 # --- the codec ---

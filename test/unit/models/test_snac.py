@@ -82,6 +82,7 @@ def wave(module, codes) -> torch.Tensor:
 def test_a_frame_is_seven_codes_and_85_ms(decoder):
     assert (decoder.n_quantizers, decoder.samples_per_frame) == (7, SAMPLES_PER_FRAME)
     assert (decoder.sample_rate_hz, decoder.n_tail_frames) == (24_000, 3)
+    assert decoder._config.ahead_frames == 3, "as the talker knows it"
 
 
 @settings(derandomize=True, max_examples=10, deadline=None)

@@ -13,15 +13,27 @@ from safetensors.torch import load_file, save_file
 from sglang_live.errors import BadInputError
 from sglang_live.models.codecs import END_CODE
 from sglang_live.models.family import model_facts, read_json
+from sglang_live.models.voice_files import read_recording
 from sglang_live.models.zonos.conditions import Conditions
 from sglang_live.models.zonos.decoder import ZonosDecoder
-from sglang_live.models.zonos.family import CODEC_FOLDER, FAMILY, ZonosSpec
+from sglang_live.models.zonos.family import (
+    CODEC_FOLDER,
+    FAMILY,
+    SPEAKER_FILES,
+    SPEAKER_FOLDER,
+    ZonosSpec,
+)
 from sglang_live.models.zonos.parts import N_PHONEMES, ZonosTalker, talker_view
+from sglang_live.models.zonos.speaker import SpeakerEncoder, embeddings_of
+from test.unit.models.defaults import default_dtype
 from test.zonos import checkpoint as tiny
 from test.zonos.checkpoint import espeak
 
 __all__ = ["espeak"]
 pytestmark = pytest.mark.usefixtures("espeak")
+AUDIO = Path(__file__).parents[2] / "data" / "audio"
+# Embeddings that Zonos' own code computes with the tiny weights.
+SPEAKERS = Path(__file__).parents[2] / "zonos" / "speaker.json"
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +57,7 @@ def test_a_checkpoint_speaks_for_other_models(checkpoint):
     facts = model_facts(checkpoint)
     assert facts.family == "sglang_live.models.zonos.family"
     assert facts.stages == ("talker", "vocoder") and facts.talker_reads_text
-    assert facts.voices == ("random",) and not facts.clones_voices
+    assert facts.voices == ("random",) and facts.clones_voices and not facts.voices_need_words
     FAMILY.check_ranks(checkpoint, "talker", "--talker.tp-size", 2)
     # The heads of both prompts of a pair are divided, not copied.
     with pytest.raises(BadInputError, match="num_heads_kv is 2"):
@@ -81,6 +93,11 @@ def test_what_cannot_be_served_is_refused(checkpoint, tmp_path, folder, changes,
 
 def test_without_its_codec_or_the_program_it_is_refused(checkpoint, tmp_path, monkeypatch):
     path = changed(checkpoint, tmp_path)
+    (path / SPEAKER_FOLDER / SPEAKER_FILES[1]).unlink()
+    with pytest.raises(BadInputError, match=r"LDA-128.pt is missing"):
+        model_facts(path)
+    shutil.rmtree(path / SPEAKER_FOLDER)
+    assert not model_facts(path).clones_voices
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BadInputError, match=r"espeak-ng, which is not installed"):
         model_facts(path)
@@ -121,6 +138,41 @@ def test_conditions_are_those_of_the_reference_for_both_prompts(checkpoint):
     assert ZonosSpec.load(checkpoint).end_id == 1024
 
 
+# --- voices of recordings ---
+
+
+def test_an_embedding_is_that_of_the_reference(checkpoint):
+    wanted = torch.tensor(json.loads(SPEAKERS.read_text())["sp_jfk.flac"])
+    assert wanted.std() > 0.1, "the case must not be trivial"
+    with default_dtype(torch.bfloat16):
+        [found] = embeddings_of(checkpoint, [AUDIO / "sp_jfk.flac"])
+    torch.testing.assert_close(found, wanted, atol=0, rtol=2**-8)  # bf16
+    samples = torch.from_numpy(read_recording(AUDIO / "sp_jfk.flac", 16_000))
+    found = SpeakerEncoder(checkpoint / SPEAKER_FOLDER).embed(samples)
+    torch.testing.assert_close(found, wanted, atol=1e-3, rtol=0)  # of 32
+
+
+def test_a_voice_is_a_condition(checkpoint, tmp_path):
+    talker = ZonosTalker(checkpoint, tiny.recordings(tmp_path))
+    assert talker.voices == ("random", "anna")
+    alone, said = talker.prompt("random", "Hi."), talker.prompt("anna", "Hi.")
+    [at] = [n for n, pair in enumerate(zip(alone, said, strict=True)) if pair[0] != pair[1]]
+    # The first condition behind the phonemes; its row is behind the frame of marks.
+    assert alone[at] == min(alone[at:]) and said[at] == alone[-1] + 1
+
+
+def test_what_is_no_speaker_encoder_is_refused(checkpoint, tmp_path):
+    path = changed(checkpoint, tmp_path)
+    [recording] = tiny.recordings(tmp_path).glob("*.wav")
+    file = path / SPEAKER_FOLDER / SPEAKER_FILES[0]
+    torch.save({"weight": torch.zeros(2)}, file)
+    with pytest.raises(BadInputError, match=r"is no speaker encoder of Zonos: 'front.conv1"):
+        embeddings_of(path, [recording])
+    file.write_bytes(b"no weights")
+    with pytest.raises(BadInputError, match=r"cannot read .*ResNet293_SimAM_ASP_base.pt"):
+        embeddings_of(path, [recording])
+
+
 # --- the codec ---
 
 
@@ -136,6 +188,7 @@ def test_chunks_of_codes_equal_the_whole_in_the_reference_at_the_servers_rate(ch
     found = torch.cat(wave).numpy()
     assert found.shape == expected.shape
     assert np.abs(found - expected.clip(-1, 1)).max() < 1e-5
+    assert ZonosSpec.load(checkpoint).codec.ahead_frames == decoder.n_tail_frames
 
 
 def test_a_codec_without_a_weight_is_refused(checkpoint, tmp_path):

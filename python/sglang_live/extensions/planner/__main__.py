@@ -9,12 +9,22 @@ import sys
 from sglang_live.environment import start_in_utf8_mode
 from sglang_live.errors import LiveError
 from sglang_live.extensions.planner import report
-from sglang_live.extensions.planner.config import parse_args
+from sglang_live.extensions.planner.calls import document as calls_document
+from sglang_live.extensions.planner.calls import plan_calls
+from sglang_live.extensions.planner.calls import text as calls_text
+from sglang_live.extensions.planner.config import CallsConfig, parse_args
 from sglang_live.extensions.planner.search import plan
 
 
 def main(argv: list[str] | None = None) -> int:
     config = parse_args(argv)
+    if isinstance(config, CallsConfig):
+        calls = plan_calls(config)
+        if config.json:
+            print(json.dumps(calls_document(config, calls), indent=1))
+        else:
+            print(calls_text(config, calls))
+        return 0
     try:
         found = plan(config, lambda line: print(line, file=sys.stderr, flush=True))
     except LiveError as error:

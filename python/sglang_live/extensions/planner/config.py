@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 from sglang_live.errors import BadInputError
-from sglang_live.extensions.planner.device_model.model import DeviceModel, load_device_model
+from sglang_live.extensions.planner.device_model.model import (
+    DeviceModel,
+    SpeechModel,
+    load_any_model,
+)
 from sglang_live.extensions.planner.hardware import Gpu, ModelSizes, gpu_of, model_of
 from sglang_live.extensions.planner.pattern import TalkPattern
 from sglang_live.extensions.planner.simulation.frontier import Slo
@@ -48,7 +52,27 @@ class PlanConfig(Settings):
     sizes: ModelSizes
 
 
-def parse_args(argv: list[str] | None = None) -> PlanConfig:
+# Those of a plan for calls.
+_OF_CALLS = ("model-path", "gpu", "gpus", "device-model", "gpu-gib", "price", "json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallsConfig:
+    """For calls of a model that hears while it speaks. Attributes: see PlanConfig."""
+
+    model_path: str
+    n_gpus: int
+    price: float | None
+    json: bool
+    gpu: Gpu
+    model: SpeechModel
+
+    @property
+    def memory_gb(self) -> float:
+        return self.gpu.free_gib * (1 << 30) / 1e9
+
+
+def parse_args(argv: list[str] | None = None) -> PlanConfig | CallsConfig:
     """argparse exits for invalid values."""
     parser = argparse.ArgumentParser(
         prog="python -m sglang_live.extensions.planner",
@@ -62,10 +86,36 @@ def parse_args(argv: list[str] | None = None) -> PlanConfig:
     own = parser.parse_args(argv)
     try:
         gpu = _gpu(own)
-        model, sizes = load_device_model(gpu.device_model), model_of(own.model_path)
+        model = load_any_model(gpu.device_model)
+        if isinstance(model, SpeechModel):
+            return _of_calls(own, gpu, model)
+        sizes = model_of(own.model_path)
         return read_flags(own, PlanConfig, gpu=gpu, model=model, sizes=sizes)
     except BadInputError as error:
         parser.error(str(error))
+
+
+def _of_calls(own: argparse.Namespace, gpu: Gpu, model: SpeechModel) -> CallsConfig:
+    """Raises BadInputError for flags about turns, and for a model that hears nothing."""
+    if model.encoder is None:
+        raise BadInputError(
+            f"--device-model {gpu.device_model}: this model hears nothing: its requests are "
+            "simulated by benchmark.speaking"
+        )
+    for one in flags_of(PlanConfig):
+        given = one.value_in(own)
+        if one.name == "model-path" and given == one.default:
+            raise BadInputError(f"--model-path must name the model of {gpu.device_model}")
+        if one.name not in _OF_CALLS and given != one.default:
+            raise BadInputError(f"--{one.name} is about turns, which {model.name} does not have")
+    return CallsConfig(
+        model_path=own.model_path,
+        n_gpus=own.gpus,
+        price=own.price,
+        json=own.json,
+        gpu=gpu,
+        model=model,
+    )
 
 
 def _gpu(own: argparse.Namespace) -> Gpu:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from sglang_live.aio import background, close_all
+from sglang_live.errors import LiveError
 from sglang_live.gateway.audio.codec import PCM, WireFormat, decode_base64
 from sglang_live.gateway.call.wire import CLOSE_INTERNAL_ERROR, CLOSE_NORMAL
 from sglang_live.gateway.errors import ClientEventError, internal_error
@@ -78,9 +79,9 @@ class ActiveSession:
         self._parts = parts
         self._clock = parts.clock
         self._on_over = on_over
-        self._ear = Ear(config.call.input_format, voice.hear)
+        self._ear = Ear(config.call.input_format, voice.hear, fills=voice.hears_silence)
         self._expires_at = int(time.time()) + _MOST_S
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[LiveError | None]] = []
 
     @property
     def at_work(self) -> bool:
@@ -89,8 +90,10 @@ class ActiveSession:
 
     def start(self, event_id: str | None) -> None:
         self._outbox.emit("session.started", session=self.resource(), **echo(event_id))
-        works = (self._tick(), "live ticks"), (self._ear.run(), "live ear")
-        self._tasks = [background(work, name) for work, name in works]
+        self._tasks = [
+            background(self._tick(), "live ticks"),
+            background(self._ear.run(), "live ear"),
+        ]
         for task in self._tasks:
             task.add_done_callback(self._on_task_done)
 
@@ -201,23 +204,31 @@ class ActiveSession:
         except ClientEventError as error:
             raise ClientEventError(str(error), code="invalid_audio", param="audio") from None
 
-    async def _tick(self) -> None:
+    async def _tick(self) -> LiveError | None:
+        """Returns why there is no voice any more; None at the session's latest end."""
         began_s = self._clock.now_s()
         while self._stream.now_ms < 1000 * _MOST_S:
             self._ear.deaf = self._stream.plays_fixture
             self._ear.pass_time(self._stream.now_ms)
-            self._stream.tick()
+            try:
+                self._stream.tick()
+            except LiveError as error:
+                return error
             due_s = began_s + self._stream.now_ms / 1000
             await self._clock.sleep(due_s - self._clock.now_s())
+        return None
 
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[LiveError | None]) -> None:
         if task.cancelled():
             return
-        if task.exception() is None:
+        # An exception is a bug, which is logged: without ticks, or deaf, the session is dead.
+        error = internal_error() if task.exception() else task.result()
+        if error is None:
             self.finish("expired")
-        else:  # a bug, which is logged: without ticks, or deaf, the session is dead
-            self._outbox.emit("error", **error_fields(internal_error(), None))
-            self._on_over(CLOSE_INTERNAL_ERROR, internal_error().code)
+            return
+        self._parts.metrics.errors.labels(error.code).inc()
+        self._outbox.emit("error", **error_fields(error, None))
+        self._on_over(CLOSE_INTERNAL_ERROR, error.code)
 
     def _end_tasks(self) -> None:
         for task in self._tasks:

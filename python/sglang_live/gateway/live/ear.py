@@ -1,13 +1,15 @@
 """The user's audio on the timeline of a Live session.
 
 In: audio as it comes, ticks. Out: audio without gaps for the voice.
-Owner: one Ear per session. Time passes by the server's clock: audio that does not come is silence.
+Owner: one Ear per session. Time passes by the server's clock: audio that does not come is silence,
+unless the voice has a clock of its own.
 Audio may also come faster than time; it is heard at once, up to a limit.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import NoReturn
 
 from sglang_live.gateway.audio.codec import WireFormat
 from sglang_live.interaction.input_buffer import BufferFullError
@@ -25,9 +27,11 @@ class Ear:
     deaf: what comes is dropped, and silence takes its place.
     """
 
-    def __init__(self, form: WireFormat, hear: Callable[[bytes], Awaitable[None]]):
+    def __init__(self, form: WireFormat, hear: Callable[[bytes], Awaitable[None]], fills: bool):
+        """fills: silence is heard in the place of audio that does not come."""
         self.muted = False
         self.deaf = False
+        self._fills = fills
         self._form = form
         self._hear = hear
         self._came_ms = 0.0
@@ -59,10 +63,13 @@ class Ear:
         late_ms = now_ms - self._came_ms
         if late_ms > (0 if self._starves or self.deaf else LATE_MS):
             self._starves = True
+            if not self._fills:
+                self._came_ms = now_ms
+                return
             n_samples = self._form.n_bytes(late_ms) // self._form.sample_bytes
             self._take(self._form.silence * n_samples)
 
-    async def run(self) -> None:
+    async def run(self) -> NoReturn:
         """Pass everything on, in order."""
         while True:
             while self._waiting:

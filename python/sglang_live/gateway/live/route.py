@@ -10,7 +10,6 @@ from sglang_live.gateway.call.outbox import Outbox
 from sglang_live.gateway.call.wire import CLOSE_TRY_AGAIN_LATER, SocketWire, Wire
 from sglang_live.gateway.errors import (
     CLOSE_POLICY_VIOLATION,
-    CallsOnlyError,
     InvalidKeyError,
     NoLanguageModelError,
     ParameterError,
@@ -94,8 +93,9 @@ class LiveRoute:
         await Sideband(SocketWire(socket), parts, session).run()
 
     def _check(self, socket: WebSocket, owner: str) -> None:
-        if not self._parts.config.model.has_language_model:
-            raise CallsOnlyError if self._parts.orchestrator.duplex_s else NoLanguageModelError
+        parts = self._parts
+        if not (parts.config.model.has_language_model or parts.orchestrator.duplex_s):
+            raise NoLanguageModelError
         self._parts.tiers.check_heard(owner)
         self._parts.open_sessions.check_room(owner)
         for name in socket.query_params:

@@ -17,6 +17,7 @@ from sglang_live.gateway.live.active import ActiveSession
 from sglang_live.gateway.live.backend import Backend
 from sglang_live.gateway.live.broadcast import Broadcast
 from sglang_live.gateway.live.decisions import Decisions
+from sglang_live.gateway.live.duplex_voice import DuplexVoice
 from sglang_live.gateway.live.events import (
     AnyClientEvent,
     AudioAppend,
@@ -124,8 +125,7 @@ class LiveSession:
         config = start_config(event.session, self._parts)
         call = config.call
         stream = Stream(self._outbox, call.output_format, self._parts.metrics)
-        delay_ms = config.acknowledgement_delay_ms
-        voice = TurnVoice(self._session, call, self._parts, stream, self.owner, delay_ms)
+        voice = self._voice(config, stream)
         try:
             await voice.begin([_said(message) for message in event.session.input or ()])
         except BaseException:
@@ -146,6 +146,12 @@ class LiveSession:
         )
         self._active.start(event.event_id)
         self._sessions.add(self._session.session_id, self)
+
+    def _voice(self, config: LiveConfig, stream: Stream) -> Voice:
+        of = self._session, config.call, self._parts
+        if self._parts.orchestrator.duplex_s:
+            return DuplexVoice(*of, self.owner)
+        return TurnVoice(*of, stream, self.owner, config.acknowledgement_delay_ms)
 
     # --- for sidebands ---
 

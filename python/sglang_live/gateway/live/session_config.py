@@ -106,6 +106,10 @@ def start_config(form: SessionForm, parts: GatewayParts) -> LiveConfig:
     orchestrator, gateway = parts.orchestrator, parts.config
     parts.check_model(form.model, "session.model", stock=True)
     _refuse_unserved(form)
+    if orchestrator.duplex_s:
+        for name in ("delegation", "input"):
+            if getattr(form, name):
+                raise unsupported_parameter(f"session.{name}", _OF_TURNS)
     audio = form.audio or AudioForm()
     named = audio.output.voice if audio.output else None
     voice = named.id if isinstance(named, VoiceRef) else named or _VOICE
@@ -160,6 +164,8 @@ def update_config(config: LiveConfig, form: UpdateForm, parts: GatewayParts) -> 
     _refuse_triggers(form.triggers)
     if form.delegation is UNSET:
         return config
+    if parts.orchestrator.duplex_s:
+        raise unsupported_parameter("session.delegation", _OF_TURNS)
     kind: type[Delegation] = ClientDelegation
     if config.backend is not None:
         kind = ResponsesDelegation
@@ -182,6 +188,7 @@ def update_config(config: LiveConfig, form: UpdateForm, parts: GatewayParts) -> 
     return replace(config, acknowledgement_delay_ms=delay_ms, backend=backend, decisions=decisions)
 
 
+_OF_TURNS = "is for models with turns; this one hears and speaks at the same time."
 _BACKEND = "session.delegation.responses"
 
 

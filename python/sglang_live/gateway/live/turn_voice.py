@@ -52,6 +52,8 @@ _ACKNOWLEDGE = "The task has begun. Tell the user in a few words that you are lo
 
 
 class TurnVoice:
+    hears_silence = True
+
     def __init__(
         self,
         session: VoiceSession,

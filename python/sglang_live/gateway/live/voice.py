@@ -1,7 +1,7 @@
 """Who listens and speaks in a Live session: the port behind which a model stands.
 
 The session asks it for exactly as much audio as time passes. A model with turns stands behind
-TurnVoice (turn_voice.py); one that listens while it speaks would step its engine here.
+TurnVoice (turn_voice.py), one that hears while it speaks behind DuplexVoice (duplex_voice.py).
 """
 
 from collections.abc import Callable, Iterable
@@ -54,9 +54,11 @@ class VoiceListener(Protocol):
 class Voice(Protocol):
     """
     acknowledgement_delay_ms: from a delegation without words to a spoken acknowledgement.
+    hears_silence: it has to be given silence in the place of audio that does not come.
     """
 
     acknowledgement_delay_ms: int
+    hears_silence: bool
 
     @property
     def at_work(self) -> bool:
@@ -64,12 +66,18 @@ class Voice(Protocol):
         ...
 
     async def begin(self, before: Iterable[Said]) -> None:
-        """Check instructions and earlier conversation. Raises ClientEventError if too long."""
+        """Check instructions and earlier conversation.
+
+        Raises:
+            LiveError: they are too long, or it cannot speak with them.
+        """
 
     async def hear(self, raw: bytes) -> None:
         """The next audio of the user, whole samples in the session's format."""
 
-    def take(self, n_bytes: int) -> Spoken: ...
+    def take(self, n_bytes: int) -> Spoken:
+        """Raises LiveError if it can speak no more, which ends the session."""
+        ...
 
     async def append(self, kind: AppendKind, text: str, delegation_id: str | None) -> None:
         """Add to what it knows. Commentary it speaks about, as soon as it is quiet.

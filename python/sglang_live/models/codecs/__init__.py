@@ -38,6 +38,15 @@ class SnacConfig:
     depthwise: bool = True
     bounded: bool = True
 
+    @property
+    def ahead_frames(self) -> int:
+        """Frames behind a frame that its sound needs, by the kernels of its layers (snac.py): of
+        7 columns, and in each block of 3 units with dilations of 1, 3 and 9."""
+        ahead = 3
+        for rate in self.decoder_rates:
+            ahead = ahead * rate + -(-rate // 2) + 39
+        return math.ceil((ahead + 3) / (self.vq_strides[0] * math.prod(self.decoder_rates)))
+
     @staticmethod
     def load(path: Path) -> "SnacConfig":
         """Raises BadInputError if the directory is no checkpoint of a SNAC that streams."""

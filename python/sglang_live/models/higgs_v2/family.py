@@ -125,6 +125,8 @@ class Higgs:
             stages=("talker", "vocoder"),
             talker_reads_text=True,
             voices=(VOICE,),
+            clones_voices=True,
+            voices_need_words=True,
         )
 
     def check_ranks(self, path: Path, stage: str, flag: str, n_ranks: int) -> None:

@@ -10,6 +10,7 @@ from sglang_live.models.higgs_v2.family import VOICE, HiggsSpec
 from sglang_live.models.piece_talker import FrameTalker
 from sglang_live.models.speech_lm.checkpoint import view_of_talker
 from sglang_live.models.speech_lm.voice_table import VoiceTable
+from sglang_live.models.voice_files import read_recording, voice_files, words_of
 from sglang_live.speakable.style import SpeechStyle
 
 TALKER_ARCHITECTURE = "HiggsBackbone"
@@ -19,8 +20,11 @@ _SYSTEM = "Generate audio following instruction."
 _SCENE = "Audio is recorded from a quiet room."
 _BEGIN, _END = "<|begin_of_text|>", "<|eot_id|>"
 _HEAD = "<|start_header_id|>{}<|end_header_id|>\n\n"
-_AUDIO = "<|audio_out_bos|>"
-_MARKS = (_BEGIN, _END, _AUDIO, "<|start_header_id|>", "<|scene_desc_start|>", "<|scene_desc_end|>")
+_AUDIO, _AUDIO_END = "<|audio_out_bos|>", "<|audio_eos|>"
+_MARKS = (
+    *(_BEGIN, _END, _AUDIO, _AUDIO_END),
+    *("<|start_header_id|>", "<|scene_desc_start|>", "<|scene_desc_end|>"),
+)
 # A row of the table: the frame of marks with which every stream begins.
 _BEGIN_ROW = "begin"
 
@@ -52,9 +56,9 @@ class HiggsTalker(FrameTalker):
     style = SpeechStyle()
     # Reference settings (boson-ai/higgs-audio, examples/generation.py).
     temperature, repetition_penalty = 1.0, 1.0
-    voices = (VOICE,)
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, voices: Path | None = None):
+        """voices: directory of recordings whose voices it takes on, each with its words."""
         from transformers import AutoTokenizer
 
         self._spec = spec = HiggsSpec.load(path)
@@ -71,13 +75,25 @@ class HiggsTalker(FrameTalker):
         self.codes_per_frame, self.end_id = spec.n_books, n_ids - 1
         self.lag_steps = spec.n_books - 1
         self.frame_s = math.prod(spec.codec.decoder_rates) / spec.codec.sampling_rate
-        self._table = VoiceTable(n_ids + spec.text_vocab, {_BEGIN_ROW: 1})
+        self.ahead_frames = spec.codec.ahead_frames
+        self._recordings = {} if voices is None else voice_files(voices)
+        self.voices = (VOICE, *self._recordings)
+        n_rows = {name: self._n_steps(file) for name, file in self._recordings.items()}
+        self._table = VoiceTable(n_ids + spec.text_vocab, {_BEGIN_ROW: 1, **n_rows})
         system = f"{_SYSTEM}\n\n<|scene_desc_start|>\n{_SCENE}\n<|scene_desc_end|>"
-        self._before = self._encode(
-            f"{_BEGIN}{_HEAD.format('system')}{system}{_END}{_HEAD.format('user')}"
-        )
-        behind = f"{_END}{_HEAD.format('assistant')}{_AUDIO}"
-        self._behind = [*self._encode(behind), *self._table.ids(_BEGIN_ROW)]
+        self._system = self._encode(f"{_BEGIN}{_HEAD.format('system')}{system}{_END}")
+        self._user = self._encode(_HEAD.format("user"))
+        self._assistant = self._encode(f"{_END}{_HEAD.format('assistant')}{_AUDIO}")
+        self._said = {
+            name: [*self._turn(words_of(file)), *self._table.ids(name), *self._encode(_AUDIO_END)]
+            for name, file in self._recordings.items()
+        }
+
+    def _n_steps(self, file: Path) -> int:
+        """Of a recording, as Delay.steps has them. What is no whole frame is left out."""
+        codec = self._spec.codec
+        n_samples = len(read_recording(file, codec.sampling_rate))
+        return n_samples // math.prod(codec.decoder_rates) + self._spec.n_books + 1
 
     def engine_args(self, cache_dir: Path, n_rows: int) -> dict[str, Any]:
         return {
@@ -88,6 +104,8 @@ class HiggsTalker(FrameTalker):
                     "live_rows": n_rows,
                     "live_codes": self._spec.codec.codebook_size,
                     "live_voice_rows": self._table.n_rows,
+                    "live_checkpoint": str(self._spec.path),
+                    "live_recordings": [str(file) for file in self._recordings.values()],
                 }
             ),
         }
@@ -95,7 +113,12 @@ class HiggsTalker(FrameTalker):
     def prompt(self, voice: str, text: str) -> list[int]:
         if voice not in self.voices:
             raise BadInputError(f"voice {voice!r} is not one of {self.voices}")
-        return [*self._before, *self._encode(text.strip(), is_text=True), *self._behind]
+        said = [*self._said[voice], *self._encode(_END)] if voice in self._said else []
+        return [*self._system, *said, *self._turn(text.strip()), *self._table.ids(_BEGIN_ROW)]
+
+    def _turn(self, text: str) -> list[int]:
+        """A text of the user, up to the sound of it."""
+        return [*self._user, *self._encode(text, is_text=True), *self._assistant]
 
     def _encode(self, text: str, *, is_text: bool = False) -> list[int]:
         """is_text: it makes no marks."""

@@ -36,7 +36,7 @@ _RENAMED = {
 _JOINED = re.compile(r"(layers\.\d+\.self_attn\.)in_projs\.0\.weight")
 
 
-class _Stage:
+class Stage:
     """Transformer layers between projections, and patches of their columns."""
 
     def __init__(self, spec: CodecStage, tensors: dict[str, Tensor], place):
@@ -52,13 +52,20 @@ class _Stage:
     def __call__(self, x: Tensor, windows: list[Tensor]) -> tuple[Tensor, Tensor]:
         """x: [n_streams, n, width_in]. Returns [n_streams, n * n_patches, width] and the keys and
         values of the chunk, see WindowTransformer."""
+        x, fresh = self.layers(x, windows)
+        # The columns of a patch are the inner index of its channels.
+        return x.unflatten(2, (-1, self._n_patches)).transpose(2, 3).flatten(1, 2), fresh
+
+    def patched(self, x: Tensor) -> Tensor:
+        """[n_streams, n, width_in] of [n_streams, n * n_patches, width], for an encoder."""
+        return x.unflatten(1, (-1, self._n_patches)).transpose(2, 3).flatten(2)
+
+    def layers(self, x: Tensor, windows: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """As a call, without patches."""
         if self._in is not None:
             x = F.linear(x, self._in)
         x, fresh = self.transformer(x, *self.transformer.gather(windows))
-        if self._out is not None:
-            x = F.linear(x, self._out)
-        # The columns of a patch are the inner index of its channels.
-        return x.unflatten(2, (-1, self._n_patches)).transpose(2, 3).flatten(1, 2), fresh
+        return x if self._out is None else F.linear(x, self._out), fresh
 
 
 @dataclass(slots=True, eq=False)
@@ -106,7 +113,7 @@ class MossDecoder:
         with torch.no_grad():
             self._tables, self._shift = map(place, _books(spec, tensors, n_books))
             self._stages = [
-                _Stage(stage, _within(tensors, stage.name), place) for stage in spec.stages
+                Stage(stage, within(tensors, stage.name), place) for stage in spec.stages
             ]
         self._offset = torch.arange(n_books, device=self._device) * spec.codebook_size
 
@@ -166,7 +173,7 @@ class MossDecoder:
         return x[..., 0].float().clamp_(-1.0, 1.0)
 
 
-def _within(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def within(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
@@ -189,7 +196,7 @@ def _mimi_module(spec: CodecStage, tensors: dict[str, Tensor]) -> MimiTransforme
     with torch.device("meta"):
         module = MimiTransformerModel(config)
     state: dict[str, Tensor] = {}
-    for name, tensor in _within(tensors, "transformer.").items():
+    for name, tensor in within(tensors, "transformer.").items():
         if match := _JOINED.fullmatch(name):
             query, key, value = tensor.chunk(3)
             state[f"{match[1]}q_proj.weight"] = _halves(query, spec.n_heads)

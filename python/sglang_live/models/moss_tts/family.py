@@ -15,6 +15,7 @@ from sglang_live.models.family import ModelFacts, check_llama, check_number, rea
 MODEL_TYPE, CODEC_TYPE, CODEC_FOLDER = "moss_tts_delay", "moss-audio-tokenizer", "tokenizer"
 # Without a recording, a voice is made up for each piece.
 VOICE = "random"
+_BY_ANGLE = ("rlfq", "random_prefix_rlfq")
 _STREAMED = {
     "causal": True,
     "norm": "layer_norm",
@@ -25,12 +26,13 @@ _STREAMED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecStage:
-    """Transformer layers, and the patches that are made of each of their columns.
+    """Transformer layers, and the patches that are made of each of their columns; in an encoder,
+    of which their columns are made.
 
     Attributes:
         name: of the layers in the checkpoint.
         n_window: columns that a column sees.
-        n_patches: columns of the next stage, or samples, of each.
+        n_patches: columns of the other stage, or samples, of each.
     """
 
     name: str
@@ -52,6 +54,8 @@ class CodecSpec:
     Attributes:
         projects: whether codes have another width than what the books' sum is of, and that another
             one than the first stage.
+        has_inner_width: whether what is quantised has another width than the encoder's last stage.
+        encoder: its stages; none: it is not there.
     """
 
     sampling_rate: int
@@ -59,7 +63,9 @@ class CodecSpec:
     n_quantizers: int
     codebook_size: int
     projects: tuple[bool, bool]
+    has_inner_width: bool
     stages: tuple[CodecStage, ...]
+    encoder: tuple[CodecStage, ...]
 
     @staticmethod
     def load(path: Path) -> "CodecSpec":
@@ -84,33 +90,19 @@ class CodecSpec:
         n_samples, books = config["downsample_rate"], config["quantizer_kwargs"]
         if rate != 24_000 or config.get("number_channels", 1) != 1:
             raise BadInputError(f"{path}: only the codec of 24 kHz in one channel is served")
-        stages = []
-        frame_rate = rate / n_samples
+        window_s = config["causal_transformer_context_duration"]
+        stages, frame_rate = [], rate / n_samples
         layers = list(enumerate(config["decoder_kwargs"]))
         for (n, stage), (_, patch) in zip(layers[::2], layers[1::2], strict=True):
-            found = stage["module_type"], patch["module_type"]
-            if found != ("Transformer", "PatchedPretransform"):
-                raise BadInputError(f"{path}: a decoder with layers {found} is not streamed")
-            for name, value in _STREAMED.items():
-                if stage[name] != value:
-                    raise BadInputError(
-                        f"{path}: a decoder with {name} {stage[name]} is not served"
-                    )
-            stages.append(
-                CodecStage(
-                    name=f"decoder.{n}.",
-                    width_in=stage["input_dimension"],
-                    width=stage["d_model"],
-                    width_out=stage["output_dimension"],
-                    feed_forward=stage["dim_feedforward"],
-                    n_heads=stage["num_heads"],
-                    n_layers=stage["num_layers"],
-                    n_window=int(frame_rate * config["causal_transformer_context_duration"]),
-                    rope_theta=stage["max_period"],
-                    n_patches=patch["patch_size"],
-                )
-            )
+            n_window = int(frame_rate * window_s)
+            stages.append(_stage(path, f"decoder.{n}.", stage, patch, n_window))
             frame_rate *= patch["patch_size"]
+        encoder, frame_rate = [], float(rate)
+        layers = list(enumerate(config.get("encoder_kwargs") or ()))
+        for (_, patch), (n, stage) in zip(layers[::2], layers[1::2], strict=True):
+            frame_rate /= patch["patch_size"]
+            n_window = int(frame_rate * window_s)
+            encoder.append(_stage(path, f"encoder.{n}.", stage, patch, n_window))
         width = books["rvq_dim"]
         return CodecSpec(
             sampling_rate=rate,
@@ -118,8 +110,35 @@ class CodecSpec:
             n_quantizers=books["num_quantizers"],
             codebook_size=books["codebook_size"],
             projects=(books["codebook_dim"] != width, books["output_dim"] != width),
+            has_inner_width=books.get("input_dim", books["output_dim"]) != width,
             stages=tuple(stages),
+            # Others are quantised by distances instead of angles.
+            encoder=tuple(encoder) if books.get("quantizer_type") in _BY_ANGLE else (),
         )
+
+
+def _stage(
+    path: Path, name: str, stage: Mapping[str, Any], patch: Mapping[str, Any], n_window: int
+) -> CodecStage:
+    """Raises BadInputError if it cannot be streamed."""
+    found = stage["module_type"], patch["module_type"]
+    if found != ("Transformer", "PatchedPretransform"):
+        raise BadInputError(f"{path}: a {name[:7]} with layers {found} is not streamed")
+    for key, value in _STREAMED.items():
+        if stage[key] != value:
+            raise BadInputError(f"{path}: a {name[:7]} with {key} {stage[key]} is not served")
+    return CodecStage(
+        name=name,
+        width_in=stage["input_dimension"],
+        width=stage["d_model"],
+        width_out=stage["output_dimension"],
+        feed_forward=stage["dim_feedforward"],
+        n_heads=stage["num_heads"],
+        n_layers=stage["num_layers"],
+        n_window=n_window,
+        rope_theta=stage["max_period"],
+        n_patches=patch["patch_size"],
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +197,8 @@ _TEXT_IDS = (
     "im_start",
     "im_end",
     "audio_start",
+    "audio_end",
+    "audio_user_slot",
     "audio_assistant_gen_slot",
     "audio_assistant_delay_slot",
 )
@@ -192,7 +213,7 @@ class Moss:
         return config.get("model_type") == MODEL_TYPE
 
     def facts(self, path: Path) -> ModelFacts:
-        MossSpec.load(path)
+        spec = MossSpec.load(path)
         if not (path / "tokenizer.json").is_file():
             raise BadInputError(f"{path} has no tokenizer.json")
         return ModelFacts(
@@ -202,6 +223,7 @@ class Moss:
             stages=("talker", "vocoder"),
             talker_reads_text=True,
             voices=(VOICE,),
+            clones_voices=bool(spec.codec.encoder),
         )
 
     def check_ranks(self, path: Path, stage: str, flag: str, n_ranks: int) -> None:

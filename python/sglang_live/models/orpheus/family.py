@@ -75,6 +75,7 @@ class OrpheusTalker(StockTalker):
         self._path = path
         self._tokenizer = AutoTokenizer.from_pretrained(path)
         self.voices = voices_of(read_json(path / "config.json"))
+        self.ahead_frames = SnacConfig.load(path / SNAC_FOLDER).ahead_frames
 
     def engine_args(self, cache_dir: Path) -> dict[str, Any]:
         return {"model_path": str(self._path)}

@@ -30,6 +30,16 @@ class Delay:
     end_id: int
     marks_end: bool = False
 
+    def steps(self, codes: Tensor) -> Tensor:
+        """[n + n_books + 1, n_books] of frames [n, n_books], as a stream of them is written: with a
+        frame of begin_id before them and one of end_id behind them."""
+        n = len(codes)
+        marks = codes.new_tensor([[self.begin_id], [self.end_id]]).expand(-1, self.n_books)
+        frames = torch.cat((marks[:1], codes, marks[1:]))
+        book = torch.arange(self.n_books, device=codes.device)
+        at = torch.arange(n + self.n_books + 1, device=codes.device).unsqueeze(1) - book
+        return frames[at.clamp(0, n + 1), book]
+
     def n_ending(self, history: Tensor) -> Tensor:
         """See forced(); the end begins with an end_id in any book.
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sglang_live.models.zonos.family import CONDITIONS, PHONEMES
+from sglang_live.models.zonos.family import CONDITIONS, PHONEMES, SPEAKER
 
 _NAME = "prefix_conditioner."
 
@@ -41,6 +41,14 @@ class Conditions:
             if one["name"] != PHONEMES
         ]
         return self._finished(torch.stack(found))
+
+    def speakers(self, embeddings: Tensor) -> Tensor:
+        """[n, hidden] of speakers' embeddings [n, n_values]."""
+        names = [one["name"] for one in self._conditioners]
+        n, rows = names.index(SPEAKER), embeddings
+        if self._conditioners[n].get("projection") == "linear":
+            rows = F.linear(rows, self._of(n, "project.weight"), self._of(n, "project.bias"))
+        return self._finished(rows)
 
     def _row(self, n: int, one: Mapping[str, Any], guided: bool) -> Tensor:
         can_be_left = one.get("uncond_type") == "learned"

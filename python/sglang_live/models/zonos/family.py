@@ -1,6 +1,7 @@
 """The family Zonos v0.1 (transformer): a talker that speaks English text of any language model.
 
-Its codec, DAC of 44.1 kHz in the layout of transformers, is expected beside it in the folder `dac`.
+Its codec, DAC of 44.1 kHz in the layout of transformers, is expected beside it in the folder `dac`,
+and, for voices of recordings, the files of Zyphra/Zonos-v0.1-speaker-embedding in `speaker`.
 Its phonemes come from the program espeak-ng.
 """
 
@@ -17,11 +18,12 @@ from sglang_live.models.codecs import SnacConfig
 from sglang_live.models.family import ModelFacts, check_divided, check_number, read_json
 from sglang_live.models.piper import ESPEAK
 
-CODEC_FOLDER = "dac"
+CODEC_FOLDER, SPEAKER_FOLDER = "dac", "speaker"
+SPEAKER_FILES = "ResNet293_SimAM_ASP_base.pt", "ResNet293_SimAM_ASP_base_LDA-128.pt"
 # Without a speaker's embedding, a voice is made up for each piece.
 VOICE = "random"
 N_BOOKS, N_CODES = 9, 1024  # fixed in the reference
-PHONEMES = "espeak"
+PHONEMES, SPEAKER = "espeak", "speaker"
 # What a prompt says beside its phonemes, by the name of a conditioner; what is not here is left to
 # the model. Source: make_cond_dict (zonos/conditioning.py), for English.
 CONDITIONS: Mapping[str, Sequence[float]] = MappingProxyType(
@@ -122,6 +124,17 @@ def frame_s(codec: SnacConfig) -> float:
     return math.prod(codec.decoder_rates) / codec.sampling_rate
 
 
+def _takes_speakers(spec: ZonosSpec) -> bool:
+    """Raises BadInputError if its speaker encoder lacks a file."""
+    folder = spec.path / SPEAKER_FOLDER
+    if not folder.is_dir() or all(one["name"] != SPEAKER for one in spec.conditioners):
+        return False
+    for name in SPEAKER_FILES:
+        if not (folder / name).is_file():
+            raise BadInputError(f"{folder / name} is missing: it encodes voices of recordings")
+    return True
+
+
 class Zonos:
     thinker = recogniser = voice = None
     talker = "sglang_live.models.zonos.parts:ZonosTalker"
@@ -132,7 +145,7 @@ class Zonos:
         return {"backbone", "prefix_conditioner"} <= config.keys()
 
     def facts(self, path: Path) -> ModelFacts:
-        ZonosSpec.load(path)
+        spec = ZonosSpec.load(path)
         if shutil.which(ESPEAK) is None:
             raise BadInputError(
                 f"{path} is Zonos, whose phonemes come from the program {ESPEAK}, which is not "
@@ -145,6 +158,7 @@ class Zonos:
             stages=("talker", "vocoder"),
             talker_reads_text=True,
             voices=(VOICE,),
+            clones_voices=_takes_speakers(spec),
         )
 
     def check_ranks(self, path: Path, stage: str, flag: str, n_ranks: int) -> None:

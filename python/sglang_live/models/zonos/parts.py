@@ -9,10 +9,12 @@ from sglang_live.models.piece_talker import FrameTalker
 from sglang_live.models.piper import EspeakReader
 from sglang_live.models.speech_lm.checkpoint import view_of_talker
 from sglang_live.models.speech_lm.voice_table import VoiceTable
+from sglang_live.models.voice_files import voice_files
 from sglang_live.models.zonos.family import (
     N_BOOKS,
     N_CODES,
     PHONEMES,
+    SPEAKER,
     VOICE,
     ZonosSpec,
     frame_s,
@@ -34,6 +36,8 @@ N_PHONEMES = len(_SIGNS) + 4
 _ID_OF = {sign: 4 + n for n, sign in enumerate(_SIGNS)}
 # A row of the table behind those of the conditions: the frame of marks before the first one.
 _BEGIN_ROW = "begin"
+# Behind it are those of the voices, whose names may be any.
+_VOICE_ROW = "voice {}"
 
 
 def talker_view(checkpoint: Path, cache: Path) -> Path:
@@ -75,16 +79,20 @@ class ZonosTalker(FrameTalker):
     style = SpeechStyle()
     # Reference settings (sample_from_logits).
     temperature, repetition_penalty = 1.0, 3.0
-    voices = (VOICE,)
     codes_per_frame, lag_steps = N_BOOKS, N_BOOKS - 1
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, voices: Path | None = None):
+        """voices: directory of recordings whose speakers' voices it takes on."""
         self._spec = spec = ZonosSpec.load(path)
         self.end_id = spec.n_ids - 1
         self.frame_s = frame_s(spec.codec)
+        self.ahead_frames = spec.codec.ahead_frames
         self._reader = EspeakReader(_LANGUAGE, _ID_OF)
         names = [one["name"] for one in spec.conditioners if one["name"] != PHONEMES]
-        rows = dict.fromkeys([*names, _BEGIN_ROW], 1)
+        self._recordings = {} if voices is None else voice_files(voices)
+        self.voices = (VOICE, *self._recordings)
+        of_voices = [_VOICE_ROW.format(name) for name in self._recordings]
+        rows = dict.fromkeys([*names, _BEGIN_ROW, *of_voices], 1)
         self._table = VoiceTable(spec.n_ids + N_PHONEMES, rows)
 
     def engine_args(self, cache_dir: Path, n_rows: int) -> dict[str, Any]:
@@ -93,7 +101,13 @@ class ZonosTalker(FrameTalker):
             "model_path": str(talker_view(self._spec.path, cache_dir)),
             # The model keeps tensors per request row (speech_lm/talker_state.py).
             "json_model_override_args": json.dumps(
-                {"live_rows": n_rows, "live_voice_rows": self._table.n_rows, **marks}
+                {
+                    "live_rows": n_rows,
+                    "live_voice_rows": self._table.n_rows,
+                    "live_checkpoint": str(self._spec.path),
+                    "live_recordings": [str(file) for file in self._recordings.values()],
+                    **marks,
+                }
             ),
         }
 
@@ -107,6 +121,8 @@ class ZonosTalker(FrameTalker):
         for one in self._spec.conditioners:
             if one["name"] == PHONEMES:
                 ids += [self._spec.n_ids + phoneme for phoneme in phonemes]
+            elif one["name"] == SPEAKER and voice in self._recordings:
+                ids += self._table.ids(_VOICE_ROW.format(voice))
             else:
                 ids += self._table.ids(one["name"])
         return [*ids, *self._table.ids(_BEGIN_ROW)]

@@ -192,7 +192,9 @@ class PieceStage:
         os.environ |= {
             INBOX_ENV: inbox,
             OUTBOX_ENV: outbox,
-            STEPS_ENV: steps_text(model.frame_s / steps, steps * model.chunk_frames),
+            STEPS_ENV: steps_text(
+                model.frame_s / steps, steps * (model.chunk_frames + model.ahead_frames)
+            ),
         }
         self._outbox, feed, self._clock = outbox, FeedSocket(inbox), MonotonicClock()
         self._pieces: PieceEngine

@@ -7,12 +7,15 @@
     decode_fixed_ms = { value = 7.0, source = "where the figure comes from" }
 
 and so on for every field of the classes in costs.py. A figure without a publication or a
-derivation has a source that begins with "estimate".
+derivation has a source that begins with "estimate". A file without a thinker is of a model that
+speaks text, or hears while it speaks: it says the device's memory instead of copies and devices.
 """
 
 import hashlib
+import math
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +37,7 @@ _SECTIONS = {
     "vocoder": VocoderCosts,
     "link": LinkCosts,
 }
+_MEMORY = ("memory_gb", "weights_gb", "spare_gb")
 _CUDA = re.compile(r"cuda(?::(\d+))?")
 _Costs = TypeVar("_Costs", ThinkerCosts, TalkerCosts, VocoderCosts, LinkCosts)
 
@@ -73,21 +77,77 @@ class DeviceModel:
 
     def facts(self) -> dict[str, Any]:
         """What a document of results says of the device."""
-        return {
-            "modelled_device": self.name,
-            "file_sha256": self.digest,
-            "estimates": list(self.estimates),
-        }
+        return _facts(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechModel:
+    """A model without a thinker on a device. Attributes: see DeviceModel.
+
+    Attributes:
+        memory_gb: of the device. weights_gb, spare_gb: those of it that are no KV.
+        encoder: of what the user says; None: it does not hear.
+    """
+
+    name: str
+    digest: str
+    estimates: tuple[str, ...]
+    memory_gb: float
+    weights_gb: float
+    spare_gb: float
+    talker: TalkerCosts
+    vocoder: VocoderCosts
+    encoder: VocoderCosts | None
+
+    def facts(self) -> dict[str, Any]:
+        """See DeviceModel.facts."""
+        return _facts(self)
+
+    def kv_tokens(self, memory_gb: float) -> int:
+        """That fit beside the rest in this memory."""
+        left_gb = memory_gb - self.weights_gb - self.spare_gb
+        return max(0, int(left_gb * 1e9 / self.talker.kv_token_bytes))
+
+
+def _facts(model: DeviceModel | SpeechModel) -> dict[str, Any]:
+    return {
+        "modelled_device": model.name,
+        "file_sha256": model.digest,
+        "estimates": list(model.estimates),
+    }
 
 
 def load_device_model(path: Path) -> DeviceModel:
     """
     Raises:
-        BadInputError: the file cannot be read, or is no device model. Names the file and the fault.
+        BadInputError: the file cannot be read, or is no device model of a model with a thinker.
+            Names the file and the fault.
     """
+    found = load_any_model(path)
+    if isinstance(found, SpeechModel):
+        raise BadInputError(
+            f"device model {path}: missing: thinker. It is of a model that only speaks, for "
+            "python -m sglang_live.extensions.planner and benchmark.speaking"
+        )
+    return found
+
+
+def load_speech_model(path: Path) -> SpeechModel:
+    """Raises BadInputError as load_device_model does, for a model with a thinker."""
+    found = load_any_model(path)
+    if isinstance(found, DeviceModel):
+        raise BadInputError(f"device model {path}: it has a thinker: use benchmark.simulate")
+    return found
+
+
+def load_any_model(path: Path) -> DeviceModel | SpeechModel:
+    """Raises BadInputError: the file cannot be read, or is no device model."""
     try:
         data = path.read_bytes()
-        return _model(tomllib.loads(data.decode()), hashlib.sha256(data).hexdigest()[:12])
+        document, digest = tomllib.loads(data.decode()), hashlib.sha256(data).hexdigest()[:12]
+        if "memory_gb" in document:
+            return _speech_model(document, digest)
+        return _model(document, digest)
     except OSError as error:
         raise BadInputError(f"device model {path}: {error.strerror or error}") from error
     except ValueError as error:  # not UTF-8, not TOML, or a fault named below
@@ -105,10 +165,35 @@ def _model(document: dict[str, Any], digest: str) -> DeviceModel:
         talker=_section(TalkerCosts, "talker", document, sources),
         vocoder=_section(VocoderCosts, "vocoder", document, sources),
         link=_section(LinkCosts, "link", document, sources),
-        estimates=tuple(
-            n for n, source in sources.items() if source.lower().startswith("estimate")
-        ),
+        estimates=_estimates(sources),
     )
+
+
+def _speech_model(document: dict[str, Any], digest: str) -> SpeechModel:
+    hears = "encoder" in document
+    sections = {"talker", "vocoder", *(["encoder"] if hears else [])}
+    _check_keys("", document, {"name", *_MEMORY, *sections})
+    if not isinstance(document["name"], str) or not document["name"].strip():
+        raise ValueError("name must be a text")
+    sources: dict[str, str] = {}
+    memory: dict[str, float] = {}
+    for name in _MEMORY:
+        memory[name], sources[name] = _figure(name, document[name])
+        if not 0 < memory[name] < math.inf:
+            raise ValueError(f"{name} must be positive, got {memory[name]}")
+    return SpeechModel(
+        name=document["name"],
+        digest=digest,
+        talker=_section(TalkerCosts, "talker", document, sources),
+        vocoder=_section(VocoderCosts, "vocoder", document, sources),
+        encoder=_section(VocoderCosts, "encoder", document, sources) if hears else None,
+        estimates=_estimates(sources),
+        **memory,
+    )
+
+
+def _estimates(sources: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(n for n, source in sources.items() if source.lower().startswith("estimate"))
 
 
 def _section(

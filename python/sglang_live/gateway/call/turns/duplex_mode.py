@@ -14,34 +14,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_live.aio import background
-from sglang_live.core import OUTPUT_RATE_HZ, AudioDelta, HistoryItem, TextPart, TurnDone, Usage
+from sglang_live.core import AudioDelta, HistoryItem, TextPart, TurnDone, Usage
 from sglang_live.errors import LiveError
-from sglang_live.gateway.audio.codec import WireFormat, to_linear
-from sglang_live.gateway.audio.resampler import StreamResampler
 from sglang_live.gateway.call.ports import CallPort, FrameReport
 from sglang_live.gateway.call.responses.plan import ResponsePlan
 from sglang_live.gateway.call.responses.turn_runner import TurnRunner
 from sglang_live.gateway.call.responses.writer import ResponseWriter
 from sglang_live.gateway.call.settings import SessionConfig
+from sglang_live.gateway.call.turns.call_frames import ROLL_S, WHY, CallFrames
 from sglang_live.gateway.errors import ClientEventError, internal_error
-from sglang_live.gateway.model import known_voice
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.ids import new_id
 from sglang_live.orchestrator.duplex import DuplexCall, SpokenFrame
 
 log = logging.getLogger(__name__)
 
-# Also the speech that counts as one response against limits, about.
-ROLL_S = 30.0
 # What is settled when the model begins to listen.
 _OF_CALL = ("voice", "instructions", "temperature", "output_format")
-_WHY = "This model hears and speaks at the same time"
 _REFUSED = {
-    "output_modalities": f"{_WHY}: its output is audio.",
-    "tools": f"{_WHY}: it calls no functions.",
-    "tool_choice": f"{_WHY}: it calls no functions.",
-    "max_output_tokens": f"{_WHY}, without an end.",
-    "transcription": f"{_WHY}, without words for what it hears.",
+    "output_modalities": f"{WHY}: its output is audio.",
+    "tools": f"{WHY}: it calls no functions.",
+    "tool_choice": f"{WHY}: it calls no functions.",
+    "max_output_tokens": f"{WHY}, without an end.",
+    "transcription": f"{WHY}, without words for what it hears.",
 }
 
 
@@ -58,16 +53,11 @@ class DuplexMode:
     _call: DuplexCall | None = None
     _task: asyncio.Task[None] | None = None
     _writer: ResponseWriter | None = None
-    _resampler: StreamResampler | None = None
-    _form: WireFormat | None = None
-    _pcm: bytearray = field(default_factory=bytearray)
     _n_reported: int = 0  # frames
-    _n_missing: int = 0  # that were reported
 
     def __post_init__(self) -> None:
         self._session = self.turn_runner.session
-        self._frame_s = self.parts.orchestrator.duplex_s
-        self._frame_bytes = 2 * round(self._frame_s * OUTPUT_RATE_HZ)
+        self._frames = CallFrames(self._session, self.parts)
 
     def check(self, config: SessionConfig) -> None:
         """
@@ -90,34 +80,21 @@ class DuplexMode:
 
     def hear(self, raw: bytes) -> None:
         """Take the user's next audio, whole samples in the session's format."""
-        form = self._config.input_format
-        if self._resampler is None or form != self._form:
-            self._form, self._resampler = form, StreamResampler(form.rate_hz, OUTPUT_RATE_HZ)
-        self._pcm += self._resampler.push(to_linear(raw, form)).astype("<i2").tobytes()
-        while len(self._pcm) >= self._frame_bytes:
-            frame = bytes(self._pcm[: self._frame_bytes])
-            del self._pcm[: self._frame_bytes]
+        for frame in self._frames.push(raw, self._config.input_format):
             self._hear_frame(frame)
 
     def _hear_frame(self, frame: bytes) -> None:
         if self._task is None:
             self.admit()
-            config = self._config
-            self._call = self._session.duplex(
-                voice=known_voice(self.parts.orchestrator.voices, config.voice),
-                role=config.instructions,
-                temperature=config.temperature,
-                window_frames=_window_frames(config),
-            )
+            self._call = self._frames.begin(self._config)
             self._task = background(self._run(self._call), "duplex")
         assert self._call is not None
-        if not self._call.hear(frame):
-            self.parts.metrics.frames.labels("dropped").inc()
+        if not self._frames.hear(self._call, frame):
             self._report(outcome="dropped")
 
     def clear(self, _now_sample: int) -> None:
         """Drop the audio of the incomplete frame."""
-        self._pcm.clear()
+        self._frames.clear()
 
     async def close(self) -> None:
         task = self._task
@@ -149,15 +126,8 @@ class DuplexMode:
         writer = self._open_response()
         writer.add_transcript(frame.text)
         writer.add_audio(AudioDelta(frame.pcm))
-        late = frame.latency_s is not None and frame.latency_s > self._frame_s
-        outcome = "late" if late else "on_time"
-        self.parts.metrics.frames.labels(outcome).inc()
-        n_missing, self._n_missing = call.n_missing - self._n_missing, call.n_missing
-        self.parts.metrics.frames_missing.inc(n_missing)
-        latency_ms = None
-        if frame.latency_s is not None:
-            self.parts.metrics.frame_latency_s.observe(frame.latency_s)
-            latency_ms = round(1000 * frame.latency_s, 1)
+        outcome, n_missing = self._frames.count(call, frame)
+        latency_ms = None if frame.latency_s is None else round(1000 * frame.latency_s, 1)
         self._report(
             outcome=outcome,
             n_missing=n_missing,
@@ -185,7 +155,7 @@ class DuplexMode:
         self._report(outcome="empty", error=error)
 
     def _report(self, outcome: str, n_missing: int = 0, **facts: Any) -> None:
-        ms = round(1000 * self._frame_s)
+        ms = round(1000 * self._frames.frame_s)
         index, self._n_reported = self._n_reported, self._n_reported + 1
         report = FrameReport(
             index=index,
@@ -196,10 +166,3 @@ class DuplexMode:
             **facts,
         )
         self.port.frame_done(report)
-
-
-def _window_frames(config: SessionConfig) -> int | None:
-    kept = config.truncation.retention
-    if kept is None:
-        return None
-    return min(kept.window_tokens, kept.window_frames or kept.window_tokens)

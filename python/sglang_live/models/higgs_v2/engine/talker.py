@@ -3,6 +3,7 @@ audio."""
 
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from sglang.srt.layers.layernorm import RMSNorm
@@ -10,10 +11,12 @@ from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from sglang.srt.models.llama import LlamaDecoderLayer, LlamaMLP
 from torch import Tensor, nn
 
+from sglang_live.models.higgs_v2.encoder import HiggsEncoder
 from sglang_live.models.speech_lm.delay import Delay
 from sglang_live.models.speech_lm.engine.delay_lm import DelayLM
 from sglang_live.models.speech_lm.engine.weights import lacking, load_llama_weight
 from sglang_live.models.speech_lm.sampler import Redraw, Sampler
+from sglang_live.models.voice_files import read_recording
 
 # Reference settings (generation_config.json, and boson-ai/higgs-audio, examples/generation.py).
 TOP_K, TOP_P = 50, 0.95
@@ -116,10 +119,19 @@ class HiggsBackbone(DelayLM):
             loaded[target] += 1
         if names := lacking(known, loaded):
             raise ValueError(f"checkpoint lacks weights of Higgs Audio v2: {names[:8]}")
-        device = self.codec_head.weight.device
-        begin = torch.full((1, self.n_codes), self.delay.begin_id, device=device)
-        self.voices.copy_(self._embed_frames(begin))
+        self._fill_voices()
         self.prepare()
+
+    def _fill_voices(self) -> None:
+        """The frame of marks with which every stream begins, and the steps of the recordings."""
+        steps = [torch.full((1, self.n_codes), self.delay.begin_id, device="cpu")]
+        if files := self.config.live_recordings:
+            encoder = HiggsEncoder(Path(self.config.live_checkpoint))
+            for file in files:
+                samples = torch.from_numpy(read_recording(Path(file), encoder.sample_rate_hz))
+                whole = len(samples) // encoder.samples_per_frame * encoder.samples_per_frame
+                steps.append(self.delay.steps(encoder.encode(samples[:whole])))
+        self.voices.copy_(self._embed_frames(torch.cat(steps).to(self.voices.device)))
 
     def _load(self, params: dict[str, Tensor], name: str, tensor: Tensor) -> str:
         """Copy one tensor into its place. Returns the name of that."""

@@ -6,17 +6,20 @@ possible, the slots, one for the steps of audio and one that begins the end: the
 
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from sglang.srt.model_loader.weight_utils import default_weight_loader
 from sglang.srt.models.qwen3 import Qwen3Model
 from torch import Tensor
 
+from sglang_live.models.moss_tts.encoder import MossEncoder
 from sglang_live.models.speech_lm.delay import Delay
 from sglang_live.models.speech_lm.engine.delay_lm import DelayLM
 from sglang_live.models.speech_lm.engine.steps import all_greedy
 from sglang_live.models.speech_lm.engine.weights import lacking, load_llama_weight
 from sglang_live.models.speech_lm.sampler import Sampler, draws_of
+from sglang_live.models.voice_files import read_recording
 
 # Reference settings (MossTTSDelayModel.generate). A request's temperature is for codes.
 TOP_K, TOP_P = 25, 0.8
@@ -39,7 +42,7 @@ class MossBackbone(DelayLM):
             Qwen3Model(config, quant_config, prefix="model"),
             delay=Delay(n_books=n_books, n_codes=mark, begin_id=mark, end_id=mark),
             text_vocab=config.text_vocab_size,
-            n_voice_rows=0,
+            n_voice_rows=config.live_voice_rows,
             sampler=Sampler(top_k=TOP_K, top_p=TOP_P),
             excluded=[*marks, *range(n_books * size + len(config.slots), (n_books + 1) * size)],
             n_others=1,
@@ -89,10 +92,27 @@ class MossBackbone(DelayLM):
                 loaded[name] += 1
         if names := lacking(params, loaded):
             raise ValueError(f"checkpoint lacks weights of MOSS-TTS: {names[:8]}")
+        self._fill_voices()
         # A text has the mark in the place of each book's code.
         marks = whole[_TABLES][: n_books * size].view(n_books, size, -1)[:, -1].sum(dim=0)
         self.text_table += marks.to(self.text_table.device, self.text_table.dtype)
         self.prepare()
+
+    def _fill_voices(self) -> None:
+        """The steps of the recordings, each with the slot of what a user has said."""
+        files = [Path(file) for file in self.config.live_recordings]
+        if not files:
+            return
+        encoder, steps = MossEncoder(Path(self.config.live_checkpoint)), []
+        for file in files:
+            samples = torch.from_numpy(read_recording(file, encoder.sample_rate_hz))
+            whole = len(samples) // encoder.samples_per_frame * encoder.samples_per_frame
+            # Without the frames of marks.
+            steps.append(self.delay.steps(encoder.encode(samples[:whole]))[1:-1])
+        device, size = self.voices.device, self.config.n_codes + 1
+        offset = torch.arange(self.config.n_books, device=device) * size
+        embeds = self.model.embed_tokens(torch.cat(steps).to(device) + offset).sum(dim=1)
+        self.voices.copy_(embeds + self.text_table[self.config.user_slot])
 
     def _place_of(self, name: str) -> tuple[str, int]:
         """The parameter of a weight, and the book if it is one of the books' weights; the slots

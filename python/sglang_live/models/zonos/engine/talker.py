@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -15,7 +16,8 @@ from sglang_live.models.speech_lm.engine.pair import PairAttention, guided
 from sglang_live.models.speech_lm.engine.weights import lacking, load_llama_weight
 from sglang_live.models.speech_lm.sampler import Repetition, Sampler
 from sglang_live.models.zonos.conditions import Conditions
-from sglang_live.models.zonos.family import N_BOOKS, N_CODES
+from sglang_live.models.zonos.family import N_BOOKS, N_CODES, PHONEMES, SPEAKER
+from sglang_live.models.zonos.speaker import embeddings_of
 
 # Reference settings (Zonos.generate, sample_from_logits).
 GUIDANCE, MIN_P, PENALTY_WINDOW = 2.0, 0.1, 2
@@ -133,18 +135,25 @@ class ZonosBackbone(DelayLM):
         self.prepare()
 
     def _fill_prompts(self, prefix: dict[str, Tensor]) -> None:
-        """The tables of phonemes and of conditions, behind which is the frame of marks."""
+        """The tables of phonemes and of conditions, behind which are the frame of marks, and the
+        speakers of the recordings."""
         try:
             conditions = Conditions(self.config.prefix_conditioner, prefix)
             told, untold = (conditions.rows(guided=told) for told in (True, False))
             self.text_table.copy_(conditions.phonemes())
         except KeyError as error:
             raise ValueError(f"checkpoint lacks weights of Zonos: {error}") from error
-        device = self.voices.device
+        n, device = len(told), self.voices.device
         begin = torch.full((1, N_BOOKS), self.delay.begin_id, device=device)
         for table, rows in ((self.voices, told), (self.model.untold, untold)):
-            table[:-1] = rows.to(table.device, table.dtype)
-            table[-1:] = self._embed_frames(begin)
+            table[:n] = rows.to(table.device, table.dtype)
+            table[n : n + 1] = self._embed_frames(begin)
+        if files := self.config.live_recordings:
+            found = embeddings_of(Path(self.config.live_checkpoint), [Path(one) for one in files])
+            self.voices[n + 1 :] = conditions.speakers(found).to(device, self.voices.dtype)
+            names = [one["name"] for one in self.config.prefix_conditioner["conditioners"]]
+            names.remove(PHONEMES)
+            self.model.untold[n + 1 :] = self.model.untold[names.index(SPEAKER)]
 
 
 def _parts(name: str, tensor: Tensor, model: ZonosBackbone) -> Iterable[tuple[str, Tensor]]:

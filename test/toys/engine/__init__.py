@@ -1,0 +1,1 @@
+"""Model classes that SGLang loads (SGLANG_EXTERNAL_MODEL_PACKAGE points here)."""
