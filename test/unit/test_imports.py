@@ -96,7 +96,7 @@ BUDGETS = {
     "extensions/batches": 2_850,
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
-    "extensions/planner": 6_980,
+    "extensions/planner": 7_000,
     "gateway": 20_560,
     "interaction": 3_320,
     "kernels": 20,
