@@ -72,12 +72,16 @@ class CallSound:
 
     def hold(self, lane: str) -> None:
         self._outbox.hold(lane)
+        # Its audio may all have left, or not have come.
+        self._lanes.setdefault(lane, _Lane())
         self._call.tell(Hold(self._call.id, lane, True))
 
     def release(self, lane: str) -> None:
         self._outbox.release(lane)
-        if lane in self._lanes:
+        if (state := self._lanes.get(lane)) is not None:
             self._call.tell(Hold(self._call.id, lane, False))
+            if not (state.waiting or state.has_begun):
+                del self._lanes[lane]
 
     def discard_audio(self, lane: str) -> float:
         if (state := self._lanes.pop(lane, None)) is None:
@@ -92,3 +96,5 @@ class CallSound:
             del self._lanes[lane]
             if state.has_begun:
                 self._emit(_BUFFER + "stopped", response_id=lane)
+            else:
+                self._call.tell(Discard(self._call.id, lane))  # it may be held
