@@ -86,8 +86,7 @@ async () => {
 
 async def test_a_page_in_chromium_talks(talking, tmp_path):
     sound = microphone_of(tmp_path / "microphone.wav", question(), before_s=10.0)
-    flags = ["--allow-loopback-in-peer-connection"]
-    async with visit(talking.http, sound, flags=flags) as visited:
+    async with visit(talking.http, sound, calls=True) as visited:
         found = await visited.page.evaluate(TALK)
         assert (found["status"], found["streams"]) == (201, 1)
         assert found["said"] == "Paris is the capital of France."
