@@ -97,7 +97,7 @@ BUDGETS = {
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
     "extensions/planner": 6_580,
-    "gateway": 20_560,
+    "gateway": 21_460,
     "interaction": 3_320,
     "kernels": 20,
     "kv": 1_020,

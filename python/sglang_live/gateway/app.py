@@ -50,6 +50,7 @@ from sglang_live.gateway.realtime.calls import CALLS_PATH, RealtimeCalls
 from sglang_live.gateway.realtime.client_secrets import ClientSecrets, ClientSecretsRoute
 from sglang_live.gateway.realtime.route import RealtimeRoute
 from sglang_live.gateway.same_machine import SameMachine
+from sglang_live.gateway.telephony.route import TELEPHONY_PATH, TelephonyRoute
 from sglang_live.gateway.webrtc.calls import OpenCalls
 from sglang_live.interaction.endpoint import EndpointModel
 from sglang_live.interaction.filters.voiceprint import SpeakerModel
@@ -122,6 +123,9 @@ def build_app(
         # They check keys and client secrets themselves.
         routes.add(CALLS_PATH, realtime_calls.begin, "POST", keyed=False)
         routes.add(CALLS_PATH + "/{call_id}/hangup", realtime_calls.hang_up, "POST", keyed=False)
+        if config.telephony.telephony_token or config.keys.api_keys:
+            phones = TelephonyRoute(parts, calls)
+            routes.found.append(WebSocketRoute(TELEPHONY_PATH + "/{service}", phones.__call__))
     else:
         _add_refusals(routes, CallsOnlyError() if is_duplex else NoLanguageModelError())
     _add_descriptions(routes, parts, added)
