@@ -51,6 +51,7 @@ ORDER = (
     "launch_server",
     "launch_stage",
     "client",
+    "conformance",
     "lang",
     "extensions",
 )
@@ -92,6 +93,7 @@ BUDGETS = {
     "bridge": 9_960,
     "capacity": 690,
     "client": 1_240,
+    "conformance": 1_700,
     "engine_channel": 285,
     "extensions/batches": 2_850,
     "extensions/elastic": 2_250,
