@@ -1,4 +1,4 @@
-"""A client of /v1/realtime/calls that offers as browsers do: aiortc with sound of its own.
+"""A client of calls over WebRTC that offers as browsers do: aiortc with sound of its own.
 
 Connections are of this machine alone.
 """
@@ -24,7 +24,7 @@ from sglang_live.webrtc.opus import Decoder, Encoder
 
 aioice.ice.get_host_addresses = lambda use_ipv4, use_ipv6: ["127.0.0.1"]
 
-PATH = "/v1/realtime/calls"
+PATH, LIVE_PATH = "/v1/realtime/calls", "/v1/live/sessions"
 PATIENCE_S = 20.0
 MOST_BYTES = 65_536  # of a message, at the end of the offer: the data channel comes last
 _FRAME = SENT_RATE_HZ // 50
@@ -63,7 +63,7 @@ class Microphone(MediaStreamTrack):
 class Browser:
     """
     Attributes:
-        id: of the call.
+        id: of the call, or of its Live session.
         events: that have come, all of them.
         heard: packets of sound, each with the time at which it came.
     """
@@ -111,14 +111,27 @@ class Browser:
         if response.status_code != 201:
             return response
         self.id = response.headers["location"].rpartition("/")[2]
-        await self.connection.setRemoteDescription(RTCSessionDescription(response.text, "answer"))
+        await self._answered(response.text)
+        return response
+
+    async def connect_live(
+        self, http: httpx.AsyncClient, session: dict[str, Any], **request: Any
+    ) -> httpx.Response:
+        body = {"session": session, "transport": {"type": "webrtc", "sdp": await self.offer()}}
+        response = await http.post(LIVE_PATH, json=body, **request)
+        if response.status_code == 201:
+            self.id = response.json()["session"]["id"]
+            await self._answered(response.json()["transport"]["sdp"])
+        return response
+
+    async def _answered(self, sdp: str) -> None:
+        await self.connection.setRemoteDescription(RTCSessionDescription(sdp, "answer"))
         [receiver] = self.connection.getReceivers()
 
         async def on_packet(packet: Any, arrival_time_ms: int) -> None:
             self.heard.append((time.monotonic(), packet.payload))
 
         receiver._handle_rtp_packet = on_packet
-        return response
 
     def send(self, event_type: str, **fields: Any) -> None:
         self.channel.send(json.dumps({"type": event_type, **fields}))
@@ -156,6 +169,22 @@ async def calling(
         response = await browser.connect(http, **request)
         assert response.status_code == 201, response.text
         await browser.find("session.created")
+        yield browser
+    finally:
+        await browser.connection.close()
+
+
+@asynccontextmanager
+async def calling_live(
+    http: httpx.AsyncClient, loss: float = 0.0, *, headers: Any = None, **session: Any
+) -> AsyncIterator[Browser]:
+    """The same over the Live API."""
+    browser = Browser(loss)
+    try:
+        wanted = {"model": "default", **session}
+        response = await browser.connect_live(http, wanted, headers=headers)
+        assert response.status_code == 201, response.text
+        await browser.find("session.started")
         yield browser
     finally:
         await browser.connection.close()

@@ -21,6 +21,7 @@ from sglang_live.gateway.http.media_guard import MediaConfig
 from sglang_live.gateway.listen_socket import ListenConfig
 from sglang_live.gateway.live.text_server import TextServerConfig
 from sglang_live.gateway.rate_limits import ClientLimits
+from sglang_live.gateway.telephony.config import TelephonyConfig
 from sglang_live.gateway.webrtc.config import WebRtcConfig
 from sglang_live.kv.retention import RetentionConfig, RetentionFlags
 from sglang_live.model_source import ModelSource
@@ -165,6 +166,7 @@ class ServerConfig(Settings):
     keys: KeyConfig = part("network and keys")
     media: MediaConfig = part("network and keys")
     webrtc: WebRtcConfig = part("network and keys")
+    telephony: TelephonyConfig = part("network and keys")
     scheduling: Scheduling = part("policies")
     capacity: CapacityConfig = part("policies")
     limits: ClientLimits = part("limits")

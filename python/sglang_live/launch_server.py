@@ -284,6 +284,7 @@ def _gateway_config(
         media=config.media,
         text_server=config.text_server,
         webrtc=config.webrtc,
+        telephony=config.telephony,
         is_loopback=config.listen.is_loopback,
         flex=config.flex,
         turns=TurnConfig(

@@ -16,6 +16,9 @@ from test.e2e.socket_client import clip_24k
 
 _PATIENCE_S = 60.0
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
+# Else Chromium's calls do not reach a server on the machine's loopback address.
+LOOPBACK_CALLS = "--allow-loopback-in-peer-connection"
+_NO_CALLS = "delete window.RTCPeerConnection;"
 _FLAGS = (
     "--use-fake-ui-for-media-stream",
     "--use-fake-device-for-media-stream",
@@ -111,11 +114,13 @@ async def visit(
     *,
     flags: Sequence[str] = (),
     script: str = "",
+    calls: bool = False,
     **context,
 ) -> AsyncIterator[Visit]:
     """Open the page.
 
     Args:
+        calls: the browser has WebRTC; else sound and events use one socket.
         sound: the microphone's sound (WAV). None: there is no microphone.
         flags: further flags of Chromium.
         script: a script that runs before the page's.
@@ -123,14 +128,14 @@ async def visit(
     """
     chromium = next(filter(None, map(shutil.which, _NAMES)), None)
     assert chromium, f"none of {', '.join(_NAMES)} is installed: scripts/setup.sh --test does it"
-    flags = list(flags)
+    flags = [*flags, *([LOOPBACK_CALLS] if calls else [])]
     if sound:
         flags += [*_FLAGS, f"--use-file-for-fake-audio-capture={sound}%noloop"]
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=chromium, args=flags)
         try:
             page = await browser.new_page(**context)
-            await page.add_init_script(script)
+            await page.add_init_script(script if calls else _NO_CALLS + script)
             found = Visit(page)
             page.on(
                 "console",

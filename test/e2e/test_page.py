@@ -74,6 +74,7 @@ async def test_no_control_touches_another_and_numbers_move_nothing():
     app = app_of(FakeOrchestrator([]), about="Ours.", suggestions=("Why?", "Where?"))
     moved, told = ".gauges div, .legend li, section, #mute", {"talk": "Hang up", "ttfp": "12345 ms"}
     told |= {"buffer": "123.4 s", "sessions": "1024", "urgency": "100 %", "heard": "123.4 s"}
+    told |= {"line": "WebSocket", "network": "100.0 %, 1234 ms"}
     told |= {"kv": "123456789 tokens, 123456789 on the host, 123456789 on disk"}
     async with listening(app) as address, visit(f"http://{address}/") as client:
         page = client.page
@@ -172,12 +173,13 @@ async def test_all_controls_are_reachable_by_keyboard_and_have_names():
         visit(f"http://{address}/") as client,
     ):
         page, reached = client.page, []
-        for _ in range(12):
+        for _ in range(13):
             await page.keyboard.press("Tab")
             reached.append(await page.evaluate("document.activeElement.id"))
-        assert [name for name in reached if name][:5] == [
+        assert [name for name in reached if name][:6] == [
             "talk",
             "clip",
+            "voice",
             "protocol",
             "text",
             "transcript",

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -14,6 +15,7 @@ from sglang_live.webrtc.messages import SENT_RATE_HZ
 from test.calls import calling
 from test.e2e.browser import microphone_of, visit
 from test.e2e.conftest import Server, running_server
+from test.e2e.test_examples import EXAMPLES
 
 pytestmark = pytest.mark.e2e
 
@@ -86,10 +88,25 @@ async () => {
 
 async def test_a_page_in_chromium_talks(talking, tmp_path):
     sound = microphone_of(tmp_path / "microphone.wav", question(), before_s=10.0)
-    flags = ["--allow-loopback-in-peer-connection"]
-    async with visit(talking.http, sound, flags=flags) as visited:
+    async with visit(talking.http, sound, calls=True) as visited:
         found = await visited.page.evaluate(TALK)
         assert (found["status"], found["streams"]) == (201, 1)
         assert found["said"] == "Paris is the capital of France."
         assert found["heard"]["packetsReceived"] > 75 and found["heard"]["packetsLost"] == 0
         assert found["heard"]["totalAudioEnergy"] > 0.01
+
+
+async def test_openais_agents_sdk_in_chromium_talks(talking, tmp_path):
+    sound = microphone_of(tmp_path / "microphone.wav", question(), before_s=10.0)
+    async with visit(talking.http, sound, calls=True) as visited:
+        page, origin = visited.page, f"{talking.http}/examples"
+
+        async def serve(route) -> None:
+            await route.fulfill(path=EXAMPLES / urlsplit(route.request.url).path[10:])
+
+        await page.route(f"{origin}/**", serve)
+        await page.goto(f"{origin}/openai_agents_browser.html?url={talking.http}")
+        await page.click("#talk")
+        said = "#said li:text-is('assistant: Paris is the capital of France.')"
+        await page.wait_for_selector(said, timeout=60_000)
+        assert visited.complaints == []

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from sglang_live.conformance.order import EventOrder
 from test.protocol import schema
-from test.protocol.order import EventOrder
 
 
 class ServerEvents:

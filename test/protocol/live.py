@@ -29,7 +29,9 @@ class _Output(_Strict):
 
 
 class _Audio(_Strict):
-    format: _Format
+    """format: of a WebSocket alone."""
+
+    format: _Format | None = None
     output: _Output
 
 
@@ -285,7 +287,8 @@ class LiveEvents:
             self._starts[kind] = event["start_ms"]
         elif kind == "session.output_audio.delta":
             assert self._session is not None
-            form = self._session["audio"]["format"]
+            # Over WebRTC, sidebands have PCM.
+            form = self._session["audio"].get("format") or {"type": "audio/pcm", "rate": 24_000}
             size = 2 if form["type"] == "audio/pcm" else 1
             assert len(base64.b64decode(event["delta"])) == form["rate"] * size // 10
         elif kind == "session.closed":

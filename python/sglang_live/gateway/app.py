@@ -50,6 +50,8 @@ from sglang_live.gateway.realtime.calls import CALLS_PATH, RealtimeCalls
 from sglang_live.gateway.realtime.client_secrets import ClientSecrets, ClientSecretsRoute
 from sglang_live.gateway.realtime.route import RealtimeRoute
 from sglang_live.gateway.same_machine import SameMachine
+from sglang_live.gateway.telephony.route import TELEPHONY_PATH, TelephonyRoute
+from sglang_live.gateway.webrtc.calls import OpenCalls
 from sglang_live.interaction.endpoint import EndpointModel
 from sglang_live.interaction.filters.voiceprint import SpeakerModel
 from sglang_live.interaction.silero import SileroModel, SpeechModel
@@ -105,19 +107,25 @@ def build_app(
     added = [one for add in additions if (one := add(parts)) is not None]
     routes = _Routes(parts)
     secrets = ClientSecrets()
-    calls = RealtimeCalls(parts, secrets)
-    realtime = RealtimeRoute(parts, secrets, calls)
+    calls = OpenCalls(parts)
+    realtime_calls = RealtimeCalls(parts, secrets, calls)
+    realtime = RealtimeRoute(parts, secrets, realtime_calls)
     routes.found.append(WebSocketRoute(REALTIME_PATH, realtime.__call__))
-    live = LiveRoute(parts)
+    live = LiveRoute(parts, calls)
     routes.found.append(WebSocketRoute(LIVE_PATH, live.__call__))
     routes.found.append(WebSocketRoute(f"{LIVE_PATH}/{{session_id}}/attach", live.attach))
+    routes.add(LIVE_PATH, live.begin, "GET", "POST")
+    routes.add(f"{LIVE_PATH}/{{session_id}}/hangup", live.hang_up, "POST")
     is_duplex = bool(orchestrator.duplex_s)
     _add_speech(routes, parts, speaks=not is_duplex)
     if config.model.has_language_model:
         _add_generating(routes, parts, secrets)
         # They check keys and client secrets themselves.
-        routes.add(CALLS_PATH, calls.begin, "POST", keyed=False)
-        routes.add(CALLS_PATH + "/{call_id}/hangup", calls.hang_up, "POST", keyed=False)
+        routes.add(CALLS_PATH, realtime_calls.begin, "POST", keyed=False)
+        routes.add(CALLS_PATH + "/{call_id}/hangup", realtime_calls.hang_up, "POST", keyed=False)
+        if config.telephony.telephony_token or config.keys.api_keys:
+            phones = TelephonyRoute(parts, calls)
+            routes.found.append(WebSocketRoute(TELEPHONY_PATH + "/{service}", phones.__call__))
     else:
         _add_refusals(routes, CallsOnlyError() if is_duplex else NoLanguageModelError())
     _add_descriptions(routes, parts, added)

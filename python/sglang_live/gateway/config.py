@@ -12,6 +12,7 @@ from sglang_live.gateway.live.text_server import TextServerConfig
 from sglang_live.gateway.model import ServedModel
 from sglang_live.gateway.native.upstream import NativeConfig
 from sglang_live.gateway.rate_limits import ClientLimits
+from sglang_live.gateway.telephony.config import TelephonyConfig
 from sglang_live.gateway.webrtc.config import WebRtcConfig
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.settings import Count, Positive, Settings
@@ -64,6 +65,7 @@ class GatewayConfig(Settings):
     native: NativeConfig = field(default_factory=NativeConfig)
     text_server: TextServerConfig = field(default_factory=TextServerConfig)
     webrtc: WebRtcConfig = field(default_factory=WebRtcConfig)
+    telephony: TelephonyConfig = field(default_factory=TelephonyConfig)
     is_loopback: bool = True
     retention: RetentionConfig | None = None
     timeline_dir: Path | None = None

@@ -171,7 +171,7 @@ async def unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
             f"{REALTIME_PATH}?model=NAME, the Live API at {LIVE_PATH}."
         )
         await refuse(UnknownUrlError(message), scope, receive, send)
-    elif path == REALTIME_PATH or (path == LIVE_PATH and scope["method"] == "GET"):
+    elif path == REALTIME_PATH:
         await refuse(UpgradeError(path), scope, receive, send)
     else:
         message = f"Unknown request URL: {scope['method']} {cut(path)}."

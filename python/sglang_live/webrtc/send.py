@@ -37,7 +37,10 @@ class SendPath:
         self._lane(name).ends = True
 
     def hold(self, name: str, *, held: bool) -> None:
-        self._lane(name).held = held
+        lane = self._lane(name)
+        lane.held = held
+        if not (held or lane.pcm or lane.ends):
+            self._lanes.remove(lane)  # all of it has left, or none has come: others may play
 
     def discard(self, name: str) -> None:
         self._lanes = deque(lane for lane in self._lanes if lane.name != name)

@@ -226,6 +226,17 @@ def test_silence_is_not_sent_but_for_a_tail():
     assert ticks(path, 20) == [("a", PACKET_BYTES), *[("", 0)] * 5]
 
 
+def test_a_hold_of_a_response_that_has_left_stops_no_other():
+    path = SendPath()
+    path.play("a", bytes(PACKET_BYTES))
+    path.played_out("a")
+    assert ticks(path, 2)[0] == ("a", PACKET_BYTES)
+    path.hold("a", held=True)
+    path.hold("a", held=False)
+    path.play("b", bytes(PACKET_BYTES))
+    assert ("b", PACKET_BYTES) in ticks(path, 2)
+
+
 def test_what_is_held_stays_and_what_is_discarded_never_leaves():
     path = SendPath()
     path.play("a", bytes(3 * PACKET_BYTES))

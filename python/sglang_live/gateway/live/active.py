@@ -101,10 +101,7 @@ class ActiveSession:
         """Raises LiveError if the event is refused; it then has no effect."""
         match event:
             case AudioAppend():
-                form = self._config.call.input_format
-                raw = self._audio(event.audio, form)
-                self._ear.push(raw)
-                self._outbox.reflect(raw, form)
+                self.hear(self._audio(event.audio, self._config.call.input_format))
             case Mute():
                 self._ear.muted = True
                 self._outbox.emit("session.input_audio.muted", **echo(event.event_id))
@@ -142,6 +139,11 @@ class ActiveSession:
                 raise ClientEventError("The session has started.", code="session_already_started")
             case _:
                 raise _unserved(event)
+
+    def hear(self, raw: bytes) -> None:
+        """The user's next audio, in whole samples. Raises BufferFullError."""
+        self._ear.push(raw)
+        self._outbox.reflect(raw, self._config.call.input_format)
 
     def finish(self, reason: str, event_id: str | None = None) -> None:
         """Report the end of the session. reason: of the protocol."""

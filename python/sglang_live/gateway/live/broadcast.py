@@ -39,6 +39,11 @@ class Broadcast:
         for other in self._others:
             other.emit(event_type, numbered=numbered, **fields, **(aside or {}))
 
+    def emit_aside(self, event_type: str, /, **fields: Any) -> None:
+        """An event that sidebands get alone, without a number."""
+        for other in self._others:
+            other.emit(event_type, numbered=False, **fields)
+
     def reflect(self, raw: bytes, form: WireFormat) -> None:
         """Show the user's audio to sidebands, as int16 at 24 kHz."""
         if not self._others:
@@ -46,8 +51,7 @@ class Broadcast:
             return
         self._decoder = self._decoder or WireDecoder(form, OUTPUT_RATE_HZ)
         audio = encode_base64(self._decoder.push(raw).astype("<i2", copy=False).tobytes())
-        for other in self._others:
-            other.emit("session.input_audio.append", numbered=False, audio=audio)
+        self.emit_aside("session.input_audio.append", audio=audio)
 
     def check_room(self) -> None:
         """Raises CapacityError if there are too many sidebands."""

@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from sglang_live.gateway.errors import ClientEventError, cut
 from sglang_live.gateway.json_forms import Ignored, ServiceTier, Strict, loosely_read, read_form
+from sglang_live.gateway.webrtc.processes import MAX_SDP
 
 _MAX_ID = 512
 # Of an append: OpenAI's limit is 500 tokens, and few words are longer than 16 characters.
@@ -164,6 +165,17 @@ class SessionForm(Strict):
     client: dict[str, Any] | None = None
     idle_timeout_s: float | None = None
     wake_policy: dict[str, Any] | None = None
+
+
+class TransportForm(Strict, tag="webrtc", tag_field="type"):
+    sdp: Annotated[str, Meta(min_length=1, max_length=MAX_SDP)]
+
+
+class CallForm(Strict):
+    """A session over WebRTC."""
+
+    session: SessionForm
+    transport: TransportForm
 
 
 class UpdateForm(Strict):

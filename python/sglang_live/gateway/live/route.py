@@ -1,6 +1,9 @@
-"""The /v1/live/sessions route: checks of a handshake, and the protocol on its socket."""
+"""/v1/live/sessions: the protocol on a socket, or over WebRTC; sidebands, and the hang-up."""
 
+import msgspec
 import orjson
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sglang_live.errors import LiveError
@@ -10,35 +13,54 @@ from sglang_live.gateway.call.outbox import Outbox
 from sglang_live.gateway.call.wire import CLOSE_TRY_AGAIN_LATER, SocketWire, Wire
 from sglang_live.gateway.errors import (
     CLOSE_POLICY_VIOLATION,
+    LIVE_PATH,
+    CallsOnlyError,
     InvalidKeyError,
     NoLanguageModelError,
     ParameterError,
+    UpgradeError,
     refuse_handshake,
 )
+from sglang_live.gateway.http.body import read_body, read_json
 from sglang_live.gateway.json_forms import unknown_parameter
-from sglang_live.gateway.live.events import event_id_of
+from sglang_live.gateway.live.events import CallForm, SessionStart, event_id_of
 from sglang_live.gateway.live.session import LiveSession
-from sglang_live.gateway.live.sidebands import LiveSessions, Sideband
+from sglang_live.gateway.live.session_config import start_config
+from sglang_live.gateway.live.sidebands import LiveSessions, SessionNotFoundError, Sideband
 from sglang_live.gateway.live.stream import error_fields
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.rate_limits import RateLimitError
+from sglang_live.gateway.webrtc.calls import OpenCalls
+from sglang_live.gateway.webrtc.processes import MediaCall, UnusableOfferError
+from sglang_live.gateway.webrtc.sound import Track
+from sglang_live.gateway.webrtc.wire import CallWire
 from sglang_live.ids import new_id
 from sglang_live.orchestrator.sessions import VoiceSession
+
+_MAX_BODY_BYTES = 1 << 20
 
 
 class LiveProtocol:
     """
     owner: owner of the client's key.
     sessions: those that sidebands find.
+    track: of a call; None: audio is events.
     """
 
-    def __init__(self, parts: GatewayParts, owner: str, sessions: LiveSessions):
+    def __init__(
+        self,
+        parts: GatewayParts,
+        owner: str,
+        sessions: LiveSessions,
+        track: Track | None = None,
+    ):
         self._parts = parts
         self._owner = owner
         self._sessions = sessions
+        self._track = track
 
     def open(self, session: VoiceSession, outbox: Outbox) -> LiveSession:
-        return LiveSession(session, outbox, self._parts, self._owner, self._sessions)
+        return LiveSession(session, outbox, self._parts, self._owner, self._sessions, self._track)
 
     def refuse(self, outbox: Outbox, error: LiveError, frame: str | None) -> None:
         event_id = None if frame is None else event_id_of(frame)
@@ -46,14 +68,19 @@ class LiveProtocol:
 
 
 def live_link(
-    wire: Wire, parts: GatewayParts, sessions: LiveSessions, owner: str = ANONYMOUS
+    wire: Wire,
+    parts: GatewayParts,
+    sessions: LiveSessions,
+    owner: str = ANONYMOUS,
+    track: Track | None = None,
 ) -> CallLink:
-    return CallLink(wire, parts, LiveProtocol(parts, owner, sessions), kind="live")
+    return CallLink(wire, parts, LiveProtocol(parts, owner, sessions, track), kind="live")
 
 
 class LiveRoute:
-    def __init__(self, parts: GatewayParts):
+    def __init__(self, parts: GatewayParts, calls: OpenCalls):
         self._parts = parts
+        self._calls = calls
         self._sessions = LiveSessions()
 
     async def __call__(self, socket: WebSocket) -> None:
@@ -67,6 +94,7 @@ class LiveRoute:
         try:
             try:
                 self._check(socket, owner)
+                self._parts.open_sessions.check_room(owner)
             except LiveError as error:
                 parts.metrics.sessions_refused.labels(error.code).inc()
                 await _refuse(socket, error)
@@ -85,6 +113,7 @@ class LiveRoute:
             _check_attach(socket)
             owner = parts.keys.owner(socket.headers, offered)
             session = self._sessions.find(socket.path_params["session_id"], owner)
+            session.broadcast.check_room()
         except LiveError as error:
             parts.metrics.sessions_refused.labels(error.code).inc()
             await refuse_handshake(socket, error)
@@ -92,13 +121,49 @@ class LiveRoute:
         await socket.accept(choose_subprotocol(offered))
         await Sideband(SocketWire(socket), parts, session).run()
 
-    def _check(self, socket: WebSocket, owner: str) -> None:
+    async def begin(self, request: Request) -> Response:
+        """A session over WebRTC. It starts when the client's channel is open."""
+        if request.method != "POST":
+            raise UpgradeError(LIVE_PATH)
+        parts, owner = self._parts, self._parts.keys.owner(request.headers)
+        if parts.orchestrator.duplex_s:
+            raise CallsOnlyError
+        self._check(request, owner)
+        self._calls.check(owner, owner)
+        form = read_json(await read_body(request, _MAX_BODY_BYTES), CallForm)
+        start_config(form.session, parts, on_track=True)
+        opening = msgspec.json.encode(SessionStart(session=form.session)).decode()
+
+        def link_of(call: MediaCall, wire: CallWire) -> CallLink:
+            return live_link(wire, parts, self._sessions, owner, Track(call))
+
+        try:
+            begun = await self._calls.begin(form.transport.sdp, owner, [owner], link_of, opening)
+        except UnusableOfferError as error:
+            error.param = "transport.sdp"
+            raise
+        transport = {"type": "webrtc", "sdp": begun.answer}
+        return JSONResponse({"session": {"id": begun.session_id}, "transport": transport}, 201)
+
+    async def hang_up(self, request: Request) -> Response:
+        name, owner = request.path_params["session_id"], self._parts.keys.owner(request.headers)
+        try:
+            session = self._sessions.find(name, owner)
+        except SessionNotFoundError:
+            if (waiting := self._calls.of_session(name, owner)) is None:
+                raise
+            await waiting.hang_up()  # its channel is not open yet
+        else:
+            session.hang_up()
+            await session.until_gone()
+        return Response(status_code=200)
+
+    def _check(self, connection: HTTPConnection, owner: str) -> None:
         parts = self._parts
         if not (parts.config.model.has_language_model or parts.orchestrator.duplex_s):
             raise NoLanguageModelError
-        self._parts.tiers.check_heard(owner)
-        self._parts.open_sessions.check_room(owner)
-        for name in socket.query_params:
+        parts.tiers.check_heard(owner)
+        for name in connection.query_params:
             raise unknown_parameter(name)
 
 

@@ -30,8 +30,9 @@ from sglang_live.gateway.live.session_config import LiveConfig, start_config
 from sglang_live.gateway.live.sidebands import LiveSessions
 from sglang_live.gateway.live.stream import Stream, error_fields
 from sglang_live.gateway.live.turn_voice import TurnVoice
-from sglang_live.gateway.live.voice import Said, Voice
+from sglang_live.gateway.live.voice import TICK_MS, Said, Voice
 from sglang_live.gateway.parts import GatewayParts
+from sglang_live.gateway.webrtc.sound import Track
 from sglang_live.orchestrator.sessions import VoiceSession
 
 log = logging.getLogger(__name__)
@@ -57,11 +58,13 @@ class LiveSession:
         parts: GatewayParts,
         owner: str,
         sessions: LiveSessions,
+        track: Track | None = None,
     ):
         """
         Args:
             owner: owner of the client's key, for limits.
             sessions: those that sidebands find.
+            track: of a call, whose audio is no events; None: audio is events.
         """
         self.owner = owner
         self.broadcast = Broadcast(outbox)
@@ -69,6 +72,7 @@ class LiveSession:
         self._outbox = self.broadcast
         self._parts = parts
         self._sessions = sessions
+        self._track = track
         self._active: ActiveSession | None = None
         self._over: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
         self._gone: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
@@ -85,7 +89,10 @@ class LiveSession:
         if self._over.done():
             return  # what the client sent before it knew
         if self._active is not None:
-            await self._active.handle(parse_client_event(frame))
+            event = parse_client_event(frame)
+            if isinstance(event, AudioAppend) and self._track is not None:
+                raise _own_audio()
+            await self._active.handle(event)
             return
         try:
             await self._start(parse_client_event(frame))
@@ -94,7 +101,10 @@ class LiveSession:
             raise
 
     async def hear(self, pcm: bytes) -> None:
-        raise ClientEventError("Binary frames hold no events.", code="invalid_event")
+        if self._track is None:
+            raise ClientEventError("Binary frames hold no events.", code="invalid_event")
+        if self._active is not None and not self._over.done():
+            self._active.hear(pcm)
 
     async def until_over(self) -> tuple[int, str]:
         return await asyncio.shield(self._over)
@@ -122,9 +132,10 @@ class LiveSession:
                 code="session_not_started",
                 param="type",
             )
-        config = start_config(event.session, self._parts)
+        track = self._track
+        config = start_config(event.session, self._parts, on_track=track is not None)
         call = config.call
-        stream = Stream(self._outbox, call.output_format, self._parts.metrics)
+        stream = Stream(self._outbox, call.output_format, self._parts.metrics, track)
         voice = self._voice(config, stream)
         try:
             await voice.begin([_said(message) for message in event.session.input or ()])
@@ -151,7 +162,9 @@ class LiveSession:
         of = self._session, config.call, self._parts
         if self._parts.orchestrator.duplex_s:
             return DuplexVoice(*of, self.owner)
-        return TurnVoice(*of, stream, self.owner, config.acknowledgement_delay_ms)
+        delay_ms, track = config.acknowledgement_delay_ms, self._track
+        early_s = TICK_MS / 1000 + (track.EARLY_S if track else 0)
+        return TurnVoice(*of, stream, self.owner, delay_ms, early_s)
 
     # --- for sidebands ---
 
@@ -162,11 +175,13 @@ class LiveSession:
     async def handle_aside(self, frame: str) -> None:
         event = parse_client_event(frame)
         if isinstance(event, AudioAppend):
-            raise ClientEventError(
-                "The session's own socket sends its audio.", code="unsupported_event", param="type"
-            )
+            raise _own_audio()
         if self._active is not None and not self._over.done():
             await self._active.handle(event)
+
+    def hang_up(self) -> None:
+        if self._active is not None and not self._over.done():
+            self._active.finish("close_requested")
 
     async def until_gone(self) -> tuple[int, str]:
         return await asyncio.shield(self._gone)
@@ -193,6 +208,12 @@ class LiveSession:
     def _end(self, code: int, reason: str) -> None:
         if not self._over.done():
             self._over.set_result((code, reason))
+
+
+def _own_audio() -> ClientEventError:
+    return ClientEventError(
+        "The session's own connection carries its audio.", code="unsupported_event", param="type"
+    )
 
 
 def _said(message: MessageForm) -> Said:

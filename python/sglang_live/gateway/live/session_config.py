@@ -58,6 +58,7 @@ class LiveConfig:
     acknowledgement_delay_ms: from a delegation without words to a spoken acknowledgement.
     backend, decisions: of a session that delegates to them. None, both: the application does the
         work.
+    on_track: its audio is no events.
     """
 
     call: SessionConfig
@@ -68,6 +69,7 @@ class LiveConfig:
     acknowledgement_delay_ms: int = 0
     backend: BackendSettings | None = None
     decisions: DecisionSettings | None = None
+    on_track: bool = False
 
     def to_json(self, session_id: str, expires_at: int) -> dict[str, Any]:
         form = self.call.input_format
@@ -83,7 +85,7 @@ class LiveConfig:
             "model": self.call.model,
             "instructions": self.instructions,
             "audio": {
-                "format": {"type": form.kind, "rate": form.rate_hz},
+                **({} if self.on_track else {"format": {"type": form.kind, "rate": form.rate_hz}}),
                 "output": {"voice": self.voice},
             },
             "delegation": {
@@ -97,15 +99,17 @@ class LiveConfig:
         }
 
 
-def start_config(form: SessionForm, parts: GatewayParts) -> LiveConfig:
+def start_config(form: SessionForm, parts: GatewayParts, *, on_track: bool = False) -> LiveConfig:
     """
+    Args:
+        on_track: its audio comes over WebRTC.
     Raises:
         ClientEventError: with the path of the first value that is wrong or not honoured.
         ModelNotFoundError: another model is named.
     """
     orchestrator, gateway = parts.orchestrator, parts.config
     parts.check_model(form.model, "session.model", stock=True)
-    _refuse_unserved(form)
+    _refuse_unserved(form, on_track=on_track)
     if orchestrator.duplex_s:
         for name in ("delegation", "input"):
             if getattr(form, name):
@@ -126,7 +130,7 @@ def start_config(form: SessionForm, parts: GatewayParts) -> LiveConfig:
         tools=(DELEGATE,),
         parallel_tool_calls=False,
         truncation=Truncation(retention=gateway.retention),
-        input_format=wire,
+        input_format=PCM_16K if on_track else wire,  # what its packets are decoded to
         output_format=wire,
         transcription={},
         turn_detection=TurnDetection(
@@ -146,6 +150,7 @@ def start_config(form: SessionForm, parts: GatewayParts) -> LiveConfig:
         ),
         decisions=_first_decisions(form.delegation, parts),
         backend=_first_backend(form.delegation, parts),
+        on_track=on_track,
     )
 
 
@@ -282,13 +287,16 @@ def _delay_ms(delegation: Delegation | UnsetType | None, current_ms: int) -> int
     return current_ms if sent is UNSET else sent or 0
 
 
-def _refuse_unserved(form: SessionForm) -> None:
+def _refuse_unserved(form: SessionForm, *, on_track: bool) -> None:
     if form.store:
         raise unsupported_parameter("session.store", "is false: sessions are not stored.")
     _refuse_triggers(form.triggers)
     for name in ("client", "idle_timeout_s", "wake_policy"):
         if getattr(form, name) is not None:
-            raise unsupported_parameter(f"session.{name}", "is for WebRTC, not for a WebSocket.")
+            why = "is not served." if on_track else "is for WebRTC, not for a WebSocket."
+            raise unsupported_parameter(f"session.{name}", why)
+    if on_track and form.audio is not None and form.audio.format is not None:
+        raise unsupported_parameter("session.audio.format", "is for a WebSocket, not for WebRTC.")
     for n, message in enumerate(form.input or ()):
         allowed = ("text", "output_text") if message.role == "assistant" else ("input_text",)
         if message.content[0].type not in (None, *allowed):

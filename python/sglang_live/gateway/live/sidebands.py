@@ -47,6 +47,9 @@ class Attachable(Protocol):
     async def handle_aside(self, frame: str) -> None:
         """The effect of a sideband's event. Raises LiveError if it is refused."""
 
+    def hang_up(self) -> None:
+        """End it, as session.close does."""
+
     async def until_gone(self) -> tuple[int, str]:
         """Wait for the end of the session. Returns code and reason to close the socket."""
         ...
@@ -68,12 +71,10 @@ class LiveSessions:
         """
         Raises:
             SessionNotFoundError: it does not run, or its client has another key.
-            CapacityError: it has too many sidebands.
         """
         session = self._running.get(session_id)
         if session is None or session.owner != owner:
             raise SessionNotFoundError("There is no such session.")
-        session.broadcast.check_room()
         return session
 
 

@@ -1,7 +1,7 @@
 """What a Live session sends at the pace of time.
 
 In: ticks, what the voice says and reports, fixtures, acknowledgements that are due. Out: server
-events: 100 ms of audio for each tick, exact zeros in silence.
+events; 100 ms of audio for each tick, exact zeros in silence, or nothing on a track.
 Owner: one Stream per session. Its time is the ticks since session.started, in milliseconds.
 """
 
@@ -16,6 +16,7 @@ from sglang_live.gateway.errors import ClientEventError, error_body
 from sglang_live.gateway.live.broadcast import Broadcast
 from sglang_live.gateway.live.voice import TICK_MS, Voice
 from sglang_live.gateway.live.work import Worker
+from sglang_live.gateway.webrtc.sound import Track
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 # Fragments of transcripts end at multiples of it, and so do acknowledged appends.
@@ -59,8 +60,16 @@ class Stream:
     voice: Voice
     worker: Worker | None = None
 
-    def __init__(self, outbox: Broadcast, form: WireFormat, metrics: GatewayMetrics):
+    def __init__(
+        self,
+        outbox: Broadcast,
+        form: WireFormat,
+        metrics: GatewayMetrics,
+        track: Track | None = None,
+    ):
+        """track: carries the audio; None: it is events."""
         self._outbox = outbox
+        self._track = track
         self._form = form
         self._metrics = metrics
         self._tick_bytes = form.n_bytes(TICK_MS)
@@ -90,8 +99,7 @@ class Stream:
             self._play(self._fixture)
         else:
             spoken = self.voice.take(self._tick_bytes)
-            audio = self._silence if spoken.is_silence else encode_base64(spoken.audio)
-            self._emit_audio(audio, spoken.on_sent)
+            self._emit_audio(None if spoken.is_silence else spoken.audio, spoken.on_sent)
             if spoken.text and not self._said:
                 self._said_from_ms = begin_ms
             self._said += spoken.text
@@ -170,12 +178,21 @@ class Stream:
         self._metrics.errors.labels(error.code).inc()
         self._outbox.emit("error", **error_fields(error, None))
 
-    def _emit_audio(self, audio: str, on_sent: Callable[[], None] | None = None) -> None:
-        """The audio of the tick that ends now."""
+    def _emit_audio(self, audio: bytes | None, on_sent: Callable[[], None] | None = None) -> None:
+        """The audio of the tick that ends now; None: silence."""
+        kind = "session.output_audio.delta"
+        delta = self._silence if audio is None else encode_base64(audio)
         times = {"start_ms": self.now_ms - TICK_MS, "end_ms": self.now_ms}
-        self._outbox.emit(
-            "session.output_audio.delta", on_sent=on_sent, numbered=False, aside=times, delta=audio
-        )
+        if self._track is None:
+            self._outbox.emit(kind, on_sent=on_sent, numbered=False, aside=times, delta=delta)
+            return
+        if audio is None:
+            self._track.pause()
+        else:
+            self._track.play(audio)
+        self._outbox.emit_aside(kind, delta=delta, **times)
+        if on_sent is not None:
+            on_sent()
 
     def _tell_said(self) -> None:
         if self._said:
@@ -191,7 +208,7 @@ class Stream:
         piece, fixture.audio = fixture.audio[: self._tick_bytes], fixture.audio[self._tick_bytes :]
         silence = self._form.silence
         piece += silence * ((self._tick_bytes - len(piece)) // len(silence))
-        self._emit_audio(encode_base64(piece))
+        self._emit_audio(piece)
         if not fixture.audio:
             self._fixture = None
             self._outbox.emit("session.output_audio.fixture.played", **echo(fixture.event_id))

@@ -62,13 +62,14 @@ class TurnVoice:
         listener: VoiceListener,
         owner: str,
         acknowledgement_delay_ms: int,
+        early_s: float = TICK_MS / 1000,
     ):
+        """early_s: from what is taken to its sound."""
         self.acknowledgement_delay_ms = acknowledgement_delay_ms
         self._config = config
         self._parts = parts
         self._speech = Speech(config.output_format)
         self._port = _Port(self._speech, listener, parts.clock, self._on_wordless, self._on_dropped)
-        early_s = TICK_MS / 1000
         self._call = Call(session, config, parts, self._port, self._speech, owner, early_s)
         self._restores = False
         self._rules: dict[str, str] = {}  # instructions that were appended, by item

@@ -1,26 +1,22 @@
 """POST /v1/realtime/calls: a session over WebRTC; its hang-up, and its sidebands.
 
 In: an SDP offer, alone or with settings in a form. Out: the answer; the session begins.
-Owner: one RealtimeCalls per gateway, with the calls that are open.
+Owner: one RealtimeCalls per gateway.
 """
 
 import asyncio
-import logging
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
-from sglang_live.aio import background, close_all
-from sglang_live.errors import BadInputError, CapacityError
 from sglang_live.gateway.auth import offered_keys
+from sglang_live.gateway.call.link import CallLink
 from sglang_live.gateway.call.wire import CLOSE_NORMAL
 from sglang_live.gateway.errors import ClientEventError, InvalidKeyError, cut
 from sglang_live.gateway.http.body import multipart, read_body, read_json
 from sglang_live.gateway.parts import GatewayParts
-from sglang_live.gateway.rate_limits import TooManySessionsError
 from sglang_live.gateway.realtime.client_secrets import ClientSecrets
 from sglang_live.gateway.realtime.events import SessionForm
 from sglang_live.gateway.realtime.protocol import realtime_link
@@ -30,42 +26,20 @@ from sglang_live.gateway.realtime.transcription_session import (
     transcription_defaults,
     update_transcription,
 )
-from sglang_live.gateway.webrtc.processes import MediaProcesses
+from sglang_live.gateway.webrtc.calls import OpenCall, OpenCalls
+from sglang_live.gateway.webrtc.processes import MAX_SDP, MediaCall
 from sglang_live.gateway.webrtc.wire import CallWire
-
-log = logging.getLogger(__name__)
 
 CALLS_PATH = "/v1/realtime/calls"
 _SDP = "application/sdp"
 _MAX_BODY_BYTES = 1 << 18
-_MAX_SDP = 1 << 16
-
-
-class NoSuchCallError(BadInputError):
-    code = "call_not_found"
-    http_status = 404
-    param = "call_id"
-
-    def __init__(self, call_id: str):
-        super().__init__(f"There is no call {cut(call_id)!r}.")
-
-
-@dataclass(frozen=True, slots=True)
-class _OpenCall:
-    """owner: of the key that began it."""
-
-    wire: CallWire
-    owner: str
-    running: asyncio.Task[None]
 
 
 class RealtimeCalls:
-    def __init__(self, parts: GatewayParts, secrets: ClientSecrets):
+    def __init__(self, parts: GatewayParts, secrets: ClientSecrets, calls: OpenCalls):
         self._parts = parts
         self._secrets = secrets
-        network = parts.config.webrtc.network(is_loopback=parts.config.is_loopback)
-        self._processes = MediaProcesses(network, parts.metrics.clients_dropped.labels("call_lost"))
-        self._calls: dict[str, _OpenCall] = {}
+        self._calls = calls
 
     async def begin(self, request: Request) -> Response:
         """Not behind the guard of keys: client secrets open calls, too."""
@@ -76,13 +50,7 @@ class RealtimeCalls:
             raise InvalidKeyError
         owner = secret.owner if secret else parts.keys.owner(request.headers)
         holders = [owner, secret.value] if secret else [owner]
-        self._processes.check_installed()
-        parts.tiers.check_heard(owner)
-        parts.open_sessions.check_room(*holders)
-        parts.loop_lag.check()
-        capacity = parts.orchestrator.capacity_now()
-        if capacity.n_more < 1:
-            raise CapacityError(capacity.why, retry_after_s=5.0)
+        self._calls.check(owner, *holders)
         for name in request.query_params:
             if name != "model":
                 raise ClientEventError(
@@ -96,42 +64,24 @@ class RealtimeCalls:
         model = request.query_params.get("model")
         parts.check_model(model, stock=transcribes)
         self._check(preset)
-        call, answer = await self._processes.offer(sdp)
-        try:
-            parts.open_sessions.check_room(*holders)  # others may have begun meanwhile
-        except TooManySessionsError:
-            call.hang_up()
-            raise
-        wire = CallWire(call, parts.metrics.events_shortened)
-        link = realtime_link(
-            wire,
-            parts,
-            preset=preset,
-            owner=owner,
-            transcribes=transcribes,
-            model=model,
-            sound_of=wire.open_sound,
-        )
 
-        async def run() -> None:
-            parts.drain.begin_serving()
-            try:
-                with parts.open_sessions.one(*holders):
-                    await link.run()
-            finally:
-                parts.drain.end_serving()
-                wire.hang_up()
-                del self._calls[call.id]
+        def link_of(_call: MediaCall, wire: CallWire) -> CallLink:
+            return realtime_link(
+                wire,
+                parts,
+                preset=preset,
+                owner=owner,
+                transcribes=transcribes,
+                model=model,
+                sound_of=wire.open_sound,
+            )
 
-        self._calls[call.id] = _OpenCall(wire, owner, background(run(), "webrtc call"))
-        log.info("call_begun call=%s session=%s", call.id, link.session_id)
-        headers = {"location": f"{CALLS_PATH}/{call.id}"}
-        return Response(answer, 201, headers, media_type=_SDP)
+        begun = await self._calls.begin(sdp, owner, holders, link_of)
+        headers = {"location": f"{CALLS_PATH}/{begun.call_id}"}
+        return Response(begun.answer, 201, headers, media_type=_SDP)
 
     async def hang_up(self, request: Request) -> Response:
-        open_call = self._find(request.path_params["call_id"], request)
-        open_call.wire.hang_up()
-        await asyncio.wait({open_call.running})
+        await self._find(request.path_params["call_id"], request).hang_up()
         return Response(status_code=200)
 
     async def attach(self, socket: WebSocket, call_id: str, owner: str) -> None:
@@ -140,9 +90,7 @@ class RealtimeCalls:
         Raises:
             NoSuchCallError: there is none of this key.
         """
-        open_call = self._calls.get(call_id)
-        if open_call is None or open_call.owner != owner:
-            raise NoSuchCallError(call_id)
+        open_call = self._calls.find(call_id, owner)
         sideband = open_call.wire.attach()
 
         async def read() -> None:
@@ -166,22 +114,12 @@ class RealtimeCalls:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def close(self) -> None:
-        for open_call in list(self._calls.values()):
-            open_call.wire.hang_up()
-        if running := [one.running for one in self._calls.values()]:
-            await asyncio.wait(running)
-        await close_all(self._processes.close)
-
-    def _find(self, call_id: str, request: Request) -> _OpenCall:
+    def _find(self, call_id: str, request: Request) -> OpenCall:
         secret = self._secrets.find(offered_keys(request.headers))
         if secret is None and not self._parts.keys.allow(request.headers):
             raise InvalidKeyError
         owner = secret.owner if secret else self._parts.keys.owner(request.headers)
-        open_call = self._calls.get(call_id)
-        if open_call is None or open_call.owner != owner:
-            raise NoSuchCallError(call_id)
-        return open_call
+        return self._calls.find(call_id, owner)
 
     def _check(self, preset: SessionForm | None) -> None:
         """Raises ClientEventError for settings that no session can have."""
@@ -212,9 +150,9 @@ async def _read(request: Request) -> tuple[str, SessionForm | None]:
             f"The Content-Type must be {_SDP}, or multipart/form-data with 'sdp' and 'session'.",
             param="Content-Type",
         )
-    if not offer or len(offer) > _MAX_SDP:
+    if not offer or len(offer) > MAX_SDP:
         raise ClientEventError(
-            f"'sdp' must be an SDP offer of at most {_MAX_SDP} characters.",
+            f"'sdp' must be an SDP offer of at most {MAX_SDP} characters.",
             code="invalid_sdp",
             param="sdp",
         )

@@ -21,10 +21,11 @@ from sglang_live.gateway.errors import (
 )
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.rate_limits import RateLimitError
-from sglang_live.gateway.realtime.calls import NoSuchCallError, RealtimeCalls
+from sglang_live.gateway.realtime.calls import RealtimeCalls
 from sglang_live.gateway.realtime.client_secrets import ClientSecret, ClientSecrets
 from sglang_live.gateway.realtime.protocol import realtime_link
 from sglang_live.gateway.realtime.transcription_session import TRANSCRIPTION
+from sglang_live.gateway.webrtc.calls import NoSuchCallError
 from sglang_live.ids import new_id
 
 _QUERY = ("model", "intent", "call_id", "resume", "after", "heard_ms")

@@ -1,5 +1,5 @@
 // Keys and client secrets. A key is exchanged for a secret at once, and sessions open with the
-// secret. The key stays in memory only, for /metrics, which needs a key.
+// secret. The key stays in memory only, for requests: /metrics, voices, calls over WebRTC.
 
 const SECRET_S = 7200; // the server's maximum
 const MARGIN_S = 60;
@@ -10,15 +10,22 @@ let authorization = {};
 
 export class KeyWanted extends Error {}
 
-// The subprotocols of a session's socket.
+// What opens a session: the subprotocols of its socket, or the headers of a call's request.
 export async function admission() {
   if (secret && Date.now() < secret.until) {
-    return ["realtime", `openai-insecure-api-key.${secret.value}`];
+    const protocols = ["realtime", `openai-insecure-api-key.${secret.value}`];
+    return { protocols, headers: authorization };
   }
   const answer = await ask("/v1/models");
   if (answer.status === 401) throw new KeyWanted("a key, please");
   if (!answer.ok) throw new Error(`the server returned status ${answer.status}`);
-  return ["realtime"];
+  return { protocols: ["realtime"], headers: {} };
+}
+
+// Names of the model's voices; [] while a key is missing.
+export async function voices() {
+  const answer = await fetch("/v1/audio/voices", { headers: authorization });
+  return answer.ok ? (await answer.json()).voices.map(({ id }) => id) : [];
 }
 
 export function counts() {

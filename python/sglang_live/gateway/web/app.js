@@ -1,11 +1,12 @@
 // The page: its buttons, and the call that they start and end.
 
-import { KeyWanted, useKey } from "./admission.js";
+import { KeyWanted, useKey, voices } from "./admission.js";
 import { Call } from "./call.js";
 import { $, element, show } from "./dom.js";
 import { Wave } from "./replies.js";
 import { Transcript } from "./transcript.js";
 
+const BAD_LOSS = 0.05; // share of packets: what is left of words is often not understood
 const CLIP = "/page/question.flac";
 // Of the parts of an answer, as index.html has them.
 const WORDS = { heard: "heard", buffered: "to come", discarded: "cut off" };
@@ -22,14 +23,15 @@ function showCall() {
   $("talk").classList.toggle("primary", !call);
   $("talk").disabled = !call && !hasSound;
   $("clip").disabled = !hasSound;
-  $("protocol").disabled = Boolean(call);
+  $("protocol").disabled = $("voice").disabled = Boolean(call);
   $("mute").disabled = !call?.isOpen || !hasSound;
   if (!call) $("mute").setAttribute("aria-pressed", "false");
 }
 
 async function begin() {
   const isLive = $("protocol").value === "live";
-  const fresh = (call = new Call({ hasSound, isLive, transcript, wave, onOver }));
+  const voice = $("voice").value;
+  const fresh = (call = new Call({ hasSound, isLive, voice, transcript, wave, onOver }));
   wave.show(null);
   show("status", "connecting");
   showCall();
@@ -91,11 +93,37 @@ function press(target, kind, action) {
 
 async function talk({ audio }) {
   try {
-    await audio.useMicrophone();
+    await audio.useMicrophone($("microphone").value);
+    await offerMicrophones();
   } catch (error) {
     transcript.tell("page", "note", `${error.message}. Ask the recorded question, or type.`);
   }
 }
+
+// Browsers name the microphones once one is allowed.
+async function offerMicrophones() {
+  const devices = await navigator.mediaDevices.enumerateDevices();
+  const found = devices.filter(({ kind, deviceId }) => kind === "audioinput" && deviceId);
+  choose("microphone", found.map(({ deviceId, label }) => [deviceId, label || "a microphone"]));
+}
+
+async function offerVoices() {
+  choose("voice", (await voices()).map((name) => [name, `voice: ${name}`]));
+}
+
+// Offers a choice, if it is one. options: [value, text] each.
+function choose(id, options) {
+  const before = $(id).value;
+  $(id).replaceChildren(
+    ...options.map(([value, text]) => Object.assign(element("option", "", text), { value })),
+  );
+  if (options.some(([value]) => value === before)) $(id).value = before;
+  $(id).hidden = options.length < 2;
+}
+
+press("microphone", "change", async () => {
+  if (call?.audio?.stream) await talk(call);
+});
 
 press("talk", "click", () => (call ? hangUp() : inCall(talk)));
 
@@ -129,6 +157,7 @@ press("key-form", "submit", async () => {
   $("key").value = "";
   $("key-form").hidden = true;
   await useKey(key);
+  offerVoices().catch(tell);
   await inCall(wanted);
 });
 
@@ -143,7 +172,8 @@ for (const kind of ["pointerdown", "keydown", "visibilitychange"]) {
 
 // Says what the model is, and offers questions that it can answer.
 async function introduce() {
-  const { about, suggestions = [] } = await (await fetch("/page/model.json")).json();
+  const { name, about, suggestions = [] } = await (await fetch("/page/model.json")).json();
+  if (name) offerVoices().catch(tell); // else it needs a key
   if (about) show("about", about);
   $("about").hidden = !about;
   for (const question of suggestions) {
@@ -161,24 +191,29 @@ async function introduce() {
 function hint(isAnswering) {
   const session = call?.session;
   if (!call) return hasSound ? "Press Talk, allow the microphone, and speak." : "Type a question.";
-  if (!session?.isUp) return "One moment.";
+  if (!session?.isUp) return "One moment: the connection is made.";
+  if (call.gauges.lost > BAD_LOSS) return "The network loses sound: words may be missing on both sides.";
   if (session.speakingSinceMs !== null) return "Go on. The answer comes when you pause.";
+  if (isAnswering && !call.isPlaying) return "One moment: the answer is on its way.";
   if (isAnswering) return call.audio?.stream ? "To interrupt, speak." : "Press Stop to end the answer.";
   if (!call.audio?.stream) return "Ask the recorded question, or type one.";
-  return call.audio.muted ? "You are muted." : "Speak. The answer comes when you pause.";
+  if (call.audio.muted) return "You are muted: the other side hears nothing of you.";
+  return "Speak, as on the phone. The answer comes when you pause.";
 }
 
 function frame() {
   wave.draw();
   const reply = wave.reply;
   const session = call?.session;
-  const isAnswering = Boolean(session?.isUp && (session.isBusy || reply?.bufferedS > 0));
+  const isAnswering = Boolean(session?.isUp && (session.isBusy || call.isPlaying));
   $("stop").disabled = !isAnswering;
   show("hint", hint(isAnswering));
   if (reply) {
     const parts = { heard: reply.heardS, buffered: reply.bufferedS, discarded: reply.discardedS };
     for (const [name, seconds] of Object.entries(parts)) show(name, `${seconds.toFixed(1)} s`);
-    show("buffer", `${reply.bufferedS.toFixed(1)} s`);
+    // What is to come over a call waits in the server.
+    if (session?.line?.carriesSound) show("buffered", "–");
+    else show("buffer", `${reply.bufferedS.toFixed(1)} s`);
     const told = Object.entries(parts).map(([name, s]) => `${WORDS[name]} ${Math.round(s)} s`).join(", ");
     if ($("wave").getAttribute("aria-label") !== told) $("wave").setAttribute("aria-label", told);
   }

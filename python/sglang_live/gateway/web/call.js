@@ -1,25 +1,27 @@
-// A call: its audio, and a session, which is opened again when the network loses its connection.
+// A call: its audio, and a session, which is opened again when the network loses its line.
 
 import { admission, doubt, KeyWanted } from "./admission.js";
-import { CallAudio } from "./audio.js";
+import { CallAudio, toFloat } from "./audio.js";
 import { show } from "./dom.js";
 import { Gauges } from "./gauges.js";
+import { Ended } from "./line.js";
 import { LiveSession } from "./live.js";
-import { Ended, Session } from "./session.js";
+import { Session } from "./session.js";
 
 const AGAIN_AFTER_MS = [500, 1000, 2000, 4000, 8000];
 const STEADY_MS = 10_000; // a connection that lasted this long resets the number of attempts
 
 export class Call {
-  // hasSound: false for text only. isLive: over the Live API. onOver(Error): the call has ended
-  // without the user.
-  constructor({ hasSound, isLive, transcript, wave, onOver }) {
+  // hasSound: false for text only. isLive: over the Live API. voice: "" for the model's first.
+  // onOver(Error): the call has ended without the user.
+  constructor({ hasSound, isLive, voice, transcript, wave, onOver }) {
     this.isLive = isLive;
+    this.voice = voice;
     this.transcript = transcript;
     this.wave = wave;
     this.onOver = onOver;
     this.audio = hasSound ? this.newAudio() : null;
-    this.gauges = new Gauges(show);
+    this.gauges = new Gauges(show, () => this.session?.line);
     this.session = null;
     this.nTries = 0;
     this.isOver = false;
@@ -29,6 +31,9 @@ export class Call {
     return new CallAudio({
       onBlock: (samples) => this.session?.said(samples),
       onPlayed: (itemId, samples) => this.session?.rendered(itemId, samples),
+      onHeard: (samples) => {
+        if (this.session?.line?.carriesSound) this.session.heard(toFloat(samples));
+      },
       onSound: (isOn) => {
         if (!isOn) show("status", "the sound is interrupted: touch the page to continue");
         else if (this.session?.isUp) this.session.showState();
@@ -51,13 +56,14 @@ export class Call {
   }
 
   async join() {
-    const protocols = await admission();
+    const access = await admission();
     if (this.isOver) throw new Ended("not connected", true);
-    const { audio, transcript, wave } = this;
-    const session = new (this.isLive ? LiveSession : Session)({ audio, transcript, wave, onLost: (why) => this.lost(why) });
+    const { audio, transcript, wave, voice } = this;
+    const onLost = (why) => this.lost(why);
+    const session = new (this.isLive ? LiveSession : Session)({ audio, transcript, wave, voice, onLost });
     this.session = session;
     try {
-      await session.open(protocols);
+      await session.open(access);
     } catch (error) {
       session.close();
       if (!session.wasOpen) await doubt();
@@ -100,16 +106,20 @@ export class Call {
   async resumed() {
     const { session } = this;
     if (!session.token) return false;
-    const protocols = await admission();
+    const access = await admission();
     if (this.isOver) throw new Ended("not connected", true);
     try {
-      await session.resume(protocols);
+      await session.resume(access);
       return true;
     } catch (error) {
       if (!session.wasOpen) await doubt();
       if (!error.isFinal) throw error;
       return false;
     }
+  }
+
+  get isPlaying() {
+    return Boolean(this.session?.isPlaying);
   }
 
   type(text) {

@@ -1,4 +1,4 @@
-// The server's gauges on the page, read from /metrics.
+// The gauges on the page: the server's, read from /metrics, and the line's.
 
 import { counts } from "./admission.js";
 
@@ -12,26 +12,40 @@ const TIERS = [
 ];
 
 export class Gauges {
-  // show(id, text): writes a text into an element of the page.
-  constructor(show) {
+  // show(id, text): writes a text into an element of the page. lineNow(): the line, if there is one.
+  constructor(show, lineNow) {
     this.show = show;
+    this.lineNow = lineNow;
+    this.lost = 0; // share of packets
     this.before = null;
   }
 
   start() {
-    this.timer = setInterval(() => this.read(), EVERY_MS);
+    this.timers = [setInterval(() => this.read(), EVERY_MS), setInterval(() => this.test(), EVERY_MS)];
     this.read();
+    this.test();
   }
 
   stop() {
-    clearInterval(this.timer);
+    for (const timer of this.timers ?? []) clearInterval(timer);
+  }
+
+  async test() {
+    const line = this.lineNow();
+    if (!line?.isOpen) return;
+    this.show("line", line.name);
+    const found = await line.quality();
+    this.lost = found?.lost ?? 0;
+    const lost = found && `${(100 * this.lost).toFixed(1)} %, ${Math.round(found.jitterMs)} ms`;
+    this.show("network", lost ?? "none");
+    if (line.carriesSound) this.show("buffer", found.heldMs === null ? "–" : `${(found.heldMs / 1000).toFixed(2)} s`);
   }
 
   async read() {
     let text;
     try {
       const answer = await counts();
-      if (answer.status === 401) return this.stop(); // /metrics needs a key
+      if (answer.status === 401) return clearInterval(this.timers[0]); // /metrics needs a key
       if (!answer.ok) return;
       text = await answer.text();
     } catch {

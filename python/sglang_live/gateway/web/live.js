@@ -1,66 +1,85 @@
-// One connection to /v1/live/sessions: sound without end both ways, and no turns. An answer begins
-// with the first sound and ends with a pause.
+// One session of the Live API: sound without end both ways, and no turns. An answer begins with the
+// first sound and ends with a pause.
 
 import { RATE_HZ, fromBase64, toBase64 } from "./audio.js";
 import { show } from "./dom.js";
-import { Playback } from "./playback.js";
-import { Ended, ON_PURPOSE } from "./session.js";
+import { Ended, openLine } from "./line.js";
+import { Playback, TrackPlayback, isLoud } from "./playback.js";
 
-const PAUSE_PACKETS = 8; // of 100 ms
+const PATH = "/v1/live/sessions";
+const PAUSE_S = 0.8;
 const HUSH = toBase64(new Int16Array(RATE_HZ / 50));
 const CANNOT = "I cannot do that here. Nothing stands behind this page.";
 
 // As Session.
 export class LiveSession {
-  constructor({ audio, transcript, wave, onLost }) {
+  constructor({ audio, transcript, wave, voice, onLost }) {
     this.audio = audio;
     this.transcript = transcript;
+    this.wave = wave;
+    this.settings = { model: "default", ...(voice && { audio: { output: { voice } } }) };
     this.onLost = onLost;
-    // The server knows what was heard: what it has sent.
-    this.playback = new Playback({ audio, wave, send: () => {}, onCut: () => {} });
     this.isUp = false;
     this.isBusy = false; // an answer has begun, and no pause has followed
     this.nAnswers = 0;
-    this.nSilent = 0; // packets since the last sound
+    this.silentS = 0; // since the last sound
     this.askedAtMs = null;
     this.speakingSinceMs = null; // the server does not say
   }
 
-  open(protocols) {
-    const scheme = location.protocol === "https:" ? "wss" : "ws";
-    this.socket = new WebSocket(`${scheme}://${location.host}/v1/live/sessions`, protocols);
-    return new Promise((done, fail) => {
-      this.opened = done;
-      this.refused = (message) => fail(new Ended(message, true));
-      this.socket.addEventListener("message", ({ data }) => this.on(JSON.parse(data)));
-      this.socket.addEventListener("open", () => {
-        this.wasOpen = true;
-        const format = { type: "audio/pcm", rate: RATE_HZ };
-        this.send("session.start", { session: { model: "default", audio: { format } } });
-      });
-      this.socket.addEventListener("close", ({ code, reason }) => {
-        const why = this.wasOpen ? reason || `connection lost (${code})` : "the server is unreachable";
-        const ended = new Ended(why, ON_PURPOSE.includes(code));
-        fail(ended);
-        if (this.isUp) this.onLost(ended);
-      });
-    });
+  async open(access) {
+    const served = new Promise((done, fail) => Object.assign(this, { opened: done, failed: fail }));
+    served.catch(() => {}); // before it is awaited
+    const call = {
+      offer: (sdp) => ({
+        path: PATH,
+        headers: { "Content-Type": "application/json" },
+        body: JSON.stringify({ session: this.settings, transport: { type: "webrtc", sdp } }),
+      }),
+      answer: async (response) => {
+        const { session, transport } = await response.json();
+        return { sdp: transport.sdp, path: `${PATH}/${session.id}` };
+      },
+    };
+    const onOpen = () => {
+      const format = { type: "audio/pcm", rate: RATE_HZ };
+      const audio = { ...this.settings.audio, format };
+      this.send("session.start", { session: { ...this.settings, audio } });
+    };
+    const onEnd = (ended) => {
+      this.failed(ended);
+      if (this.isUp) this.onLost(ended);
+    };
+    const onEvent = (event) => this.on(event);
+    const take = (line) => this.use(line);
+    await openLine({ audio: this.audio, access, call, path: PATH, take, onOpen, onEvent, onEnd });
+    await served;
+  }
+
+  // The server knows what was heard: what it has sent.
+  use(line) {
+    const { audio, wave } = this;
+    this.line = line;
+    this.playback = new (line.carriesSound ? TrackPlayback : Playback)({ audio, wave, send: () => {} });
+  }
+
+  get wasOpen() {
+    return Boolean(this.line?.wasOpen);
   }
 
   close() {
     this.isUp = false;
-    this.playback.close();
-    this.socket?.close();
+    this.playback?.close();
+    this.line?.close();
   }
 
   send(type, fields = {}) {
-    if (this.socket.readyState === WebSocket.OPEN) {
-      this.socket.send(JSON.stringify({ type, ...fields }));
-    }
+    this.line.send(JSON.stringify({ type, ...fields }));
   }
 
   said(samples) {
-    if (this.isUp) this.send("session.input_audio.append", { audio: toBase64(samples) });
+    if (!this.isUp || this.line.carriesSound) return;
+    this.send("session.input_audio.append", { audio: toBase64(samples) });
   }
 
   // There are no written turns: it speaks about the text.
@@ -82,20 +101,40 @@ export class LiveSession {
   }
 
   rendered(itemId, samples) {
-    const isFirst = this.playback.rendered(itemId, samples);
-    if (!isFirst || this.askedAtMs === null) return;
+    if (this.playback.rendered(itemId, samples)) this.sounds();
+  }
+
+  // samples: 20 ms of the line's sound, float.
+  heard(samples) {
+    this.follow(samples, isLoud(samples));
+    if (this.playback.heard(samples)) this.sounds();
+  }
+
+  get isPlaying() {
+    return this.isBusy;
+  }
+
+  // The first sound of an answer.
+  sounds() {
+    if (this.askedAtMs === null) return;
     show("ttfp", `${Math.round(performance.now() - this.askedAtMs + 1000 * this.audio.latencyS)} ms`);
     this.askedAtMs = null;
   }
 
-  hear(samples) {
-    this.nSilent = samples.some((sample) => sample) ? 0 : this.nSilent + 1;
-    const isBusy = this.nSilent < PAUSE_PACKETS && (this.isBusy || this.nSilent === 0);
-    if (isBusy && !this.isBusy) this.nAnswers += 1;
-    if (isBusy && this.audio) this.playback.take(`answer ${this.nAnswers}`, samples, true);
+  // Finds where answers begin and end.
+  follow(samples, isSound) {
+    this.silentS = isSound ? 0 : this.silentS + samples.length / RATE_HZ;
+    const isBusy = this.silentS < PAUSE_S && (this.isBusy || isSound);
     if (isBusy === this.isBusy) return;
     this.isBusy = isBusy;
+    if (isBusy) this.nAnswers += 1;
+    if (this.line.carriesSound && isBusy) this.playback.begin(this.answer);
+    else if (this.line.carriesSound) this.playback.end();
     this.showState();
+  }
+
+  get answer() {
+    return `answer ${this.nAnswers}`;
   }
 
   on(event) {
@@ -117,7 +156,9 @@ const HANDLERS = {
   },
 
   "session.output_audio.delta"({ delta }) {
-    this.hear(fromBase64(delta));
+    const samples = fromBase64(delta);
+    this.follow(samples, samples.some((sample) => sample));
+    if (this.isBusy && this.audio) this.playback.take(this.answer, samples, true);
   },
 
   "session.input_transcript.delta"({ delta }) {
@@ -125,7 +166,9 @@ const HANDLERS = {
   },
 
   "session.output_transcript.delta"({ delta }) {
-    this.transcript.say(`answer ${this.nAnswers}`, "model", delta);
+    // On a track, words may come before the browser plays them.
+    if (this.line.carriesSound) this.follow([], true);
+    this.transcript.say(this.answer, "model", delta);
   },
 
   "session.delegation.created"({ delegation }) {
@@ -135,6 +178,6 @@ const HANDLERS = {
 
   error({ error }) {
     if (this.isUp) this.transcript.tell("server", "error", error.message);
-    else this.refused(error.message);
+    else this.failed(new Ended(error.message, true));
   },
 };

@@ -1,14 +1,16 @@
-// Playback of the responses of one connection.
+// Playback of the responses of one connection: of audio that comes in events, or on a track.
 
 import { Reply } from "./replies.js";
 
+const FLOOR = 0.003;
+const TAIL_BLOCKS = 10; // of 20 ms
+
 export class Playback {
-  // send(type, fields): sends an event to the server. onCut(reply): the reply was truncated.
-  constructor({ audio, wave, send, onCut }) {
+  // send(type, fields): sends an event to the server.
+  constructor({ audio, wave, send }) {
     this.audio = audio;
     this.wave = wave;
     this.send = send;
-    this.onCut = onCut;
     this.replies = new Map(); // by item
   }
 
@@ -24,6 +26,10 @@ export class Playback {
     reply.take(samples);
     if (!isWanted) this.drop(reply);
     if (reply.cutAt === null) this.audio.play(itemId, samples);
+  }
+
+  get isPlaying() {
+    return this.replies.get(this.last)?.bufferedS > 0;
   }
 
   // The newest item with audio.
@@ -62,7 +68,11 @@ export class Playback {
     reply.cut();
     const at = { item_id: reply.itemId, content_index: 0, audio_end_ms: reply.playedMs };
     this.send("conversation.item.truncate", at);
-    this.onCut(reply);
+  }
+
+  // The user has interrupted: the server does not know what was played.
+  interrupted() {
+    this.cut();
   }
 
   // The server sends again what was not heard of the newest item. Returns what was, in milliseconds.
@@ -78,4 +88,56 @@ export class Playback {
       if (reply.rendered < reply.received) reply.cut();
     }
   }
+}
+
+// The browser plays the track; the server says when a response begins and ends in it, and truncates
+// what it has not sent.
+export class TrackPlayback {
+  constructor({ audio, wave, send }) {
+    this.audio = audio;
+    this.wave = wave;
+    this.send = send;
+    this.isPlaying = false;
+    this.nTail = 0;
+  }
+
+  begin(name) {
+    this.reply = new Reply(name);
+    this.wave.show(this.reply);
+    this.isPlaying = true;
+  }
+
+  // 20 ms of the track. Returns whether a response is first heard in them.
+  heard(samples) {
+    if (!this.isPlaying && this.nTail-- <= 0) return false;
+    if ((!this.isPlaying || !this.reply.received) && !isLoud(samples)) return false;
+    const isFirst = !this.reply.received;
+    this.reply.take(samples);
+    this.reply.render(this.reply.received, 0);
+    return isFirst;
+  }
+
+  // The rest of it is still in the browser.
+  end() {
+    this.isPlaying = false;
+    this.nTail = TAIL_BLOCKS;
+  }
+
+  // The server reports what was heard by itself.
+  ack() {}
+
+  interrupted() {}
+
+  cut() {
+    if (this.isPlaying) this.send("output_audio_buffer.clear");
+  }
+
+  close() {
+    this.end();
+  }
+}
+
+// Above what a codec makes of silence. samples: float.
+export function isLoud(samples) {
+  return samples.some((sample) => Math.abs(sample) > FLOOR);
 }

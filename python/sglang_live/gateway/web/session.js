@@ -1,40 +1,33 @@
-// One session at /v1/realtime: the user's input, and the handlers of the server's events. It goes on
-// over another socket when the network loses its own.
+// One session of the Realtime API: the user's input, and the handlers of the server's events. It goes
+// on over another socket when the network loses its own.
 
 import { RATE_HZ, fromBase64, toBase64 } from "./audio.js";
 import { show } from "./dom.js";
-import { Playback } from "./playback.js";
+import { Ended, SocketLine, openLine } from "./line.js";
+import { Playback, TrackPlayback } from "./playback.js";
 
 const ACK_EVERY_MS = 500;
 const SILENCE_MS = 500; // silence_duration_ms of the server's turn detection
 const CLOCK_BLOCKS = 50; // microphone blocks, the earliest of which sets the clock
 const KEPT_EVENTS = 3000; // for a server that has not read what was on its way: a minute's
-// Close codes that are intended: end, refusal, full server. Others are failures of the network.
-export const ON_PURPOSE = [1000, 1008, 1013];
+const PATH = "/v1/realtime";
+const CALL = {
+  offer: (sdp) => ({ path: `${PATH}/calls`, headers: { "Content-Type": "application/sdp" }, body: sdp }),
+  answer: async (response) => ({ sdp: await response.text(), path: response.headers.get("Location") }),
+};
 const NOT_RESUMED = ["invalid_resume_token", "resume_too_late"]; // a new session follows
 
-export class Ended extends Error {
-  constructor(message, isFinal) {
-    super(message);
-    this.isFinal = isFinal; // another attempt would fail too
-  }
-}
-
 export class Session {
-  // audio: null for text only. onLost(Ended): an open session has lost its connection.
-  constructor({ audio, transcript, wave, onLost }) {
+  // audio: null for text only. voice: "" for the model's first. onLost(Ended): an open session has
+  // lost its line.
+  constructor({ audio, transcript, wave, voice, onLost }) {
     this.audio = audio;
     this.transcript = transcript;
+    this.wave = wave;
+    this.voice = voice;
     this.onLost = onLost;
-    this.playback = new Playback({
-      audio,
-      wave,
-      send: (type, fields) => this.send(type, fields),
-      onCut: ({ itemId, heardS }) =>
-        transcript.note(itemId, `interrupted, heard ${heardS.toFixed(1)} s of it`),
-    });
     this.isUp = false;
-    this.isLost = false; // its socket is; events wait
+    this.isLost = false; // its line is; events wait
     this.token = null; // with which another socket takes over
     this.lastId = ""; // of the last event
     this.sent = []; // the newest events
@@ -42,6 +35,7 @@ export class Session {
     this.saidSamples = 0;
     this.beganMs = []; // time of the microphone's first sample, computed from each recent block
     this.answering = null; // id of the running response
+    this.spoken = null; // the newest item with audio
     this.isExpecting = false; // whether a response was requested or will follow the speech
     this.cancelling = 0; // cancels without a result: audio that arrives is older than they
     this.askedAtMs = null; // end of the user's turn, for the time to the first sound
@@ -49,46 +43,65 @@ export class Session {
   }
 
   // Resolves when the server has applied the settings: earlier input would be lost.
-  open(protocols) {
-    return this.connect(protocols, {});
+  async open(access) {
+    const served = this.served();
+    served.catch(() => {}); // before it is awaited
+    const take = (line) => this.use(line);
+    await openLine({ audio: this.audio, access, call: CALL, path: PATH, take, ...this.handlers() });
+    await served;
   }
 
   // Resolves when the session goes on. A final error: the server does not have it any more.
-  resume(protocols) {
+  resume(access) {
     const heardMs = this.playback.resume();
-    return this.connect(protocols, { resume: this.token, after: this.lastId, heard_ms: heardMs });
+    const query = new URLSearchParams({ resume: this.token, after: this.lastId, heard_ms: heardMs });
+    const served = this.served();
+    this.line = new SocketLine(`${PATH}?${query}`, access, this.handlers());
+    return served;
   }
 
-  connect(protocols, query) {
-    const scheme = location.protocol === "https:" ? "wss" : "ws";
-    const url = `${scheme}://${location.host}/v1/realtime?${new URLSearchParams(query)}`;
-    this.socket = new WebSocket(url, protocols);
-    this.wasOpen = false;
-    let isServed = false;
+  // Resolves when the server receives input.
+  served() {
+    this.isServed = false;
     return new Promise((done, fail) => {
       this.opened = () => {
-        isServed = true;
+        this.isServed = true;
         this.upSinceMs = performance.now();
         done();
       };
-      this.refused = (message) => fail(new Ended(message, true));
-      this.socket.addEventListener("message", ({ data }) => this.on(JSON.parse(data)));
-      this.socket.addEventListener("open", () => (this.wasOpen = true));
-      this.socket.addEventListener("close", ({ code, reason }) => {
-        const why = this.wasOpen ? reason || `connection lost (${code})` : "the server is unreachable";
-        const ended = new Ended(why, ON_PURPOSE.includes(code));
-        fail(ended);
-        this.isLost = true;
-        if (isServed && this.isUp) this.onLost(ended);
-      });
+      this.failed = fail;
     });
+  }
+
+  refused(message) {
+    this.failed(new Ended(message, true));
+  }
+
+  use(line) {
+    const { audio, wave } = this;
+    const send = (type, fields) => this.send(type, fields);
+    this.line = line;
+    this.playback = new (line.carriesSound ? TrackPlayback : Playback)({ audio, wave, send });
+  }
+
+  handlers() {
+    const onEnd = (ended) => {
+      this.failed(ended);
+      this.isLost = true;
+      if (this.isServed && this.isUp) this.onLost(ended);
+    };
+    return { onEvent: (event) => this.on(event), onEnd };
+  }
+
+  get wasOpen() {
+    return Boolean(this.line?.wasOpen);
   }
 
   close() {
     this.isUp = false;
     clearInterval(this.acks);
-    this.playback.close();
-    this.socket?.close();
+    this.playback?.close();
+    this.line?.close();
   }
 
   send(type, fields = {}) {
@@ -96,16 +109,17 @@ export class Session {
     this.nSent += 1;
     this.sent.push(text);
     if (this.sent.length > KEPT_EVENTS) this.sent.shift();
-    if (!this.isLost && this.socket.readyState === WebSocket.OPEN) this.socket.send(text);
+    if (!this.isLost) this.line.send(text);
   }
 
   // --- input of the user ---
 
   said(samples) {
-    if (!this.isUp) return;
+    if (!(this.line?.carriesSound ? this.line.isOpen : this.isUp)) return;
     this.saidSamples += samples.length;
     this.beganMs.push(performance.now() - (1000 * this.saidSamples) / RATE_HZ);
     if (this.beganMs.length > CLOCK_BLOCKS) this.beganMs.shift();
+    if (this.line.carriesSound) return;
     this.send("input_audio_buffer.append", { audio: toBase64(samples) });
   }
 
@@ -123,6 +137,10 @@ export class Session {
     return Boolean(this.answering || this.isExpecting);
   }
 
+  get isPlaying() {
+    return Boolean(this.playback?.isPlaying);
+  }
+
   // Cancels the response and drops its buffered audio.
   stop() {
     if (!this.isUp) return;
@@ -137,8 +155,17 @@ export class Session {
   // --- playback ---
 
   rendered(itemId, samples) {
-    const isFirst = this.playback.rendered(itemId, samples);
-    if (!isFirst || this.askedAtMs === null) return;
+    if (this.playback.rendered(itemId, samples)) this.sounds();
+  }
+
+  // samples: 20 ms of the line's sound, float.
+  heard(samples) {
+    if (this.playback.heard(samples)) this.sounds();
+  }
+
+  // The first sound of a response.
+  sounds() {
+    if (this.askedAtMs === null) return;
     const waitedMs = performance.now() - this.askedAtMs + 1000 * this.audio.latencyS;
     show("ttfp", `${Math.round(waitedMs)} ms`);
     this.askedAtMs = null;
@@ -165,7 +192,8 @@ const HANDLERS = {
     const transcription = { model: session.model };
     // Set by name, so that the server sends the events of voices over a response.
     const detection = { type: "server_vad", silence_duration_ms: SILENCE_MS, ignore_backchannels: true };
-    const audio = { input: { format, turn_detection: detection, transcription }, output: { format } };
+    const output = this.voice ? { format, voice: this.voice } : { format };
+    const audio = { input: { format, turn_detection: detection, transcription }, output };
     const modalities = [this.audio ? "audio" : "text"];
     this.send("session.update", { session: { type: "realtime", output_modalities: modalities, audio, resumable: true } });
   },
@@ -180,7 +208,7 @@ const HANDLERS = {
   "session.resumed"({ events_received: nRead }) {
     const nGone = this.nSent - this.sent.length;
     if (nRead < nGone) return this.refused("the connection was lost for too long");
-    for (const text of this.sent.slice(nRead - nGone)) this.socket.send(text);
+    for (const text of this.sent.slice(nRead - nGone)) this.line.send(text);
     this.isLost = false;
     this.opened();
     this.showState();
@@ -193,11 +221,11 @@ const HANDLERS = {
   "input_audio_buffer.voice_ignored"(event) {
     this.audio?.duck(false);
     const lengthMs = event.audio_end_ms - event.audio_start_ms;
-    this.transcript.note(this.playback.last, `${event.decision} ignored (${lengthMs} ms, ${event.reason})`);
+    this.transcript.note(this.spoken, `${event.decision} ignored (${lengthMs} ms, ${event.reason})`);
   },
 
   "input_audio_buffer.speech_started"(event) {
-    this.playback.cut();
+    this.playback.interrupted();
     this.audio?.duck(false);
     this.speakingSinceMs = event.audio_start_ms;
     this.isExpecting = true;
@@ -230,6 +258,23 @@ const HANDLERS = {
     this.transcript.note(event.item_id, `not transcribed: ${event.error.message}`);
   },
 
+  "conversation.item.truncated"(event) {
+    const heardS = event.audio_end_ms / 1000;
+    this.transcript.note(event.item_id, `interrupted, heard ${heardS.toFixed(1)} s of it`);
+  },
+
+  "output_audio_buffer.started"(event) {
+    this.playback.begin(event.response_id);
+  },
+
+  "output_audio_buffer.stopped"() {
+    this.playback.end();
+  },
+
+  "output_audio_buffer.cleared"() {
+    this.playback.end();
+  },
+
   "response.created"({ response }) {
     this.answering = response.id;
     this.isExpecting = false;
@@ -241,6 +286,7 @@ const HANDLERS = {
   },
 
   "response.output_audio_transcript.delta"(event) {
+    this.spoken = event.item_id;
     this.transcript.say(event.item_id, "model", event.delta);
   },
 

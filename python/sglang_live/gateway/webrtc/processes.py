@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from prometheus_client import Counter
@@ -37,6 +37,8 @@ from sglang_live.webrtc.network import Network
 
 log = logging.getLogger(__name__)
 
+# Characters of an offer.
+MAX_SDP = 1 << 16
 # What one core carries at 50 packets a second each way; more calls have another process.
 _MOST_CALLS = 25
 # Imports take a second of a free core.
@@ -55,17 +57,31 @@ class NoWebRtcError(LiveError):
     http_status = 501
 
 
-class MediaCall:
-    """One call.
+class MediaLine(Protocol):
+    """What carries the sound of one call.
 
-    received: what its process says of it, in order, but for on_left: called at once with each
-        packet that has left, before the user's sound that came earlier has been heard out.
+    received: what it says of it, in order, but for on_left: called at once with what has left,
+        before the user's sound that came earlier has been heard out.
     """
 
-    on_left: Callable[[Left], None] = lambda left: None
+    id: str
+    received: asyncio.Queue[FromProcess]
+    on_left: Callable[[Left], None]
+
+    def tell(self, message: FromGateway) -> None: ...
+
+    async def flushed(self) -> None:
+        """Wait until what was told is taken."""
+
+    def hang_up(self) -> None: ...
+
+
+class MediaCall:
+    """A MediaLine: a call in a process."""
 
     def __init__(self, call_id: str, process: "_Process"):
         self.id = call_id
+        self.on_left: Callable[[Left], None] = lambda left: None
         self._process = process
         self.received: asyncio.Queue[FromProcess] = asyncio.Queue()
 
@@ -73,7 +89,6 @@ class MediaCall:
         self._process.tell(message)
 
     async def flushed(self) -> None:
-        """Wait until the process takes what was told."""
         await self._process.flushed()
 
     def hang_up(self) -> None:

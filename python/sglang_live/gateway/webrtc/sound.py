@@ -1,21 +1,26 @@
-"""The sound of one call's responses, on its way through the process that sends it.
+"""The sound of one call, on its way through the process that sends it.
 
-In: audio of responses, what has left. Out: the events output_audio_buffer.*; holds and discards.
-Owner: one CallSound per call. Audio is sent when it has left as packets, 20 ms at a time: what
-waits in the process can be held and discarded, as what waits in an outbox can.
+In: audio of responses, what has left; or audio at the pace of time. Out: the events
+output_audio_buffer.*; holds and discards.
+Owner: one CallSound or one Track per call. Audio of responses is sent when it has left as packets,
+20 ms at a time: what waits in the process can be held and discarded, as what waits in an outbox
+can.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sglang_live.gateway.call.outbox import Emit, Outbox
-from sglang_live.gateway.webrtc.processes import MediaCall
+from sglang_live.gateway.webrtc.processes import MediaLine
+from sglang_live.ids import new_id
 from sglang_live.webrtc.messages import SENT_RATE_HZ, Discard, Hold, Left, Play, PlayedOut
 
 _BUFFER = "output_audio_buffer."
 # From a packet's departure to its sound: half a round trip of a usual network, and the listener's
 # buffer, which browsers fill to 80 ms.
 EARLY_S = 0.1
+# Of a track: audio that waits in the process, where the pieces of another clock come unevenly.
+_LEAD_S = 0.06
 
 OnSent = Callable[[bytes], None]
 
@@ -36,7 +41,7 @@ class _Lane:
 class CallSound:
     """The Lanes of a call (gateway/call/ports.py); the outbox has their events."""
 
-    def __init__(self, call: MediaCall, outbox: Outbox, emit: Emit):
+    def __init__(self, call: MediaLine, outbox: Outbox, emit: Emit):
         self._call = call
         self._outbox = outbox
         self._emit = emit
@@ -72,12 +77,16 @@ class CallSound:
 
     def hold(self, lane: str) -> None:
         self._outbox.hold(lane)
+        # Its audio may all have left, or not have come.
+        self._lanes.setdefault(lane, _Lane())
         self._call.tell(Hold(self._call.id, lane, True))
 
     def release(self, lane: str) -> None:
         self._outbox.release(lane)
-        if lane in self._lanes:
+        if (state := self._lanes.get(lane)) is not None:
             self._call.tell(Hold(self._call.id, lane, False))
+            if not (state.waiting or state.has_begun):
+                del self._lanes[lane]
 
     def discard_audio(self, lane: str) -> float:
         if (state := self._lanes.pop(lane, None)) is None:
@@ -92,3 +101,31 @@ class CallSound:
             del self._lanes[lane]
             if state.has_begun:
                 self._emit(_BUFFER + "stopped", response_id=lane)
+            else:
+                self._call.tell(Discard(self._call.id, lane))  # it may be held
+
+
+class Track:
+    """The sound of a call that speaks at the pace of time.
+
+    EARLY_S: from the end of a piece to its sound.
+    """
+
+    EARLY_S = _LEAD_S + EARLY_S
+
+    def __init__(self, call: MediaLine):
+        self._call = call
+        self._lane = ""
+
+    def play(self, pcm: bytes) -> None:
+        """pcm: the next piece, at SENT_RATE_HZ."""
+        if not self._lane:
+            self._lane = new_id("lane")
+            pcm = bytes(2 * round(_LEAD_S * SENT_RATE_HZ)) + pcm
+        self._call.tell(Play(self._call.id, self._lane, pcm))
+
+    def pause(self) -> None:
+        """Silence, of which nothing is sent."""
+        if self._lane:
+            self._call.tell(PlayedOut(self._call.id, self._lane))
+            self._lane = ""

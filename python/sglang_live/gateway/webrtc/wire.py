@@ -10,7 +10,7 @@ import orjson
 from prometheus_client import Counter
 
 from sglang_live.gateway.call.outbox import Outbox
-from sglang_live.gateway.webrtc.processes import MediaCall
+from sglang_live.gateway.webrtc.processes import MediaLine
 from sglang_live.gateway.webrtc.sound import CallSound
 from sglang_live.ids import new_id
 from sglang_live.webrtc.messages import Ended, Event, Heard, Opened
@@ -22,7 +22,7 @@ _MOST_UNREAD = 4096
 class Sideband:
     """A second client of a call: it gets its events, and sends some."""
 
-    def __init__(self, call: MediaCall):
+    def __init__(self, call: MediaLine):
         self._call = call
         self._unread: asyncio.Queue[str | None] = asyncio.Queue(_MOST_UNREAD)
 
@@ -54,10 +54,15 @@ class CallWire:
 
     is_lost = False
 
-    def __init__(self, call: MediaCall, shortened: Counter):
-        """shortened: counts events that were too large for the data channel, by outcome."""
+    def __init__(self, call: MediaLine, shortened: Counter, opening: str | None = None):
+        """
+        Args:
+            shortened: counts events that were too large for the data channel, by outcome.
+            opening: the first frame that comes, once the channel is open; None: the client's.
+        """
         self._call = call
         self._shortened = shortened
+        self._opening = opening
         self._opened = asyncio.Event()
         self._most_bytes = 0
         self._sidebands: list[Sideband] = []
@@ -82,6 +87,8 @@ class CallWire:
                 case Opened(most_bytes=most_bytes):
                     self._most_bytes = most_bytes
                     self._opened.set()
+                    if self._opening is not None:
+                        return self._opening
                 case Heard(pcm=pcm):
                     return pcm
                 case Event(text=text):

@@ -173,5 +173,5 @@ async def test_only_clients_with_the_sessions_key_find_it_and_only_few():
         async with attached(world), attached(world), attached(world), attached(world):
             assert MOST_SIDEBANDS == 4
             with pytest.raises(CapacityError):
-                world.sessions.find(name, "")
-        assert world.sessions.find(name, "")
+                world.sessions.find(name, "").broadcast.check_room()
+        world.sessions.find(name, "").broadcast.check_room()

@@ -76,7 +76,10 @@ class EventOrder:
             self._greeted = True
         elif kind == "session.created":
             raise AssertionError("greeted twice")
-        if "response_id" in event:
+        if kind.startswith("output_audio_buffer."):  # a response is made before it is heard
+            known = self._running.keys() | self._over
+            assert event["response_id"] in known, f"no such response: {event}"
+        elif "response_id" in event:
             assert event["response_id"] in self._running, f"no such response runs: {event}"
         handler = _HANDLERS.get(kind)
         if handler:
@@ -150,8 +153,8 @@ class EventOrder:
         part = self._part(event)
         assert name not in part.ended, f"{name} ended twice"
         part.ended.add(name)
-        if _WHOLE[name]:
-            self._check_whole(event, event[_WHOLE[name]], part.said.get(name, []))
+        if whole := _WHOLE[name]:
+            self._check_whole(event, event[whole], part.said.get(name, []))
 
     def _check_whole(self, event: Event, whole: str, said: list[str]) -> None:
         if event["item_id"] not in self._cut:
