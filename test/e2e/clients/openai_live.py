@@ -83,6 +83,11 @@ class Talk:
             raise RuntimeError(event["error"]["message"])
         return event
 
+    async def until_tick(self, number: int) -> None:
+        async with asyncio.timeout(WITHIN_S):
+            while len(self.loudness) < number:
+                await self.next()
+
     async def until_quiet(self, ticks: int = 10) -> None:
         """Wait for speech, and for some silence after it."""
         async with asyncio.timeout(WITHIN_S):
@@ -116,15 +121,12 @@ async def muted(talk: Talk) -> None:
 
 async def duplex(talk: Talk) -> None:
     """With a model that hears while it speaks: neither side waits for the other."""
-    for _ in range(15):
-        await talk.next()
+    await talk.until_tick(15)
     talk.say()
-    for _ in range(25):
-        await talk.next()
+    await talk.until_tick(40)
     await talk.connection.session.input_audio.mute()
     await talk.until("session.input_audio.muted")
-    for _ in range(10):
-        await talk.next()
+    await talk.until_tick(60)
     await talk.connection.session.input_audio.unmute()
     await talk.until("session.input_audio.unmuted")
 
