@@ -97,6 +97,7 @@ BUDGETS = {
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
     "extensions/planner": 7_000,
+    "extensions/traces": 240,
     "gateway": 20_560,
     "interaction": 3_320,
     "kernels": 20,
