@@ -53,6 +53,7 @@ ORDER = (
     "client",
     "lang",
     "extensions",
+    "__main__",
 )
 # The same within bridge/. Files that no line names are facts, which any of them may import.
 BRIDGE = (
@@ -88,7 +89,7 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_240,
+    "": 4_300,
     "bridge": 9_960,
     "capacity": 690,
     "client": 1_240,
