@@ -76,3 +76,7 @@ tables:
 # Write requirements/locked/ after a pin in requirements/ changed (needs a package index).
 lock:
     scripts/lock.sh
+
+# Build a release into a folder: just release dist
+release DIR *ARGS:
+    scripts/release.sh {{ ARGS }} {{ DIR }}

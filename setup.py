@@ -24,8 +24,23 @@ def pinned(file_name: str) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def pinned_sglang() -> list[str]:
-    return [line for line in pinned("cpu_no_deps.txt") if line.startswith("sglang==")]
+def pinned_sglang() -> str:
+    """As published: pip would prefer a release's version (below), as the later one."""
+    [line] = [line for line in pinned("cpu_no_deps.txt") if line.startswith("sglang==")]
+    return f"{line},!={line.partition('==')[2]}+nodeps"
+
+
+def released() -> list[str]:
+    """cpu_no_deps.txt as pip can install it.
+
+    A release has wheels of these without the requirements that cannot be met on a CPU
+    (scripts/release.sh). Their local version says so, and no index has it: pip then stops at once,
+    and does not download SGLang's CUDA stack.
+    """
+    without = ("sglang==", "pipecat-ai==")
+    return [
+        f"{line}+nodeps" if line.startswith(without) else line for line in pinned("cpu_no_deps.txt")
+    ]
 
 
 def package_folders() -> dict[str, str]:
@@ -92,9 +107,8 @@ setup(
         "yarl",
     ],
     extras_require={
-        # SGLang itself is missing here: see requirements/cpu_no_deps.txt.
-        "cpu": pinned("cpu.txt"),
-        "cuda": [*pinned_sglang(), *pinned("cuda.txt")],
+        "cpu": [*pinned("cpu.txt"), *released()],
+        "cuda": [pinned_sglang(), *pinned("cuda.txt")],
         "media": pinned("media.txt"),
         "webrtc": pinned("webrtc.txt"),
         "whisper": pinned("whisper.txt"),
@@ -103,6 +117,7 @@ setup(
         "training": pinned("training.txt"),
     },
     entry_points={
+        "console_scripts": ["sglang-live = sglang_live.__main__:main"],
         "sglang.srt.platforms": [
             "sglang_live_cpu = sglang_live.bridge.platform.cpu:activate",
             "sglang_live_cuda = sglang_live.bridge.platform.cuda:activate",

@@ -35,7 +35,7 @@ PYTHONS, MACHINES = ("3.11", "3.12"), ("x86_64", "aarch64")
 # The oldest C library for which SGLang has wheels.
 C_LIBRARY = "manylinux_2_34"
 DEVICES = ("cpu", "cuda")
-LOCKED = ("cpu", "cpu_no_deps", "test", "bench", "training")
+LOCKED = ("cpu", "cpu_no_deps", "test", "bench", "training", "release")
 # Published as source alone, for some Python or for all.
 SOURCES = "docopt\npocketsphinx\n"
 # The published PyTorch requires these, its CPU builds do not.
@@ -84,13 +84,13 @@ def locked_names(list_name: str) -> frozenset[str]:
     return frozenset(re.findall(r"^([a-z0-9-]+)==", text, re.MULTILINE))
 
 
-def make_cpu_build(folder: Path) -> None:
-    """An empty wheel of PyTorch with the metadata of its CPU builds."""
-    version = f"{_version('torch')}+cpu"
-    info = f"torch-{version}.dist-info"
-    requires = "".join(f"Requires-Dist: {name}\n" for name in _CPU_BUILD_REQUIRES)
-    with zipfile.ZipFile(folder / f"torch-{version}-py3-none-any.whl", "w") as wheel:
-        metadata = f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n{requires}"
+def make_wheel(folder: Path, name: str, version: str, requires: Iterable[str] = ()) -> None:
+    """An empty wheel with these metadata."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    info = f"{stem}.dist-info"
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        metadata += "".join(f"Requires-Dist: {line}\n" for line in requires)
         wheel.writestr(f"{info}/METADATA", metadata)
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
@@ -98,15 +98,23 @@ def make_cpu_build(folder: Path) -> None:
 
 def resolutions(scratch: Path) -> Iterator[Resolution]:
     """scratch: an empty folder, for files that the resolutions read."""
-    make_cpu_build(scratch)
+    # As PyTorch's own index has it.
+    (torch := scratch / "torch").mkdir()
+    make_wheel(torch, "torch", f"{_version('torch')}+cpu", _CPU_BUILD_REQUIRES)
     (scratch / "sources.txt").write_text(SOURCES, "utf-8")
     package = run_setup("setup.py", stop_after="config")
+    # As a release has them (scripts/release.sh).
+    (release := scratch / "release").mkdir()
+    for line in package.extras_require["cpu"]:
+        name, _, version = line.partition("==")
+        if version.endswith("+nodeps"):
+            make_wheel(release, name, version)
     for python in PYTHONS:
         for machine in MACHINES:
             yield from _locked(scratch, python, machine)
             for device in DEVICES:
-                yield from _extras(package, device, python, machine)
-            yield from _torch(scratch, python, machine)
+                yield from _extras(package, device, release, python, machine)
+            yield from _torch(torch, python, machine)
 
 
 def _locked(scratch: Path, python: str, machine: str) -> Iterator[Resolution]:
@@ -125,9 +133,9 @@ def _locked(scratch: Path, python: str, machine: str) -> Iterator[Resolution]:
 
 
 def _extras(
-    package: "setuptools.Distribution", device: str, python: str, machine: str
+    package: "setuptools.Distribution", device: str, release: Path, python: str, machine: str
 ) -> Iterator[Resolution]:
-    """`pip install .[cpu]`; `pip install .[cuda]`, which scripts/setup.sh runs on a GPU."""
+    """`pip install .[cpu]` beside a release; `.[cuda]`, which scripts/setup.sh runs on a GPU."""
     extras = (device, "whisper", "media", "webrtc", *(("test", "bench") if device == "cpu" else ()))
     lines = [*package.install_requires]
     for extra in extras:
@@ -136,14 +144,14 @@ def _extras(
         title=f".[{','.join(extras)}]",
         python=python,
         machine=machine,
-        arguments=_COMPILE,
+        arguments=(*_COMPILE, f"--find-links={release}"),
         requires="\n".join(lines),
     )
 
 
-def _torch(scratch: Path, python: str, machine: str) -> Iterator[Resolution]:
+def _torch(builds: Path, python: str, machine: str) -> Iterator[Resolution]:
     """PyTorch beside the locked packages, as scripts/setup.sh installs it without a GPU."""
-    for title, links in (("torch", ()), ("torch's CPU build", (f"--find-links={scratch}",))):
+    for title, links in (("torch", ()), ("torch's CPU build", (f"--find-links={builds}",))):
         yield Resolution(
             title=f"setup.sh: {title}",
             python=python,

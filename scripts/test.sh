@@ -67,6 +67,7 @@ core_tests() {
     rm -r python/sglang_live/extensions lab
     # What the deleted rooms are for, and what describes the repository as it is.
     local others=(test/unit/{extensions,lab,benchmark,packaging,test_imports.py,test_text_files.py})
+    others+=(test/unit/test_main.py test/e2e/test_release.py)
     mapfile -t -O ${#others[@]} others < <(
         grep -rlE '^\s*(from|import) (lab|benchmark|sglang_live\.extensions)\b' --include=*.py test
         grep -rl 'device_waits' --include=test_*.py test

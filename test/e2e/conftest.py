@@ -114,14 +114,14 @@ def running_server(
     environment: dict[str, str] | None = None,
     folder: Path | None = None,
     start_timeout_s: float = START_TIMEOUT_S,
+    program: tuple[str, ...] = (sys.executable, "-m", "sglang_live.launch_server"),
 ) -> Iterator[Server]:
     """A separate server, with the model name `demo`.
 
     folder: in which it runs; None: this one.
     """
     port = free_port()
-    command = [sys.executable, "-m", "sglang_live.launch_server"]
-    command += ["--model-path", model_path, "--served-model-name", "demo"]
+    command = [*program, "--model-path", model_path, "--served-model-name", "demo"]
     command += ["--port", str(port), "--log-dir", str(log_dir), "--max-sessions", "16"]
     # Without admission control, no session is refused because the machine is slow.
     command += [

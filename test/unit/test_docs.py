@@ -52,7 +52,7 @@ _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 _ANCHOR = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
 # Flags of other programs.
-_FOREIGN_FLAGS = {"shm-size", "local-dir", "prefix", "no-package-lock"}
+_FOREIGN_FLAGS = {"shm-size", "local-dir", "prefix", "no-package-lock", "backend", "worker-urls"}
 
 
 HANDBOOK = [path for path in DOCS if path != EXAMPLES]

@@ -54,6 +54,7 @@ ORDER = (
     "conformance",
     "lang",
     "extensions",
+    "__main__",
 )
 # The same within bridge/. Files that no line names are facts, which any of them may import.
 BRIDGE = (
@@ -89,7 +90,7 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_240,
+    "": 4_300,
     "bridge": 9_960,
     "capacity": 690,
     "client": 1_240,
@@ -99,6 +100,7 @@ BUDGETS = {
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
     "extensions/planner": 7_000,
+    "extensions/traces": 240,
     "gateway": 21_740,
     "interaction": 3_320,
     "kernels": 20,

@@ -19,7 +19,7 @@ import setproctitle
 
 from sglang_live.aio import failed_tasks
 from sglang_live.attachment import attach
-from sglang_live.bridge.platform import cpu
+from sglang_live.bridge.platform import cpu, torchvision_shim
 from sglang_live.bridge.platform.load_file import SHM_NAMES_ENV
 from sglang_live.bridge.scheduler.progress_lock import forgo_progress_lock
 from sglang_live.engine_channel.device_turn import TURNS_ENV
@@ -41,6 +41,9 @@ from sglang_live.stages.transport.wire import fallbacks, shm_names
 from sglang_live.telemetry.log_lines import engine_logging, log_in_lines
 
 log = logging.getLogger(__name__)
+
+# Here, because the processes that SGLang spawns import this module before any other.
+torchvision_shim.install()
 
 # Thinker, talker and vocoder work at the same time, on a machine without a GPU on the same cores.
 N_COMPUTING = 3

@@ -28,12 +28,12 @@ from sglang_live.aio import background
 from sglang_live.telemetry.expected_lines import forgo_expected_lines
 from sglang_live.telemetry.log_writing import LogDrops, protect_own_output
 
-# Together they import what every process of an engine needs.
+# Together they import what every process of an engine needs. The first prepares for the others.
 IMPORTS = (
+    "sglang_live.stages.runtime",
     "sglang.srt.entrypoints.engine",
     "sglang.srt.managers.scheduler",
     "sglang.srt.managers.detokenizer_manager",
-    "sglang_live.stages.runtime",
     "sglang_live.stages.thinker.stage",
     "sglang_live.stages.talker.stage",
     "sglang_live.stages.vocoder.stage",

@@ -75,7 +75,7 @@ def test_every_locked_package_has_hashes_and_no_address(path):
     assert "://" not in path.read_text()
 
 
-@pytest.mark.parametrize("name", ["cpu", "cpu_no_deps", "test", "bench", "training"])
+@pytest.mark.parametrize("name", ["cpu", "cpu_no_deps", "test", "bench", "training", "release"])
 def test_a_locked_list_has_the_pins_of_its_requirements(name):
     lines = requirement_lines(ROOT / "requirements" / f"{name}.txt")
     pins = dict(line.split("==") for line in lines)

@@ -5,8 +5,9 @@ operators cannot load, and its import then fails, because it attaches shape func
 undeclared operators. transformers imports it for image processors, so without this shim SGLang
 does not start on a CPU.
 
-scripts/setup.sh writes a `.pth` file that calls `install()` in every Python process of the
-CPU environment. Nothing is imported before torchvision is.
+A stage calls `install()` before it imports SGLang. For programs that import SGLang by themselves,
+as tests do, scripts/setup.sh writes a `.pth` file that calls it in every Python process of the CPU
+environment. Nothing is imported before torchvision is.
 """
 
 import sys

@@ -1,0 +1,1 @@
+"""Sends sessions to a collector of traces (OpenTelemetry), from the files of --timeline-dir."""
