@@ -10,8 +10,9 @@ from setuptools import find_namespace_packages
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "python" / "sglang_live"
 SETUP = (ROOT / "setup.py").read_text()
-# Rooms that run inside SGLang, for SGLang programs or behind an extra. stages is partly of these.
-NOT_THE_SERVER = ("bridge", "kernels", "models", "report", "stages", "lang.py")
+# Rooms that run inside SGLang, for SGLang programs, beside a server or behind an extra. stages is
+# partly of these.
+NOT_THE_SERVER = ("bridge", "conformance", "kernels", "models", "report", "stages", "lang.py")
 # From the extras, which also say whether it is built for CUDA. Only stages import its users.
 OF_EXTRAS = {"aioice", "aiortc", "av", "torch"}
 # Names of distributions that are not those of their modules.
