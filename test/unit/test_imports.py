@@ -98,7 +98,7 @@ BUDGETS = {
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
     "extensions/planner": 7_000,
-    "gateway": 21_640,
+    "gateway": 21_920,
     "interaction": 3_320,
     "journal": 760,
     "kernels": 20,

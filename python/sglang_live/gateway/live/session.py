@@ -96,6 +96,9 @@ class LiveSession:
     async def hear(self, pcm: bytes) -> None:
         raise ClientEventError("Binary frames hold no events.", code="invalid_event")
 
+    def read(self, n_read: int) -> None:
+        """Nothing resumes a session of this protocol."""
+
     async def until_over(self) -> tuple[int, str]:
         return await asyncio.shield(self._over)
 
