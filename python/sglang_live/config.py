@@ -18,6 +18,7 @@ from sglang_live.gateway.auth import KeyConfig
 from sglang_live.gateway.connection_guard import ConnectionLimits
 from sglang_live.gateway.flex.gate import FlexConfig
 from sglang_live.gateway.http.media_guard import MediaConfig
+from sglang_live.gateway.journal_flags import JournalConfig
 from sglang_live.gateway.listen_socket import ListenConfig
 from sglang_live.gateway.live.text_server import TextServerConfig
 from sglang_live.gateway.rate_limits import ClientLimits
@@ -180,6 +181,7 @@ class ServerConfig(Settings):
     retention: RetentionFlags = part("memory of sessions")
     session_storage: SessionStorage = part("memory of sessions")
     flex: FlexConfig = part("work in the background")
+    journal: JournalConfig = part("sessions at several gateways")
     folders: FolderConfig = part("logs and folders")
     stage_options: StageOptions = part("stages")
     additions: tuple[Addition, ...] = ()

@@ -141,6 +141,24 @@ class Tools:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BegunTurn:
+    """What has come of a turn, which another one goes on with (see VoiceSession.begun).
+
+    ids, said: tokens of the response that are spoken, and their text.
+    codes: of its audio, as CodecFrames had them. n_frames: of them, without ends of utterances.
+    speech_s: their duration.
+    seed: of the talker's sampling.
+    """
+
+    ids: tuple[int, ...] = ()
+    said: str = ""
+    codes: tuple[bytes, ...] = ()
+    n_frames: int = 0
+    speech_s: float = 0.0
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRequest:
     """Input of one turn.
 
@@ -166,6 +184,8 @@ class TurnRequest:
     cache_salt: turns with another salt share none of its KV.
     options: texts between which the response has to choose, which begin with different tokens: it
         is not generated, but their probabilities are in TurnDone.
+    begun: what has come of this response in a turn before, of which the events tell nothing but the
+        audio; the response goes on behind it. Its seed is that of the turn. None: nothing.
     """
 
     turn_id: str = ""
@@ -191,6 +211,7 @@ class TurnRequest:
     drops_oldest: bool = False
     cache_salt: str = ""
     options: tuple[str, ...] = ()
+    begun: BegunTurn | None = None
 
     @property
     def item_key(self) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
@@ -30,12 +31,14 @@ from sglang_live.environment import provide_home, start_in_utf8_mode
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.agent_check import AgentCheck
 from sglang_live.gateway.app import build_app
+from sglang_live.gateway.auth import share_secret
 from sglang_live.gateway.call.settings import TurnConfig
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.connection_guard import ConnectionGuard, ConnectionLimits
 from sglang_live.gateway.draining import Drain
 from sglang_live.gateway.http.body import MAX_FRAME_BYTES
 from sglang_live.gateway.http.health import SERVING, Health
+from sglang_live.gateway.journal_flags import JournalConfig
 from sglang_live.gateway.listen_socket import ListenSocket
 from sglang_live.gateway.model import ServedModel
 from sglang_live.gateway.native.limits import NativeLimits, found_in_templates
@@ -68,6 +71,9 @@ from sglang_live.telemetry.capacity_metrics import CapacityCollector
 from sglang_live.telemetry.log_lines import log_in_lines
 from sglang_live.telemetry.log_writing import LogDrops, protect_own_output
 from sglang_live.telemetry.metrics import GatewayMetrics
+
+if TYPE_CHECKING:  # without one it is not imported
+    from sglang_live.journal.journal import Journal
 
 log = logging.getLogger("sglang_live")
 
@@ -149,6 +155,7 @@ def check_machine(storage: SessionStorage) -> None:
 
 
 async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> int:
+    journal = _journal(config.journal) if config.journal.url else None
     listen_socket = ListenSocket(config.listen.host, config.listen.port)
     agent_socket = None
     if config.listen.agent_port is not None:
@@ -168,6 +175,8 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
         on_death=suspects.died,
     )
     try:
+        if journal is not None:
+            await journal.start()
         for addition in config.additions:
             addition.start(run_dir.path)
         if model.has_thinker:
@@ -189,7 +198,11 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
         for addition in config.additions:
             for collector in addition.collectors():
                 metrics.registry.register(collector)
-        app = _application(config, model, supervisor, orchestrator, metrics, drain, agent_socket)
+        if journal is not None:
+            metrics.registry.register(journal)
+        app = _application(
+            config, model, supervisor, orchestrator, metrics, drain, agent_socket, journal
+        )
         server = Server(_http(config, app, metrics))
         gc.collect()
         gc.freeze()  # see EngineHost.freeze
@@ -206,7 +219,25 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
         forks = () if zygote is None else (zygote.close,)
         added = [addition.stop for addition in config.additions]
         sockets = [one.close for one in (listen_socket, agent_socket) if one is not None]
-        await close_all(*sockets, supervisor.stop, *added, *forks, run_dir.remove)
+        journals = () if journal is None else (journal.close,)
+        await close_all(*sockets, *journals, supervisor.stop, *added, *forks, run_dir.remove)
+
+
+def _journal(config: JournalConfig) -> "Journal":
+    """Raises BadInputError: its key, its URL or its packages cannot be used."""
+    try:
+        from sglang_live.journal.journal import Journal, open_store
+        from sglang_live.journal.records import FleetKey
+
+        store = open_store(config.url)
+    except ModuleNotFoundError as error:
+        raise BadInputError(
+            f"--journal needs {error.name}: pip install 'sglang-live[journal]'"
+        ) from error
+    assert config.key_file is not None, "it is checked"
+    key = FleetKey.load(config.key_file)
+    share_secret(key.derived("owners"))
+    return Journal(store, key, MonotonicClock(), keep_s=config.keep_s)
 
 
 def _metrics(supervisor: Supervisor, orchestrator: Orchestrator, drops: LogDrops) -> GatewayMetrics:
@@ -231,6 +262,7 @@ def _application(
     metrics: GatewayMetrics,
     drain: Drain,
     agent_socket: ListenSocket | None,
+    journal: "Journal | None",
 ) -> Starlette:
     # SGLang's own API listens on a Unix socket: a thinker on another host cannot offer it.
     specs = (replica.spec for replica in supervisor.replicas)
@@ -255,6 +287,7 @@ def _application(
             **found_in_templates(model.weights),
             takes_priority=_takes_priority(config.stages["thinker"].args),
         ),
+        journal=journal,
         additions=additions,
     )
 

@@ -205,7 +205,7 @@ class WireSegment(msgspec.Struct, frozen=True, omit_defaults=True):
 class ThinkerRequest(Message, frozen=True):
     """Generate a response to a history.
 
-    session_id: "" for a stateless job.
+    session_id: "" for a stateless job. epoch: see VoiceSession.
     keys: of all items of the history, in order.
     items: those that the stage may not have yet.
     item_key: key of the assistant item that the response becomes.
@@ -255,6 +255,7 @@ class ThinkerRequest(Message, frozen=True):
     continues: list[int] = []
     said: str = ""
     options: list[str] = []
+    epoch: int = 0
 
 
 class ScriptRequest(Message, frozen=True):
@@ -369,6 +370,7 @@ class PromptMeasured(Message, frozen=True):
 class TalkerRequest(Message, frozen=True):
     """Speak a response.
 
+    epoch: see VoiceSession.
     segment_keys: of all user messages of the history, in order.
     segments: those that the stage may not have yet.
     first_id: the response's first token. None: the talker reads text, all of it as TalkerInput.
@@ -392,6 +394,7 @@ class TalkerRequest(Message, frozen=True):
     flex: bool = False
     codes: bytes = b""
     n_frames: int = 0
+    epoch: int = 0
 
 
 class SegmentsNeeded(Message, frozen=True):

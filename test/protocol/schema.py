@@ -45,6 +45,7 @@ class _Resumed(BaseModel, extra="forbid"):
     event_id: str
     session: dict[str, Any]
     events_received: int
+    items: list[str] | None = None  # at another server
 
 
 _EXTENSIONS = {

@@ -38,6 +38,7 @@ ORDER = (
     "stages",
     "orchestrator",
     "interaction",
+    "journal",
     "gateway",
     "extension",
     "model_source",
@@ -90,7 +91,7 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_300,
+    "": 4_360,
     "bridge": 9_960,
     "capacity": 690,
     "client": 1_240,
@@ -101,16 +102,17 @@ BUDGETS = {
     "extensions/lending": 3_420,
     "extensions/planner": 7_000,
     "extensions/traces": 240,
-    "gateway": 21_740,
+    "gateway": 23_100,
     "interaction": 3_320,
+    "journal": 760,
     "kernels": 20,
     "kv": 1_020,
     "models": 14_840,
-    "orchestrator": 2_980,
+    "orchestrator": 3_120,
     "policy": 2_000,
     "sound": 1_420,
     "speakable": 2_000,
-    "stages": 8_920,
+    "stages": 9_000,
     "telemetry": 720,
     "webrtc": 980,
 }
@@ -303,7 +305,7 @@ def test_a_server_starts_without_what_only_engines_need():
     code = (
         "import sys, sglang_live.launch_server; found = {*sys.modules}; "
         "print({'torch', 'transformers', 'sglang', 'xgrammar', 'benchmark', 'lab', 'av', "
-        "'aiortc'} & found)"
+        "'aiortc', 'sglang_live.journal', 'valkey', 'cryptography'} & found)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

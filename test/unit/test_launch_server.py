@@ -353,7 +353,7 @@ async def test_the_application_has_the_settings_of_the_server(model):
     )
     metrics = launch_server._metrics(supervisor, orchestrator, drops)
     app = launch_server._application(
-        config, model, supervisor, orchestrator, metrics, Drain(), None
+        config, model, supervisor, orchestrator, metrics, Drain(), None, None
     )
     http = launch_server._http(config, app, metrics)
     assert http.ws_max_size == MAX_FRAME_BYTES

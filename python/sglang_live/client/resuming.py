@@ -25,6 +25,8 @@ from sglang_live.client.connection import (
 
 # Between two attempts to connect.
 _RETRY_S = 0.5
+# Close code of a server that has no room, or no journal, at the moment.
+_TRY_AGAIN_LATER = 1013
 # Events for a server that has not read what was on its way: a minute of the microphone.
 _MOST_KEPT = 3000
 _BYTES_PER_MS = clip.SAMPLE_RATE_HZ * clip.BYTES_PER_SAMPLE // 1000
@@ -75,8 +77,9 @@ class ResumingSocket:
             if (resuming := self._resuming) is not None:
                 # It goes on if this wait is cancelled.
                 if not await asyncio.shield(resuming):
-                    await self._socket.recv()  # raises what has ended the session
-                if self._resuming is resuming:
+                    if not self._came:
+                        await self._socket.recv()  # raises what has ended the session
+                elif self._resuming is resuming:
                     self._resuming = None
                 continue
             try:
@@ -102,6 +105,7 @@ class ResumingSocket:
         while time.monotonic() < until_s:
             heard_ms = int(1000 * self._heard_s())
             at = {"after": self._last_id or "", "heard_ms": str(heard_ms)}
+            at |= {"item_id": self._item_id} if self._item_id else {}
             try:
                 socket = await open_socket(self._options, resume=self._resumable["token"], **at)
             except SessionError as error:
@@ -111,20 +115,35 @@ class ResumingSocket:
                 continue
             self._n_known_bytes = max(0, self._n_got_bytes - heard_ms * _BYTES_PER_MS)
             self._socket = socket
+            refusals: list[str] = []
             try:
-                return await self._go_on(socket)
-            except (TimeoutError, ConnectionClosed):
-                return False  # the token is used
+                return await self._go_on(socket, refusals)
+            except ConnectionClosed as closed:
+                # Lost once more, or refused for the moment; a used token is refused for good.
+                if closed.rcvd is None or closed.rcvd.code == _TRY_AGAIN_LATER:
+                    await asyncio.sleep(_RETRY_S)
+                    continue
+            except TimeoutError:
+                pass
+            self._came.extend(refusals)
+            return False
         return False
 
-    async def _go_on(self, socket: ClientConnection) -> bool:
-        """Take what was missed, and send what the server has not read."""
+    async def _go_on(self, socket: ClientConnection, refusals: list[str]) -> bool:
+        """Take what was missed, and send what the server has not read.
+
+        refusals: gets the errors of a server that does not let the session go on.
+        """
         event: dict[str, Any] = {}
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             while event.get("type") != "session.resumed":
                 text = str(await socket.recv())
-                self._take(text)
                 event = json.loads(text)
+                refusals.append(text)
+                if event.get("type") != "error":  # nor were those before it refusals
+                    for came in refusals:
+                        self._take(came)
+                    refusals.clear()
         n = event["events_received"]
         while n < self._n_sent:
             kept_from = self._n_sent - len(self._sent)

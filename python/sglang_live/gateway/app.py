@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
@@ -60,6 +60,9 @@ from sglang_live.orchestrator.suspects import Suspects
 from sglang_live.sound import media
 from sglang_live.telemetry.metrics import GatewayMetrics
 
+if TYPE_CHECKING:  # without one it is not imported
+    from sglang_live.journal.journal import Journal
+
 
 def build_app(
     orchestrator: Orchestrator,
@@ -74,6 +77,7 @@ def build_app(
     suspects: Suspects | None = None,
     drain: Drain | None = None,
     native_limits: NativeLimits | None = None,
+    journal: "Journal | None" = None,
     additions: Iterable[Callable[[GatewayParts], GatewayAddition | None]] = (),
 ) -> Starlette:
     """Build the gateway's ASGI application.
@@ -88,6 +92,7 @@ def build_app(
         suspects: requests that were running when an engine died.
         drain: set when the process is about to stop; None: never.
         native_limits: limits on bodies for SGLang's own API.
+        journal: of calls, for other gateways; None: calls end with this one.
         additions: further routes, made of the gateway's parts.
     Raises:
         FileNotFoundError: if the default speech model is not installed.
@@ -101,6 +106,7 @@ def build_app(
         metrics=metrics or GatewayMetrics(CollectorRegistry()),
         drain=drain or Drain(),
         suspects=suspects or Suspects(MonotonicClock()),
+        journal=journal,
     )
     if native_url:
         parts.proxy = NativeProxy(parts, native_url, native_limits or NativeLimits())

@@ -113,15 +113,22 @@ def choose_subprotocol(offered: Iterable[str]) -> str | None:
 
 
 # Not derived from the keys: a salt that reaches a log or a stage must reveal nothing of a key.
-_RUN_SECRET = token_bytes(32)
+_run_secret = token_bytes(32)
 _DIGEST_CHARS = 32
+
+
+def share_secret(secret: bytes) -> None:
+    """Owners have the same salts in all processes that share this secret, from now on: a session
+    that goes on in another one finds its KV."""
+    global _run_secret
+    _run_secret = secret
 
 
 def owner_salt(owner: str) -> str:
     """The `cache_salt` of all requests of this owner; only these share prefixes.
 
     Returns:
-        32 hexadecimal digits, the same for the life of the process.
+        32 hexadecimal digits, the same for the life of the process or of a shared secret.
     Source: SGLang keys its radix tree by (tokens, extra_key, cache_salt).
     """
     return _digest("salt", owner)
@@ -135,4 +142,4 @@ def owned_digest(kind: str, owner: str, name: str) -> str:
 def _digest(*parts: str) -> str:
     # Length before each part: ("a", "bc") and ("ab", "c") are different names.
     data = b"".join(len(part.encode()).to_bytes(8, "big") + part.encode() for part in parts)
-    return hmac.new(_RUN_SECRET, data, hashlib.sha256).hexdigest()[:_DIGEST_CHARS]
+    return hmac.new(_run_secret, data, hashlib.sha256).hexdigest()[:_DIGEST_CHARS]

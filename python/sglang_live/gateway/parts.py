@@ -42,8 +42,9 @@ from sglang_live.orchestrator.sessions import Orchestrator, VoiceSession
 from sglang_live.orchestrator.suspects import Suspects
 from sglang_live.telemetry.metrics import GatewayMetrics
 
-if TYPE_CHECKING:  # it is made of these parts
+if TYPE_CHECKING:  # the first is made of these parts; without the second it is not imported
     from sglang_live.gateway.native.proxy import NativeProxy
+    from sglang_live.journal.journal import Journal
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -116,6 +117,7 @@ class GatewayParts:
     proxy: to SGLang's own API; None: this server has none.
     flex: bound on flex requests.
     echo_thread: where microphones are compared with what was played.
+    journal: of calls, for other gateways; None: calls end with this one.
     """
 
     orchestrator: Orchestrator
@@ -130,6 +132,7 @@ class GatewayParts:
     answers: SpokenAnswers = field(default_factory=SpokenAnswers)
     user_prior: UserPrior = field(default_factory=UserPrior)
     proxy: "NativeProxy | None" = None
+    journal: "Journal | None" = None
     keys: Keys = field(init=False)
     tiers: Tiers = field(init=False)
     flex: FlexGate = field(init=False)

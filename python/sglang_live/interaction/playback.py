@@ -116,6 +116,12 @@ class PlaybackClock:
             self._restart(now_s)
         self.sent_s += duration_s
 
+    def go_on(self, sent_s: float, heard_s: float, now_s: float) -> None:
+        """Begin with the playback of a response that another server has sent so far."""
+        if sent_s:
+            self.sent_s, self._heard_s = sent_s, heard_s
+            self._began_s, self._at_s = now_s - heard_s, now_s
+
     def ack(self, acked_s: float, now_s: float) -> AckOutcome:
         """The client reports that it has played acked_s."""
         self.check(now_s)

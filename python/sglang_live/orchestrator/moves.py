@@ -174,6 +174,11 @@ class MovableJob:
         self._steps.append(lambda job: job.send(message))
         await self._do_steps()
 
+    def again(self) -> None:
+        """Open the job anew in its stage, where the earlier one ends, and send all input again."""
+        self._n_done = 0
+        self._again = asyncio.create_task(self._do_again(self._job), name="send again")
+
     async def answer(self, send: Callable[[Job], Awaitable[None]]) -> None:
         """Answer what the stage's process has asked; another one would ask again."""
         with suppress(StageUnavailableError):
@@ -208,9 +213,8 @@ class MovableJob:
 
     def _go_on(self, client: StageClient) -> None:
         self._job = self._opened(client)
-        self._n_done = 0
         # Beside the reader: a stage whose output is not read does not read its input.
-        self._again = asyncio.create_task(self._do_again(self._job), name="send again")
+        self.again()
 
     async def _do_again(self, job: Job) -> None:
         try:

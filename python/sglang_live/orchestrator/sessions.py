@@ -1,7 +1,7 @@
 """Sessions of the orchestrator. Each stays with one replica of every stage while that is up."""
 
 import logging
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +13,8 @@ from sglang_live.capacity.control import Capacity, CapacityControl, Pool
 from sglang_live.clock import Clock
 from sglang_live.core import (
     AudioDelta,
+    BegunTurn,
+    HistoryItem,
     PromptContent,
     PromptSize,
     TranscriptDelta,
@@ -28,7 +30,7 @@ from sglang_live.orchestrator.metronome import Metronome
 from sglang_live.orchestrator.moves import LostJobs, TurnMove
 from sglang_live.orchestrator.replica_choice import least_loaded
 from sglang_live.orchestrator.speculation import SessionSpeculation, Speculations, TurnWork
-from sglang_live.orchestrator.stage_jobs import OnStreamEvent
+from sglang_live.orchestrator.stage_jobs import OnStreamEvent, seed_of
 from sglang_live.orchestrator.stage_links import StageLinks, measure_prompt, retain_native
 from sglang_live.orchestrator.startup_delay import StartupDelays
 from sglang_live.orchestrator.suspects import SuspectError, Suspects, TurnContent
@@ -45,10 +47,17 @@ from sglang_live.telemetry.trace import TurnTrace
 
 log = logging.getLogger(__name__)
 
+# Of a session that may go on at another server.
+FIRST_EPOCH = 1
+
 
 class VoiceSession:
     """One user's session: it stays with one replica of every stage, and keeps its KV between
-    turns. Methods that are not coroutines never block."""
+    turns. Methods that are not coroutines never block.
+
+    epoch: how often the session was begun or has gone on at another server. The stages give it to
+        the server with the highest one. 0: it ends with this server.
+    """
 
     def __init__(
         self,
@@ -56,11 +65,13 @@ class VoiceSession:
         session_id: str,
         replicas: dict[str, Replica],
         admitted: bool = True,
+        epoch: int = 0,
     ):
         self.session_id = session_id
         self.admitted = admitted
         self.owner = owner
-        self.links = owner.links(replicas, session_id)
+        self.epoch = epoch
+        self.links = owner.links(replicas, session_id, epoch)
         self.turn_prefill = TurnPrefill(self.links.thinker, owner.suspects)
         self.speculation = SessionSpeculation(owner.speculations)
         self.on_stream_event: OnStreamEvent | None = None
@@ -69,6 +80,27 @@ class VoiceSession:
         self._closed = False
         self._latest: _ConversationTurn | None = None
         self._n_turns = 0
+
+    @property
+    def n_turns(self) -> int:
+        """Turns so far, whose numbers are in ids and keys of items."""
+        return self._n_turns
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Of its replicas, by stage."""
+        return {stage: replica.spec.address for stage, replica in self._replicas.items()}
+
+    def begun(self) -> BegunTurn | None:
+        """What has come of the conversation's latest turn: another server goes on behind it."""
+        if (latest := self._latest) is None:
+            return None
+        return latest.control.begun(seed_of(latest.turn))
+
+    def restore(self, history: Iterable[HistoryItem], n_turns: int) -> None:
+        """Go on with the session of another server. history: of which the stages may have KV."""
+        self._n_turns = n_turns
+        self.links.expect(history)
 
     async def respond(self, turn: TurnRequest) -> AsyncGenerator[TurnEvent, None]:
         """Run one turn. Ends with TurnDone, or raises LiveError.
@@ -439,12 +471,21 @@ class Orchestrator:
     def sessions(self) -> Collection[VoiceSession]:
         return self._sessions.values()
 
-    async def open_session(self, session_id: str, *, admitted: bool = True) -> VoiceSession:
+    async def open_session(
+        self,
+        session_id: str,
+        *,
+        admitted: bool = True,
+        epoch: int = 0,
+        at: Mapping[str, str] | None = None,
+    ) -> VoiceSession:
         """Open a session.
 
         Args:
             admitted: False: it does not count as a session, and is not refused when these are as
                 many as can be served. The gateway bounds the number of such sessions.
+            epoch: see VoiceSession.
+            at: addresses of its replicas, by stage, that have KV of it; None: there are none.
         Raises:
             CapacityError: the server is full.
             StageUnavailableError: a stage is down.
@@ -453,16 +494,25 @@ class Orchestrator:
             raise BadInputError(f"session {session_id} exists already")
         present = {replica.spec.stage for replica in self._supervisor.replicas}
         replicas = {stage: self._least_loaded(stage) for stage in STAGES if stage in present}
+        for replica in self._supervisor.replicas:
+            stage = replica.spec.stage
+            if (
+                replica.is_up
+                and stage in replicas
+                and replica.spec.address == (at or {}).get(stage)
+            ):
+                replicas[stage] = replica
         if admitted:
             self.capacity.admit(session_id)
         for replica in replicas.values():
             replica.sessions.add(session_id)
-        session = VoiceSession(self, session_id, replicas, admitted)
+        session = VoiceSession(self, session_id, replicas, admitted, epoch)
         self._sessions[session_id] = session
         return session
 
-    def links(self, replicas: dict[str, Replica], session_id: str) -> StageLinks:
-        return StageLinks.to(replicas, session_id, self.startup_delays, self._talker_reads_text)
+    def links(self, replicas: dict[str, Replica], session_id: str, epoch: int = 0) -> StageLinks:
+        reads_text = self._talker_reads_text
+        return StageLinks.to(replicas, session_id, self.startup_delays, reads_text, epoch)
 
     async def retain_native(self, session_id: str, retention: RetentionConfig) -> None:
         """Bound a streaming session that was opened over SGLang's own API.

@@ -5,7 +5,7 @@ Each asks another replica, where its own is lost, for what has not come yet (mov
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 
@@ -16,6 +16,7 @@ from sglang_live.core import (
     OUTPUT_RATE_HZ,
     AudioDelta,
     AudioPart,
+    BegunTurn,
     HistoryItem,
     TurnRequest,
 )
@@ -94,6 +95,7 @@ class _EngineJob:
     _turn: TurnRequest
     _session_id: str
     _segments: dict[str, Segment]
+    _epoch: int = 0
     on_stream_event: OnStreamEvent = ignore_event
 
     def report(self, heard_s: float, advancing: bool, speed: float = 1.0) -> None:
@@ -111,6 +113,15 @@ class ThinkerJob(_EngineJob):
     # What has come of the response.
     _ids: list[int] = field(default_factory=list)
     _said: str = ""
+
+    def __post_init__(self) -> None:
+        if (begun := self._turn.begun) is not None:
+            self._ids, self._said = list(begun.ids), begun.said
+
+    @property
+    def so_far(self) -> tuple[tuple[int, ...], str]:
+        """Tokens that are spoken, and their text."""
+        return tuple(self._ids), self._said
 
     async def tokens(self) -> AsyncGenerator[TextTokens, None]:
         try:
@@ -209,6 +220,7 @@ class ThinkerJob(_EngineJob):
                 continues=self._ids if not self._is_given else [],
                 said=self._said if not self._is_given else "",
                 options=list(turn.options),
+                epoch=self._epoch,
             ),
             tensors,
         )
@@ -269,14 +281,25 @@ class TalkerJob(_EngineJob):
     _n_tokens: int = 0
     _unspoken: list[int] = field(default_factory=list)  # before the first letter
     _marks: Marks = field(default_factory=list)
-    _codes: bytearray = field(default_factory=bytearray)  # that have come
+    _codes: list[bytes] = field(default_factory=list)  # that have come
     _n_codes: int = 0  # of them, without ends of utterances
 
     def __post_init__(self) -> None:
-        history = self._turn.history
+        history, begun = self._turn.history, self._turn.begun
+        if begun is not None:
+            self._codes, self._n_codes = list(begun.codes), begun.n_frames
+            self.speech_s = begun.speech_s
         users = [i.key for i in history if i.role == "user" and i.token_ids is None]
         self._keys = [] if self.reads_text else users
+        self._is_told = asyncio.Event()  # of all messages that the thinker has prefilled
         self._begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def added_to(self, begun: BegunTurn) -> BegunTurn:
+        """With the codes that have come, unless it cannot go on behind them."""
+        if self._job.stays:
+            return begun
+        n = self._n_codes
+        return replace(begun, codes=tuple(self._codes), n_frames=n, speech_s=self.speech_s)
 
     @property
     def n_frames(self) -> int:
@@ -293,6 +316,8 @@ class TalkerJob(_EngineJob):
 
     async def write(self, ids: list[int], text: str) -> None:
         """Speak the next tokens of the response, which add `text` to it."""
+        if self._turn.begun is None or self._n_tokens:  # else they are not the thinker's
+            self._is_told.set()
         self._n_tokens += len(ids)
         if not self._turn.wants_audio:
             return
@@ -321,6 +346,7 @@ class TalkerJob(_EngineJob):
 
     async def end_text(self) -> None:
         """No more tokens will come."""
+        self._is_told.set()
         if self._begun.done():
             end = TalkerInput(self._job.job_id, [], done=True, n_tokens=self._n_tokens)
             await self._job.send(end)
@@ -332,9 +358,16 @@ class TalkerJob(_EngineJob):
         """int16 [n, num_code_groups] as they come."""
         if not await self._begun:
             return
+        for codes in tuple(self._codes):
+            yield codes
         async for message, _ in self._job.events(TalkerDone):
             if isinstance(message, SegmentsNeeded):
-                await self._job.answer(partial(self._send_segments, message.keys))
+                if not self._segments.keys() >= {*message.keys}:
+                    await self._is_told.wait()
+                if self._forgo(message.keys):
+                    self._job.again()
+                else:
+                    await self._job.answer(partial(self._send_segments, message.keys))
                 continue
             self._note_stage_has_history()
             if isinstance(message, StreamEvent):
@@ -350,7 +383,7 @@ class TalkerJob(_EngineJob):
 
     def _keep_codes(self, frames: CodecFrames) -> None:
         self.speech_s += frames.n_frames * frames.frame_s
-        self._codes += frames.codes
+        self._codes.append(frames.codes)
         self._n_codes += frames.n_frames
         if (window := self._window_frames) is not None and self._n_codes > window:
             self._job.stays = "window"  # frames that were dropped are still in those behind them
@@ -371,10 +404,7 @@ class TalkerJob(_EngineJob):
             self._turn.retention,
             self._job.known,
         )
-        missing = [key not in known and key not in self._segments for key in self._keys]
-        if turn.drops_oldest and True in missing:
-            # The thinker has dropped these messages, and all older ones.
-            self._keys = self._keys[len(missing) - missing[::-1].index(True) :]
+        self._forgo([key for key in self._keys if key not in known and key not in self._segments])
         new = [key for key in self._keys if key not in known]
         await job.begin(
             TalkerRequest(
@@ -390,11 +420,20 @@ class TalkerJob(_EngineJob):
                 window_frames=self._window_frames,
                 slack_frames=kept.slack_tokens if kept else 1,
                 flex=turn.flex,
-                codes=bytes(self._codes),
+                codes=b"".join(self._codes),
                 n_frames=self._n_codes,
+                epoch=self._epoch,
             ),
             tensors,
         )
+
+    def _forgo(self, needed: list[str]) -> bool:
+        """Leave out messages that are not there, and all older ones: the thinker has dropped them,
+        or has told another server of them. Returns whether there are any."""
+        missing = [key in needed and key not in self._segments for key in self._keys]
+        if True in missing:
+            self._keys = self._keys[len(missing) - missing[::-1].index(True) :]
+        return True in missing
 
     async def _send_segments(self, keys: list[str], job: Job) -> None:
         """The stage does not have these any more: it has restarted, or needed their memory."""
@@ -540,4 +579,6 @@ def seed_of(turn: TurnRequest) -> int:
     """For the talker's sampling: the turn's own, or one that its id determines."""
     if turn.seed is not None:
         return turn.seed
+    if turn.begun is not None:
+        return turn.begun.seed
     return int.from_bytes(blake2b(turn.turn_id.encode(), digest_size=7).digest(), "little")

@@ -4,12 +4,12 @@ A link whose replica is replaced knows of no items: the new one is sent the whol
 be replaced during a turn, if there is a `move` for the turn's jobs (moves.py).
 """
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from sglang_live import ids
-from sglang_live.core import PromptContent, TurnRequest
+from sglang_live.core import HistoryItem, PromptContent, TurnRequest
 from sglang_live.errors import StageUnavailableError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import (
@@ -51,6 +51,7 @@ class _Link:
 
     replica: Replica
     session_id: str
+    epoch: int = 0
     known: set[str] = field(default_factory=set)
     _client: StageClient | None = None
 
@@ -61,6 +62,12 @@ class _Link:
             self._client = client
             self.known = set()
         return client
+
+    def expect(self, keys: set[str]) -> None:
+        """The stage may have these items."""
+        with suppress(StageUnavailableError):
+            self.client()
+            self.known |= keys
 
     def hint(self, hint: SessionHint) -> None:
         if client := self._running_client():
@@ -86,7 +93,7 @@ class ThinkerLink(_Link):
     async def open(self, turn: TurnRequest, move: Move = NO_MOVE) -> AsyncIterator[ThinkerJob]:
         work = ids.THINK if turn.frame_s is None else ids.FRAME
         async with MovableJob(self, ids.job_of(turn.turn_id, work), move) as job:
-            yield ThinkerJob(job, turn, self.session_id, self.segments)
+            yield ThinkerJob(job, turn, self.session_id, self.segments, self.epoch)
 
 
 class ScriptLink:
@@ -116,7 +123,7 @@ class TalkerLink(_Link):
     @asynccontextmanager
     async def open(self, turn: TurnRequest, move: Move = NO_MOVE) -> AsyncIterator[TalkerJob]:
         async with MovableJob(self, ids.job_of(turn.turn_id, ids.SPEAK), move) as job:
-            shared = self.session_id, self.segments
+            shared = self.session_id, self.segments, self.epoch
             yield TalkerJob(job, turn, *shared, reads_text=self.reads_text)
 
 
@@ -153,6 +160,7 @@ class StageLinks:
         session_id: str,
         startup_delays: StartupDelays | None = None,
         talker_reads_text: bool = False,
+        epoch: int = 0,
     ) -> "StageLinks":
         """
         Args:
@@ -160,15 +168,17 @@ class StageLinks:
             session_id: "" for the links of a stateless turn.
             startup_delays: None: audio is never withheld.
             talker_reads_text: see ModelFacts.
+            epoch: see VoiceSession.
         """
         thinks, speaks = replicas.get("thinker"), replicas.get("talker")
         thinker: ThinkerLink | ScriptLink = ScriptLink()
         if thinks:
-            thinker = ThinkerLink(thinks, session_id)
+            thinker = ThinkerLink(thinks, session_id, epoch)
         talker: TalkerLink | TextLink = TextLink()
         if speaks:
-            segments = thinker.segments
-            talker = TalkerLink(speaks, session_id, segments=segments, reads_text=talker_reads_text)
+            talker = TalkerLink(
+                speaks, session_id, epoch, segments=thinker.segments, reads_text=talker_reads_text
+            )
         vocoder = VocoderLink(replicas["vocoder"], session_id, startup_delays=startup_delays)
         return StageLinks(thinker, talker, vocoder)
 
@@ -177,6 +187,14 @@ class StageLinks:
         for link in (self.thinker, self.talker, self.vocoder):
             if isinstance(link, _Link):
                 link.replica = replicas[link.replica.spec.stage]
+
+    def expect(self, history: Iterable[HistoryItem]) -> None:
+        """The stages may have these items, of a server that had the session before."""
+        keys = {item.key: item.role == "user" and item.token_ids is None for item in history}
+        if isinstance(self.thinker, ThinkerLink):
+            self.thinker.expect({*keys})
+        if isinstance(self.talker, TalkerLink):
+            self.talker.expect({key for key, is_heard in keys.items() if is_heard})
 
     def forget_deleted(self, turn: TurnRequest) -> None:
         """Drop the segments of messages that are no longer in the conversation."""

@@ -56,6 +56,9 @@ async def run_turn(
 
         async def generate() -> AsyncGenerator[TurnEvent, None]:
             n_tokens = 0
+            if turn.begun is not None and turn.begun.ids:
+                n_tokens = len(turn.begun.ids)
+                await talker.write(list(turn.begun.ids), turn.begun.said)
             async for tokens in thinker.tokens():
                 trace.mark("thinker_first_token")
                 n_tokens += len(tokens.ids)

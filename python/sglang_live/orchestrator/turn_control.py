@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 
 from sglang_live.clock import Clock
-from sglang_live.core import FRAME_S
+from sglang_live.core import FRAME_S, BegunTurn
 from sglang_live.orchestrator.stage_jobs import (
     OnStreamEvent,
     ScriptJob,
@@ -62,6 +62,13 @@ class TurnControl:
         for job in (thinker, talker):
             if self._on_stream_event is not None and isinstance(job, ThinkerJob | TalkerJob):
                 job.on_stream_event = self._on_stream_event
+
+    def begun(self, seed: int) -> BegunTurn:
+        """What has come of the turn so far. seed: of its talker."""
+        thinker, talker = self._jobs[:2] if self._jobs is not None else (None, None)
+        ids, said = thinker.so_far if isinstance(thinker, ThinkerJob) else ((), "")
+        begun = BegunTurn(ids=ids, said=said, seed=seed)
+        return talker.added_to(begun) if isinstance(talker, TalkerJob) else begun
 
     @property
     def can_interrupt(self) -> bool:

@@ -126,6 +126,7 @@ async def serve(stage: Stage, spec: StageSpec, began_s: float) -> None:
                 "jobs": float(server.n_jobs),
                 "malformed": float(server.n_malformed),
                 "jobs_refused": float(server.n_refused),
+                "sessions_taken_over": float(server.n_taken_over),
                 "jobs_flooded": float(server.counts.flooded),
                 "queue_full": float(server.counts.full),
                 "shared_memory_full": float(fallbacks.n),
@@ -136,6 +137,7 @@ async def serve(stage: Stage, spec: StageSpec, began_s: float) -> None:
     server = StageServer(
         spec.address,
         same_host=spec.same_host,
+        interrupts=spec.policies.truncate,
         shm_run=spec.run,
         key_file=spec.key_file,
         run=stage.run,

@@ -12,8 +12,7 @@ class Cutter:
     """
 
     def __init__(self, address: str):
-        self._host, port = address.rsplit(":", 1)
-        self._port = int(port)
+        self.go_to(address)
         self._ends: list[asyncio.StreamWriter] = []
         self.n_lines = 0
         self.is_down = False
@@ -28,6 +27,11 @@ class Cutter:
         finally:
             server.close()
             self.cut()
+
+    def go_to(self, address: str) -> None:
+        """With later connections."""
+        self._host, port = address.rsplit(":", 1)
+        self._port = int(port)
 
     def cut(self) -> None:
         """What is on its way is lost."""

@@ -1,13 +1,17 @@
 """The client goes on after its connection was lost, against the gateway itself."""
 
 import asyncio
+import json
 import random
 from contextlib import asynccontextmanager
 
 import pytest
+import websockets
+from websockets.exceptions import ConnectionClosed
 
 from sglang_live.client.connection import SessionOptions
 from sglang_live.client.conversation import Conversation
+from sglang_live.client.resuming import ResumingSocket
 from sglang_live.clock import MonotonicClock
 from test.unit.client.cutter import Cutter
 from test.unit.gateway.fakes import FakeOrchestrator, app_of, spoken, voice
@@ -78,3 +82,62 @@ async def test_a_session_that_is_gone_ends_the_turn():
             turn = await conversation.ask("Still there?")
         assert turn.status in ("closed", "error")
         assert len(orchestrator.sessions) == 1
+
+
+async def test_a_server_without_room_at_the_moment_is_asked_again():
+    """Another server, that is: here one whose first answers are those of a full one."""
+    n_asked = 0
+
+    async def serve(socket) -> None:
+        nonlocal n_asked
+        n_asked += 1
+        resumable = {"token": "t", "grace_ms": 20_000}
+        session = {"type": "session.created", "session": {"resumable": resumable}}
+        if n_asked == 1:
+            await socket.send(json.dumps(session))
+            await asyncio.sleep(0.1)
+            socket.transport.abort()
+        elif n_asked <= 3:
+            await socket.send(json.dumps({"type": "error", "error": {"code": "server_overloaded"}}))
+            await socket.close(1013)
+        else:
+            missed = {"type": "error", "error": {"code": "of an event"}}
+            for event in (missed, session | {"type": "session.resumed", "events_received": 0}):
+                await socket.send(json.dumps(event))
+            await socket.recv()
+
+    async with websockets.serve(serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        socket = ResumingSocket(SessionOptions(url=f"ws://{host}:{port}"), lambda: 0.0)
+        await socket.open()
+        came = [json.loads(await socket.recv()) for _ in range(3)]
+        await socket.close()
+    assert [event["type"] for event in came] == ["session.created", "error", "session.resumed"]
+    assert came[1]["error"]["code"] == "of an event" and n_asked == 4
+
+
+async def test_a_server_that_refuses_for_good_is_not_asked_again():
+    n_asked = 0
+
+    async def serve(socket) -> None:
+        nonlocal n_asked
+        n_asked += 1
+        if n_asked == 1:
+            resumable = {"token": "t", "grace_ms": 20_000}
+            session = {"type": "session.created", "session": {"resumable": resumable}}
+            await socket.send(json.dumps(session))
+            await asyncio.sleep(0.1)
+            socket.transport.abort()
+        else:
+            error = {"code": "invalid_resume_token"}
+            await socket.send(json.dumps({"type": "error", "error": error}))
+            await socket.close(1008)
+
+    async with websockets.serve(serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        socket = ResumingSocket(SessionOptions(url=f"ws://{host}:{port}"), lambda: 0.0)
+        await socket.open()
+        came = [json.loads(await socket.recv()) for _ in range(2)]
+        with pytest.raises(ConnectionClosed):
+            await socket.recv()
+    assert came[1]["error"]["code"] == "invalid_resume_token" and n_asked == 2

@@ -21,6 +21,7 @@ from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.core import (
     OUTPUT_RATE_HZ,
     AudioDelta,
+    BegunTurn,
     HistoryItem,
     PromptContent,
     PromptSize,
@@ -47,6 +48,7 @@ from sglang_live.interaction.silero import (
     SpeechState,
     SpeechWindows,
 )
+from sglang_live.journal.journal import Journal
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.suspects import Suspects
 from sglang_live.telemetry.metrics import GatewayMetrics
@@ -120,6 +122,8 @@ class FakeSession:
     prefilled: turn prefills.
     frame_modes: frame length of each join_frames; None for leave_frames.
     call: that duplex() returns. call_settings: its arguments.
+    epoch, at: arguments of open_session. restored, n_before: arguments of restore.
+    said, n_said: text of the latest turn, and its tokens.
     """
 
     session_id: str
@@ -143,11 +147,33 @@ class FakeSession:
     admitted: bool = True
     call: Any = None
     call_settings: dict[str, Any] = field(default_factory=dict)
+    epoch: int = 0
+    at: dict[str, str] | None = None
+    said: str = ""
+    n_said: int = 0
+    restored: list[HistoryItem] = field(default_factory=list)
+    n_before: int = 0
     on_stream_event: Callable[[str, str, float], None] = lambda stage, what, buffered_s: None
     _interrupted: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def n_turns(self) -> int:
+        return self.n_before + len(self.turns)
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        return {"thinker": "tcp://10.0.0.1:9000"}
+
+    def begun(self) -> BegunTurn | None:
+        ids = tuple(range(1, 1 + self.n_said))
+        return BegunTurn(ids=ids, said=self.said, seed=len(self.turns)) if self.turns else None
+
+    def restore(self, history: Iterable[HistoryItem], n_turns: int) -> None:
+        self.restored, self.n_before = list(history), n_turns
+
     async def respond(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
         self.turns.append(turn)
+        self.said, self.n_said = (turn.begun.said, len(turn.begun.ids)) if turn.begun else ("", 0)
         if not turn.stateless:
             assert self.running == 0, "two turns of the conversation at once"
             self.running += 1
@@ -168,6 +194,8 @@ class FakeSession:
                     finished = True
                     raise step
                 else:
+                    if isinstance(step, TranscriptDelta):
+                        self.said, self.n_said = self.said + step.text, step.n_tokens
                     yield step
             finished = True
         finally:
@@ -294,11 +322,19 @@ class FakeOrchestrator:
             await self.may_bound.wait()
         self.native_bounds[session_id] = retention
 
-    async def open_session(self, session_id: str, *, admitted: bool = True) -> FakeSession:
+    async def open_session(
+        self,
+        session_id: str,
+        *,
+        admitted: bool = True,
+        epoch: int = 0,
+        at: dict[str, str] | None = None,
+    ) -> FakeSession:
         if self.refuse_with:
             raise self.refuse_with
         session = FakeSession(session_id, self.scripts)
         session.admitted, session.call = admitted, self.call
+        session.epoch, session.at = epoch, at
         self.sessions.append(session)
         return session
 
@@ -465,6 +501,7 @@ def app_of(
     speech_model: SpeechModel | None = None,
     suspects: Suspects | None = None,
     drain: Drain | None = None,
+    journal: Journal | None = None,
     additions: Iterable[Callable[[GatewayParts], GatewayAddition | None]] = (),
     **config: Any,
 ) -> Starlette:
@@ -477,6 +514,7 @@ def app_of(
         speech_model=speech_model or LoudnessModel(),
         suspects=suspects,
         drain=drain,
+        journal=journal,
         additions=additions,
     )
 

@@ -369,6 +369,7 @@ class FakeReplica:
         self.server = StageServer(
             spec.address,
             same_host=True,
+            interrupts=True,
             run=self.stage.run,
             close_session=self.stage.close_session,
             ready=lambda: Ready("", stage=spec.stage, pid=1, startup_s=0.0),

@@ -59,6 +59,7 @@ class Call:
         """
         self.session_id = session.session_id
         self._parts = parts
+        self.port = port
         self._owner = owner
         sessions = parts.config.sessions
         self.conversation = Conversation(sessions.max_conversation_bytes, parts.item_budget)
@@ -108,6 +109,11 @@ class Call:
             monitor=self._monitor,
             port=port,
         )
+
+    @property
+    def now_s(self) -> float:
+        """On the clock of its playback."""
+        return self._parts.clock.now_s()
 
     @property
     def at_work(self) -> bool:

@@ -9,10 +9,10 @@ import asyncio
 import logging
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sglang_live.aio import background, close_all
-from sglang_live.errors import LiveError
+from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.call.outbox import STALLED, Outbox
 from sglang_live.gateway.call.resumption import Arrival, Resumption
 from sglang_live.gateway.call.wire import (
@@ -29,8 +29,11 @@ from sglang_live.gateway.errors import (
 )
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.ids import new_id
-from sglang_live.orchestrator.sessions import VoiceSession
+from sglang_live.orchestrator.sessions import FIRST_EPOCH, VoiceSession
 from sglang_live.telemetry.log_context import set_log_ids
+
+if TYPE_CHECKING:  # without a journal it is not imported
+    from sglang_live.gateway.call.saved_call import SavedCall
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +70,9 @@ class CallSession(Protocol):
     async def hear(self, pcm: bytes) -> None:
         """The user's sound from a wire that carries it. Raises LiveError as handle()."""
 
+    def read(self, n_read: int) -> None:
+        """handle() or hear() has ended, for the n_read-th frame of the client."""
+
     async def until_over(self) -> tuple[int, str]:
         """Wait until the protocol ends the call. Returns code and reason to close the socket."""
         ...
@@ -86,10 +92,22 @@ class CallProtocol(Protocol):
 
 
 class CallLink:
-    def __init__(self, wire: Wire, parts: GatewayParts, protocol: CallProtocol, kind: str):
-        """kind: prefix of the session's id."""
+    def __init__(
+        self,
+        wire: Wire,
+        parts: GatewayParts,
+        protocol: CallProtocol,
+        kind: str,
+        saved: "SavedCall | None" = None,
+    ):
+        """
+        Args:
+            kind: prefix of the session's id.
+            saved: the call of another gateway, which goes on here; None: it begins.
+        """
         self._received_at_s = parts.clock.now_s()
-        self.session_id = new_id(kind)
+        self.session_id = saved.session_id if saved else new_id(kind)
+        self._saved = saved
         self._wire = wire
         self._parts = parts
         self._protocol = protocol
@@ -98,7 +116,7 @@ class CallLink:
         self._left = asyncio.Event()
         self._reads = True
         self._is_handling = False
-        self._n_read = 0
+        self._n_read = saved.n_settled if saved else 0
 
     async def run(self) -> None:
         """Serve until the client leaves. Faults of a client or stage raise nothing."""
@@ -106,7 +124,7 @@ class CallLink:
         sender = asyncio.create_task(self._outbox.drain())
         try:
             self._parts.loop_lag.check()
-            voice_session = await self._parts.orchestrator.open_session(self.session_id)
+            voice_session = await self._open_session()
         except Exception as error:
             await self._refuse(error, sender)
             return
@@ -121,11 +139,30 @@ class CallLink:
             await self._close_session(voice_session)
             self._left.set()
 
+    async def _open_session(self) -> VoiceSession:
+        orchestrator, saved = self._parts.orchestrator, self._saved
+        if self._parts.journal is None:
+            return await orchestrator.open_session(self.session_id)
+        if saved is None:
+            return await orchestrator.open_session(self.session_id, epoch=FIRST_EPOCH)
+        session = await orchestrator.open_session(
+            self.session_id, epoch=saved.epoch, at=saved.addresses
+        )
+        try:
+            await saved.take()
+        except LiveError:
+            await session.close()
+            raise
+        self._metrics.sockets_lost.labels("taken_over").inc()
+        return session
+
     async def _refuse(self, error: Exception, sender: asyncio.Task[None]) -> None:
         code = CLOSE_TRY_AGAIN_LATER
         if not isinstance(error, LiveError):
             log.error("open_session_crashed session=%s", self.session_id, exc_info=error)
             error, code = internal_error(), CLOSE_INTERNAL_ERROR
+        elif isinstance(error, BadInputError):
+            code = CLOSE_POLICY_VIOLATION
         self._metrics.sessions_refused.labels(error.code).inc()
         self._tell(error)
         self._outbox.close()
@@ -275,6 +312,7 @@ class CallLink:
             await self._handle(frame, session)
             self._is_handling = False
             self._n_read += 1
+            session.read(self._n_read)
 
     async def _handle(self, frame: str | bytes, session: CallSession) -> None:
         try:

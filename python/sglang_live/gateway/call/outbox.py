@@ -56,6 +56,7 @@ class Emit(Protocol):
 class Outbox:
     """
     sent_log: of what was sent, for a client that comes back; None: nothing is kept.
+    on_emit: called with type and lane of each event, behind it.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Outbox:
         self._event_prefix = new_id("event")
         self._n_events = 0
         self.sent_log: SentLog | None = None
+        self.on_emit: Callable[[str, str | None], None] | None = None
         self._n_sockets = 0
         self._lost = ""
         self._gone = asyncio.Event()
@@ -106,6 +108,18 @@ class Outbox:
         queue.append(SentFrame(data, self._n_events, on_sent, lane, audio_s))
         self._n_events += 1
         self._more.set()
+        if self.on_emit is not None:
+            self.on_emit(event_type, lane)
+
+    @property
+    def n_events(self) -> int:
+        """Number of the next one."""
+        return self._n_events
+
+    @property
+    def event_prefix(self) -> str:
+        """Of the ids of events. Random, so that no other outbox has it."""
+        return self._event_prefix
 
     def next_number(self) -> tuple[int, str]:
         """For an event that is not emitted here: its number and id."""
@@ -152,9 +166,7 @@ class Outbox:
         """See SentLog. after: id of the last event that the client got."""
         if self.sent_log is None or self._lost == _SLOW:
             raise not_kept("resume", "events")
-        prefix, _, number = (after or "").rpartition("_")
-        is_ours = prefix == self._event_prefix and number.isascii() and number.isdecimal()
-        last = None if after is None else int(number[:_MAX_DIGITS]) if is_ours else -1
+        last = None if after is None else number_of(after, self._event_prefix)
         return self.sent_log.missed(last, heard_s, clock_of, now_s)
 
     def stop(self) -> None:
@@ -228,6 +240,13 @@ class Outbox:
                 return
             self._more.clear()
             await self._more.wait()
+
+
+def number_of(event_id: str, prefix: str) -> int:
+    """Number of an event of the outbox with this prefix; -1: it has no such event."""
+    own, _, number = event_id.rpartition("_")
+    is_ours = own == prefix and number.isascii() and number.isdecimal()
+    return int(number[:_MAX_DIGITS]) if is_ours else -1
 
 
 def _split(

@@ -6,7 +6,7 @@ Owner: one ResumableCalls per process, one Resumption per resumable call.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from secrets import token_urlsafe
@@ -23,6 +23,13 @@ if TYPE_CHECKING:  # its parts have the resumable calls
 
 _PREFIX = "rt_"
 _RANDOM_BYTES = 24
+_MOST_CHARACTERS = 200
+
+
+def session_of(token: str) -> str:
+    """The session that it is for. "": it is no token."""
+    name, dot, _ = token.removeprefix(_PREFIX).partition(".")
+    return name if dot and token.startswith(_PREFIX) and len(token) < _MOST_CHARACTERS else ""
 
 
 class ResumeTokenError(BadInputError):
@@ -43,17 +50,17 @@ class ResumableCalls:
         self._log_bytes_of_all = log_bytes_of_all
         self._calls: dict[str, Resumption] = {}
 
-    def find(self, token: str, owner: str) -> "Resumption":
-        """Raises ResumeTokenError."""
+    def find(self, token: str, owner: str) -> "Resumption | None":
+        """None: it is no token of this process. Raises ResumeTokenError: it is another owner's."""
         # The time of a dictionary lookup does not depend on how much of a token is right.
         call = self._calls.get(token)
-        if call is None or call.owner != owner:
+        if call is not None and call.owner != owner:
             raise ResumeTokenError
         return call
 
     def add(self, call: "Resumption") -> str:
         """Returns a new token."""
-        token = _PREFIX + token_urlsafe(_RANDOM_BYTES)
+        token = f"{_PREFIX}{call.session_id}.{token_urlsafe(_RANDOM_BYTES)}"
         self._calls[token] = call
         return token
 
@@ -90,6 +97,8 @@ class Resumption:
         audio_of: Callable[[bytes], bytes],
         with_audio: Callable[[bytes, bytes, str], bytes],
         welcome: Callable[[int], tuple[str, dict[str, Any]]],
+        on_token: Callable[[str], None] = lambda token: None,
+        is_here: Callable[[], Awaitable[bool]] | None = None,
     ):
         """
         Args:
@@ -97,8 +106,11 @@ class Resumption:
             audio_of: audio of a server event. with_audio: the event with other audio, another id.
             welcome: type and fields of the event behind those that the client lacks. Its argument
                 is the number of client events that were read in this call.
+            on_token: called with each new token.
+            is_here: whether the call is still this gateway's; None: it always is.
         """
         self.owner = owner
+        self.session_id = call.session_id
         self._calls = calls
         self._call = call
         self._outbox = outbox
@@ -106,10 +118,17 @@ class Resumption:
         self._audio_of = audio_of
         self._with_audio = with_audio
         self._welcome = welcome
-        self.token = calls.add(self)
+        self._on_token = on_token
+        self._is_here = is_here
+        self._renew_token()
         self._arrival: Arrival | None = None
         self._has_arrived = asyncio.Event()
         outbox.sent_log = SentLog(calls.share_bytes)
+
+    async def check_here(self) -> None:
+        """Raises ResumeTokenError: the call has gone on at another gateway."""
+        if self._is_here is not None and not await self._is_here():
+            raise ResumeTokenError
 
     def join(self, wire: Wire, after: str | None, heard_ms: float | None) -> Arrival:
         """Continue the call over this socket.
@@ -126,11 +145,15 @@ class Resumption:
         audible = self._call.audible
         missed = self._outbox.missed(after, heard_s, audible.clock_of, self._clock.now_s())
         self._calls.remove(self.token)
-        self.token = self._calls.add(self)
+        self._renew_token()
         self._arrival = Arrival(wire, missed)
         self._has_arrived.set()
         self._outbox.stop()
         return self._arrival
+
+    def _renew_token(self) -> None:
+        self.token = self._calls.add(self)
+        self._on_token(self.token)
 
     def close(self) -> None:
         """The call cannot be resumed any more."""

@@ -106,6 +106,9 @@ class LiveSession:
         if self._active is not None and not self._over.done():
             self._active.hear(pcm)
 
+    def read(self, n_read: int) -> None:
+        """Nothing resumes a session of this protocol."""
+
     async def until_over(self) -> tuple[int, str]:
         return await asyncio.shield(self._over)
 

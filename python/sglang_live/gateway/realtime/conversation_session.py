@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import UNSET
 
+from sglang_live.gateway.call.settings import SessionConfig
 from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.events import (
@@ -30,6 +31,7 @@ from sglang_live.orchestrator.sessions import VoiceSession
 class ConversationSession(RealtimeSession):
     """
     preset: settings of the session from its client secret; None: the defaults.
+    config: its settings at another gateway; None: it begins.
     """
 
     def __init__(
@@ -38,9 +40,11 @@ class ConversationSession(RealtimeSession):
         client: Client,
         parts: GatewayParts,
         preset: SessionForm | None = None,
+        config: SessionConfig | None = None,
     ):
         self._defaults = first_config(parts.orchestrator, parts.config)
-        config = first_config(parts.orchestrator, parts.config, preset)
+        if config is None:
+            config = first_config(parts.orchestrator, parts.config, preset)
         super().__init__(session, client, parts, config, answers=True)
 
     def _settings(self) -> dict[str, Any]:

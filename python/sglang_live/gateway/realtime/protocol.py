@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_live.errors import LiveError
 from sglang_live.gateway.auth import ANONYMOUS
@@ -18,6 +18,9 @@ from sglang_live.gateway.realtime.transcription_session import TranscriptionSess
 from sglang_live.gateway.webrtc.sound import CallSound
 from sglang_live.orchestrator.sessions import VoiceSession
 
+if TYPE_CHECKING:  # without a journal it is not imported
+    from sglang_live.gateway.call.saved_call import SavedCall
+
 
 @dataclass(frozen=True, slots=True)
 class RealtimeProtocol:
@@ -26,6 +29,7 @@ class RealtimeProtocol:
     owner: owner of the client's key.
     transcribes: it is a session for transcription, by a model of this name.
     sound_of: makes the sound of a call whose audio is no events; None: audio is events.
+    saved: the call of another gateway, which goes on here; None: it begins.
     """
 
     parts: GatewayParts
@@ -34,16 +38,23 @@ class RealtimeProtocol:
     transcribes: bool = False
     model: str | None = None
     sound_of: Callable[[Outbox], CallSound] | None = None
+    saved: "SavedCall | None" = None
 
     def open(self, session: VoiceSession, outbox: Outbox) -> RealtimeSession:
         sound = self.sound_of(outbox) if self.sound_of else None
         client = Client(outbox, self.owner, sound)
+        config = self.saved.config if self.saved else None
         opened: RealtimeSession
         if self.transcribes:
-            opened = TranscriptionSession(session, client, self.parts, self.preset, self.model)
+            opened = TranscriptionSession(
+                session, client, self.parts, self.preset, self.model, config
+            )
         else:
-            opened = ConversationSession(session, client, self.parts, self.preset)
-        opened.greet()
+            opened = ConversationSession(session, client, self.parts, self.preset, config)
+        if self.saved is None:
+            opened.greet()
+        else:
+            opened.go_on(self.saved)
         return opened
 
     def refuse(self, outbox: Outbox, error: LiveError, frame: str | None) -> None:
@@ -51,6 +62,9 @@ class RealtimeProtocol:
         outbox.emit("error", error={**error_body(error), "event_id": event_id})
 
 
-def realtime_link(wire: Wire, parts: GatewayParts, **settings: Any) -> CallLink:
-    """settings: fields of RealtimeProtocol."""
-    return CallLink(wire, parts, RealtimeProtocol(parts, **settings), kind="sess")
+def realtime_link(
+    wire: Wire, parts: GatewayParts, saved: "SavedCall | None" = None, **settings: Any
+) -> CallLink:
+    """saved, settings: fields of RealtimeProtocol."""
+    protocol = RealtimeProtocol(parts, saved=saved, **settings)
+    return CallLink(wire, parts, protocol, kind="sess", saved=saved)

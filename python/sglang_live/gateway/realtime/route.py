@@ -1,6 +1,6 @@
 """The /v1/realtime route: checks of a handshake, and the protocol on its socket."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from starlette.datastructures import QueryParams
@@ -8,6 +8,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sglang_live.errors import LiveError
 from sglang_live.gateway.auth import choose_subprotocol, offered_keys
+from sglang_live.gateway.call.resumption import ResumeTokenError
 from sglang_live.gateway.call.wire import CLOSE_TRY_AGAIN_LATER, SocketWire
 from sglang_live.gateway.errors import (
     CLOSE_POLICY_VIOLATION,
@@ -28,10 +29,15 @@ from sglang_live.gateway.realtime.transcription_session import TRANSCRIPTION
 from sglang_live.gateway.webrtc.calls import NoSuchCallError
 from sglang_live.ids import new_id
 
-_QUERY = ("model", "intent", "call_id", "resume", "after", "heard_ms")
+if TYPE_CHECKING:  # without a journal it is not imported
+    from sglang_live.gateway.call.saved_call import SavedCall
+
+_OF_RESUME = ("after", "heard_ms", "item_id")
+_QUERY = ("model", "intent", "call_id", "resume", *_OF_RESUME)
 # A resumed session has its settings.
 _NOT_WITH_RESUME = ("intent", "call_id")
 _MOST_DIGITS = 8
+_LATER = (429, 503)
 _BETA_HEADER, _BETA_SUBPROTOCOL = "realtime=v1", "openai-beta.realtime-v1"
 
 
@@ -79,13 +85,40 @@ class RealtimeRoute:
     async def _resume(self, socket: WebSocket, owner: str) -> None:
         query = socket.query_params
         try:
-            call = self._parts.resumable_calls.find(query["resume"], owner)
-            arrival = call.join(SocketWire(socket), query.get("after"), _heard_ms(query))
+            at = query.get("after"), _heard_ms(query)
+            if (call := self._parts.resumable_calls.find(query["resume"], owner)) is None:
+                saved = await self._saved(query["resume"], owner, *at, query.get("item_id"))
+            else:
+                await call.check_here()
+                arrival = call.join(SocketWire(socket), *at)
         except LiveError as error:
             self._parts.metrics.sessions_refused.labels(error.code).inc()
-            await _refuse(socket, error_body(error))
-        else:
+            await _refuse(socket, error_body(error), later=error.http_status in _LATER)
+            return
+        if call is not None:
             await arrival.left.wait()
+            return
+        link = realtime_link(
+            SocketWire(socket),
+            self._parts,
+            saved=saved,
+            owner=owner,
+            transcribes=saved.head.kind == TRANSCRIPTION,
+        )
+        with self._parts.open_sessions.one(owner):
+            await link.run()
+
+    async def _saved(
+        self, token: str, owner: str, after: str | None, heard_ms: int | None, item: str | None
+    ) -> "SavedCall":
+        """A call of another gateway. Raises LiveError."""
+        if (journal := self._parts.journal) is None:
+            raise ResumeTokenError
+        from sglang_live.gateway.call.saved_call import find_call
+
+        saved = await find_call(journal, token, owner, after, heard_ms, item)
+        self._parts.open_sessions.check_room(owner)
+        return saved
 
     async def _attach(self, socket: WebSocket, call_id: str, owner: str) -> None:
         try:
@@ -146,7 +179,7 @@ def _check_shape(socket: WebSocket, secret: ClientSecret | None) -> None:
                 param=name,
             )
     is_resumed = "resume" in socket.query_params
-    for name in _NOT_WITH_RESUME if is_resumed else ("after", "heard_ms"):
+    for name in _NOT_WITH_RESUME if is_resumed else _OF_RESUME:
         if name in socket.query_params:
             kind = "a resumed session" if is_resumed else "a new session"
             raise ClientEventError(f"{name} is not for {kind}.", param=name)
@@ -176,9 +209,10 @@ def _heard_ms(query: QueryParams) -> int | None:
     return int(text)
 
 
-async def _refuse(socket: WebSocket, error: dict[str, Any]) -> None:
+async def _refuse(socket: WebSocket, error: dict[str, Any], *, later: bool = False) -> None:
+    """later: it may not be refused then."""
     event = {"type": "error", "event_id": new_id("event"), "error": {**error, "event_id": None}}
     await socket.send_text(orjson.dumps(event).decode())
-    later = error["code"] == RateLimitError.code
+    later = later or error["code"] == RateLimitError.code
     code = CLOSE_TRY_AGAIN_LATER if later else CLOSE_POLICY_VIOLATION
     await socket.close(code, error["code"])

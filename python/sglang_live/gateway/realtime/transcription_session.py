@@ -42,7 +42,10 @@ class TranscriptionSession(RealtimeSession):
     """
     preset: settings of the session from its client secret; None: the defaults.
     model: that the client named for it, one of OpenAI's or this server's.
+    config: its settings at another gateway; None: it begins.
     """
+
+    kind = TRANSCRIPTION
 
     def __init__(
         self,
@@ -51,10 +54,11 @@ class TranscriptionSession(RealtimeSession):
         parts: GatewayParts,
         preset: SessionForm | None = None,
         model: str | None = None,
+        config: SessionConfig | None = None,
     ):
         self._defaults = transcription_defaults(parts.orchestrator, parts.config, model)
-        config = self._defaults
-        if preset is not None:
+        is_new, config = config is None, config or self._defaults
+        if preset is not None and is_new:
             config = update_transcription(config, preset, self._defaults, parts.config)
         super().__init__(session, client, parts, config, answers=False)
 

@@ -20,6 +20,7 @@ from sglang_live.messages import (
     CloseSession,
     Credit,
     Failed,
+    Interrupt,
     Opener,
     Ping,
     Ready,
@@ -55,6 +56,7 @@ class ServedJob:
         self._unread = queues.Unread()
         self._window = SendWindow()
         self._count = ReceiveCount()
+        self._is_ending = False
         self.task: asyncio.Task[None] | None = None
         self.error: LiveError | None = None
 
@@ -77,6 +79,17 @@ class ServedJob:
     def cancel(self) -> None:
         if self.task is not None:
             self.task.cancel()
+
+    def end_softly(self) -> None:
+        """No one waits for it any more. A session of the thinker keeps its KV, for another server:
+        cancelling its turn would lose it."""
+        is_turn = isinstance(self.opener, ThinkerRequest) and bool(self.opener.session_id)
+        if not (is_turn and self._server.interrupts):
+            self.cancel()
+        elif not self._is_ending:
+            self._is_ending = True
+            self._window.lift()
+            self.receive(Interrupt(self.job_id), [])
 
     def tensors(self) -> wire.TensorFrames:
         return wire.TensorFrames(self._server.same_host, self._server.shm_run)
@@ -103,6 +116,7 @@ class StageServer:
         address: endpoint to bind.
         same_host: whether large tensors may go through shared memory. A silent peer on another
             host is lost after a while, with its jobs and sessions; one on this host is not.
+        interrupts: whether a turn ends by an Interrupt, with its KV.
         shm_run: name of the server's run in its files in shared memory (run_dir.run_of).
         key_file: secret shared with servers on other hosts. "": none.
         run: the coroutine of one job. Its return ends the job; a LiveError becomes Failed.
@@ -122,11 +136,13 @@ class StageServer:
         close_session: Callable[[str], Coroutine[Any, Any, None]],
         ready: Callable[[], Ready],
         on_hint: Callable[[SessionHint], None] | None = None,
+        interrupts: bool = False,
         shm_run: str = wire.NO_RUN,
         key_file: str = "",
         tick_s: float = TICK_S,
         patience_s: float = queues.PATIENCE_S,
     ):
+        self.interrupts = interrupts
         self.shm_run = shm_run
         self.same_host = same_host
         self._tick_s = tick_s
@@ -138,7 +154,7 @@ class StageServer:
         # By peer and job id: two servers may give their jobs the same id.
         self._jobs: dict[tuple[bytes, str], ServedJob] = {}
         self._n_jobs: Counter[bytes] = Counter()
-        self.n_malformed = self.n_refused = 0
+        self.n_malformed = self.n_refused = self.n_taken_over = 0
         self.counts = queues.QueueCounts()
         self._chores: set[asyncio.Task[None]] = set()
         self._peers = Peers()
@@ -219,7 +235,9 @@ class StageServer:
         elif isinstance(message, CloseSession | SessionHint) and not (
             self._peers.may_touch(peer, message.session_id)
         ):
-            raise wire.MalformedError("the session is another peer's")
+            self.n_refused += 1
+            kind = type(message).__name__
+            log.warning("message_refused kind=%s session=%.80r", kind, message.session_id)
         elif isinstance(message, CloseSession):
             self._peers.closes(message.session_id)
             self._begin_closing(message.session_id)
@@ -238,11 +256,23 @@ class StageServer:
         if self._n_jobs[peer] >= MAX_JOBS:
             raise CapacityError(f"{MAX_JOBS} jobs of one peer are open")
         if isinstance(opener, ThinkerRequest | TalkerRequest):
-            self._peers.opens(peer, opener.session_id)
+            if self._peers.opens(peer, opener.session_id, opener.epoch):
+                self._end_earlier(opener.session_id, opener.epoch)
         elif isinstance(opener, RetainNative) and not (
             self._peers.may_touch(peer, opener.session_id)
         ):
             raise ForeignSessionError("the session is another peer's")
+
+    def _end_earlier(self, session_id: str, epoch: int) -> None:
+        """End the jobs of a session's earlier owner."""
+        log.warning("session_taken_over session=%s epoch=%d", session_id, epoch)
+        self.n_taken_over += 1
+        for job in self._jobs.values():
+            own = job.opener
+            if not isinstance(own, ThinkerRequest | TalkerRequest) or own.epoch >= epoch:
+                continue
+            if own.session_id == session_id:
+                job.end_softly()
 
     def _begin(self, job: ServedJob) -> None:
         self._jobs[job.key] = job
@@ -278,7 +308,7 @@ class StageServer:
     def _gone(self, peer: bytes, message: AnyMessage, error: zmq.ZMQError) -> None:
         log.warning("peer_gone job=%s: %s", message.job_id, error)
         if (job := self._jobs.get((peer, message.job_id))) is not None:
-            job.cancel()
+            job.end_softly()
 
     async def _serve_job(self, job: ServedJob) -> None:
         timeout_s = job.opener.timeout_s

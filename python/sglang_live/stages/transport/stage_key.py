@@ -19,10 +19,12 @@ MIN_BYTES = 32
 _ADDRESS = re.compile(r"tcp://(\[(?P<six>[\w.:%]+)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>\d{1,5})")
 
 
-def read_key(path: str | Path) -> bytes:
+def read_secret(path: str | Path, what: str) -> bytes:
     """
+    Args:
+        what: name for messages.
     Returns:
-        The stage's secret key, Z85.
+        The file's content, without white space around it.
     Raises:
         BadInputError: the file cannot be read, is too short, or is readable by other users.
     """
@@ -30,11 +32,22 @@ def read_key(path: str | Path) -> bytes:
         secret = Path(path).read_bytes().strip()
         mode = Path(path).stat().st_mode
     except OSError as error:
-        raise BadInputError(f"cannot read the stage key: {error}") from error
+        raise BadInputError(f"cannot read the {what}: {error}") from error
     if len(secret) < MIN_BYTES:
-        raise BadInputError(f"the stage key {path} has under {MIN_BYTES} bytes")
+        raise BadInputError(f"the {what} {path} has under {MIN_BYTES} bytes")
     if mode & 0o077:
-        raise BadInputError(f"other users may read the stage key {path}: chmod 600 it")
+        raise BadInputError(f"other users may read the {what} {path}: chmod 600 it")
+    return secret
+
+
+def read_key(path: str | Path) -> bytes:
+    """
+    Returns:
+        The stage's secret key, Z85.
+    Raises:
+        BadInputError: the file cannot be read, is too short, or is readable by other users.
+    """
+    secret = read_secret(path, "stage key")
     return z85.encode(hashlib.sha256(b"sglang_live stage key" + secret).digest())
 
 

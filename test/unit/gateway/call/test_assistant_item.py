@@ -169,7 +169,7 @@ def test_text_ends_with_the_last_whole_character_of_the_tokens():
 
 def test_tokens_without_text_are_kept():
     item = item_of(10, words="one")
-    item._marks = [(3, 3)]
+    item.marks = [(3, 3)]
     item.set_end(done(item=history_item_of("x y z"), n_frames=10))
     item.close("completed")
     item.truncate(300)

@@ -16,7 +16,7 @@ from .playback_world import SILENCE_1S, VOICE, WORDS, interrupted_end
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 CALL = '{"name": "weather", "arguments": {}}'
 _ID = re.compile(r"\b(?:sess|item|resp|conv|call)_[0-9a-f]{20}")
-_TOKEN = re.compile(r"\brt_[\w-]+")
+_TOKEN = re.compile(r"\brt_[\w.-]+")
 
 
 def conversation(**config) -> LossyWorld:

@@ -124,7 +124,7 @@ async def test_a_session_is_closed_by_the_peer_that_opened_it(tmp_path):
         ):
             await other.send(message)
         await other.ping(PATIENCE_S)
-        assert stage.server.n_malformed == 3
+        assert stage.server.n_refused == 3
         assert not stage.closed_sessions and not stage.hints
         await owner.send(UserSpeaking("s"))
         await owner.send(CloseSession("s"))

@@ -47,6 +47,8 @@ class AssistantItem(Item):
     speed: seconds of speech, as the stages make it, in a second of audio. Tokens belong to speech.
     audio: sent audio, for retrieval, packed once it is complete and no longer the newest; None if
         it does not fit into one frame.
+    marks: (tokens, characters of text), as the text came. spoken: see AudioDelta.
+    end: what the model's session holds; None: the turn has not ended.
     """
 
     id: str
@@ -62,9 +64,9 @@ class AssistantItem(Item):
     heard_ms: float | None = None
     truncated_ms: int | None = None
     audio: bytearray | PackedSound | None = field(default_factory=bytearray, repr=False)
-    _marks: list[tuple[int, int]] = field(default_factory=list)  # (tokens, characters of text)
-    _spoken: list[tuple[int, float]] = field(default_factory=list)  # (tokens, end in seconds)
-    _end: TurnDone | None = field(default=None, repr=False)
+    marks: list[tuple[int, int]] = field(default_factory=list)
+    spoken: list[tuple[int, float]] = field(default_factory=list)
+    end: TurnDone | None = field(default=None, repr=False)
     _history: HistoryItem | None = field(default=None, repr=False)
 
     @property
@@ -88,14 +90,14 @@ class AssistantItem(Item):
 
     def said_by(self, until_ms: float) -> str:
         """The text whose audio ends within the first until_ms of audio, as far as it is known."""
-        if self._spoken:
+        if self.spoken:
             return self.text[: self._text_length(self._tokens_spoken(until_ms))]
-        if self._marks:
+        if self.marks:
             n_tokens = heard_tokens(
                 until_ms * self.speed / 1000,
-                n_tokens=self._marks[-1][0],
-                n_frames=self._end.n_frames if self._end else 0,
-                spoken=self._end is not None and self._end.spoken,
+                n_tokens=self.marks[-1][0],
+                n_frames=self.end.n_frames if self.end else 0,
+                spoken=self.end is not None and self.end.spoken,
                 frames_per_token=self.frames_per_token,
             )
             return self.text[: self._text_length(n_tokens)]
@@ -107,11 +109,11 @@ class AssistantItem(Item):
         """n_tokens: number of tokens of all text so far; 0 if it is unknown."""
         self.text += text
         if n_tokens:
-            self._marks.append((n_tokens, len(self.text)))
+            self.marks.append((n_tokens, len(self.text)))
 
     def add_spoken(self, spoken: Iterable[tuple[int, float]]) -> None:
         """spoken: see AudioDelta."""
-        self._spoken += spoken
+        self.spoken += spoken
 
     def audio_sent(self, frame: bytes) -> None:
         self.sent_bytes += len(frame)
@@ -122,6 +124,17 @@ class AssistantItem(Item):
             if len(self.audio) > MAX_RETRIEVED_AUDIO_BYTES:
                 self.audio = None
 
+    def begin_again(self, text: str, n_tokens: int) -> None:
+        """Another gateway has made this text of it; its audio comes from the beginning."""
+        self.status, self.stopped, self.end, self._history = "in_progress", False, None, None
+        self.heard_ms = None
+        self.made_bytes = self.sent_bytes = 0
+        self.audio = bytearray()
+        self.marks = [(n, end) for n, end in self.marks if n < n_tokens and end < len(text)]
+        self.spoken = []
+        self.text = ""
+        self.add_text(text, n_tokens)
+
     def close(self, status: Status, *, stopped: bool = False) -> None:
         """End the item. Nothing is sent any more except events that are already queued."""
         self.status = status
@@ -130,7 +143,7 @@ class AssistantItem(Item):
 
     def set_end(self, end: TurnDone) -> None:
         """Set the end of the turn, which has what the model's session holds now."""
-        self._end = end
+        self.end = end
         self._update_history()
 
     def end_playback(self, heard_ms: float) -> bool:
@@ -192,26 +205,26 @@ class AssistantItem(Item):
 
     def _tokens_kept(self) -> int | None:
         """Number of the turn's tokens that were spoken; None if only the text is known."""
-        end = self._end
+        end = self.end
         ids = end.item.token_ids if end else None
-        if end is None and self._spoken and self._end_ms is not None:
+        if end is None and self.spoken and self._end_ms is not None:
             return self._tokens_spoken(min(self._end_ms, self.sent_ms))
-        if end is None or not ids or not self._marks:
+        if end is None or not ids or not self.marks:
             return None
         if self.modality == "text":
-            return min(len(ids), self._marks[-1][0]) if self.stopped else len(ids)
+            return min(len(ids), self.marks[-1][0]) if self.stopped else len(ids)
         end_ms = self._end_ms
         if not self.stopped and (end_ms is None or end_ms >= self.made_ms):
             return len(ids)
         # Without an end of the heard audio, all sent audio counts as heard.
         end_ms = self.sent_ms if end_ms is None else min(end_ms, self.sent_ms)
-        if self._spoken:
+        if self.spoken:
             return min(self._tokens_spoken(end_ms), len(ids))
         made_ms = self.made_ms * self.speed
         n_frames = end.n_frames or (0 if self.stopped else round(made_ms / _FRAME_MS))
         return heard_tokens(
             end_ms * self.speed / 1000,
-            n_tokens=self._marks[-1][0] if end.function_calls else len(ids),  # calls are not spoken
+            n_tokens=self.marks[-1][0] if end.function_calls else len(ids),  # calls are not spoken
             n_frames=n_frames,
             spoken=end.spoken,
             frames_per_token=self.frames_per_token,
@@ -220,7 +233,7 @@ class AssistantItem(Item):
     def _tokens_spoken(self, end_ms: float) -> int:
         """Number of tokens whose words end within end_ms, by the voice's own times."""
         until_s = (end_ms + _ROUNDING_MS) * self.speed / 1000
-        heard = (n for n, at_s in self._spoken if at_s <= until_s)
+        heard = (n for n, at_s in self.spoken if at_s <= until_s)
         return max(heard, default=0)
 
     def _text_length(self, n_tokens: int) -> int:
@@ -229,7 +242,7 @@ class AssistantItem(Item):
         Of a part of the text with several tokens, the words that end within its share of them.
         """
         begin, before = 0, 0
-        for tokens, end in self._marks:
+        for tokens, end in self.marks:
             if tokens > n_tokens:
                 share = (n_tokens - before) / (tokens - before)
                 return begin + len(truncate_at_word(self.text[begin:end], share))
@@ -241,7 +254,7 @@ class AssistantItem(Item):
         if self.status == "in_progress":
             return
         text, tokens = self.visible_text, self._tokens_kept()
-        whole = self._end.item if self._end else None
+        whole = self.end.item if self.end else None
         ids = whole.token_ids if whole else None
         if tokens is None or ids is None:
             if whole and text == self.text and not self.stopped:

@@ -121,6 +121,14 @@ class MessageItem(Item):
     def pieces(self) -> tuple[HistoryItem, ...]:
         return self._pieces or super().pieces()
 
+    def restore(self, key: str | None, is_silent: bool) -> None:
+        """Of an item of another gateway. key: of its history item."""
+        self.is_silent = is_silent
+        if key is None:
+            self._history, self._pieces = None, ()
+        elif self._history is not None:
+            self._history = replace(self._history, key=key)
+
     @property
     def is_unjudged(self) -> bool:
         return self._is_speech is not None
@@ -232,6 +240,7 @@ class FunctionCallItem(Item):
 
     turn_item: history item of the whole turn.
     carried_by: item that represents it; None: this one.
+    as_text: the call by itself.
     """
 
     call: FunctionCall
@@ -241,14 +250,18 @@ class FunctionCallItem(Item):
     def __post_init__(self) -> None:
         self.id = new_id("item")
         self.call_id = new_id("call")
-        self._as_text = call_as_text(self.call.name, self.call.arguments)
+        self.as_text = call_as_text(self.call.name, self.call.arguments)
+
+    def restore(self, item_id: str, call_id: str, as_text: HistoryItem) -> None:
+        """Of an item of another gateway."""
+        self.id, self.call_id, self.as_text = item_id, call_id, as_text
 
     def history(self) -> HistoryItem | None:
         if self.carried_by is None:
             return self.turn_item
         carried = None if self.carried_by.has_left else self.carried_by.history()
         is_whole = carried is not None and carried.token_ids == self.turn_item.token_ids
-        return None if is_whole else self._as_text
+        return None if is_whole else self.as_text
 
     @property
     def size_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from sglang_live.core import BegunTurn
 from sglang_live.gateway.call.conversation.items import Item
 from sglang_live.gateway.call.settings import SessionConfig
 from sglang_live.ids import new_id
@@ -18,6 +19,7 @@ class ResponsePlan:
     context: items that replace the conversation in the prompt; None: the conversation.
     instructed: it has instructions of its own, so that it is made even after a turn without speech.
     in_conversation: its items join the conversation; False for an out-of-band response.
+    begun: what has come of it at another gateway.
     """
 
     config: SessionConfig
@@ -27,6 +29,7 @@ class ResponsePlan:
     instructed: bool = False
     in_conversation: bool = True
     metadata: dict[str, str] | None = None
+    begun: BegunTurn | None = None
     response_id: str = field(default_factory=lambda: new_id("resp"))
 
     @property

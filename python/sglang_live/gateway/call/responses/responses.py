@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from sglang_live.aio import close_all
+from sglang_live.errors import LiveError
+from sglang_live.gateway.call.conversation.assistant_item import AssistantItem
 from sglang_live.gateway.call.conversation.changes import ConversationChanges
+from sglang_live.gateway.call.conversation.items import FunctionCallItem
 from sglang_live.gateway.call.ports import ResponsePort
 from sglang_live.gateway.call.responses.audible import AudibleResponses
 from sglang_live.gateway.call.responses.plan import ResponsePlan
@@ -25,6 +28,57 @@ from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.playback import PlaybackClock, ResponsePlayback
 
 
+class GatewayLostError(LiveError):
+    """What a response was made of went with the gateway that made it."""
+
+    code = "server_lost"
+    http_status = 503
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfinished:
+    """The latest response of another gateway.
+
+    plan: with what has come of it. item, calls: its items. after_id: see ResponseWriter.after_id.
+    status: "in_progress": it is made further; "lost": it cannot be.
+    heard_s: what the client has heard of it.
+    n_known: characters of its text that the client has got.
+    lacks_creation, lacks_item, lacks_end: whether the client may not know that it was created, that
+        its item was, and that it is done.
+    """
+
+    plan: ResponsePlan
+    item: AssistantItem | None
+    calls: tuple[FunctionCallItem, ...]
+    after_id: str | None
+    status: str
+    reason: str | None
+    heard_s: float
+    n_known: int
+    lacks_creation: bool
+    lacks_item: bool
+    lacks_end: bool
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was made to its end."""
+        return self.status not in ("in_progress", "lost")
+
+    @property
+    def open_item(self) -> AssistantItem | None:
+        """Its item, if that is not complete."""
+        return None if self.is_over else self.item
+
+    @property
+    def said(self) -> str:
+        return self.plan.begun.said if self.plan.begun else ""
+
+    @property
+    def n_said(self) -> int:
+        """Tokens of that."""
+        return len(self.plan.begun.ids) if self.plan.begun else 0
+
+
 @dataclass(eq=False)
 class Responses:
     """
@@ -33,6 +87,7 @@ class Responses:
     on_done: called when a response in the conversation is done, with the seconds of it that the
         user will still hear.
     has_spoken: some audio was sent in this session.
+    latest: the newest response in the conversation; None: there was none.
     past_first_audio: cleared while a response in the conversation has not sent any audio yet.
     """
 
@@ -45,6 +100,7 @@ class Responses:
     admit: Callable[[], RateLimitStatus | None]
     on_done: Callable[[float], None] = lambda unheard_s: None
     has_spoken: bool = False
+    latest: ActiveResponse | None = None
 
     def __post_init__(self) -> None:
         self._metrics = self.parts.metrics
@@ -73,6 +129,10 @@ class Responses:
             DrainingError: the server is shutting down.
         """
         if plan.in_conversation and self._active:
+            if self._active.is_moved and self._queued is None:
+                # The client may have got its end from the gateway before, and not get it again.
+                self._queued = plan
+                return
             raise ClientEventError(
                 f"Conversation already has an active response in progress: {self._active.id}. "
                 "Wait until the response is finished before creating a new one.",
@@ -90,6 +150,45 @@ class Responses:
                 code="too_many_responses",
             )
         self._start(plan, self.admit())
+
+    def go_on(self, unfinished: Unfinished) -> None:
+        """Take over the latest response of another gateway: to make it, or to follow its playback
+        to the end. Its items are in the conversation."""
+        response = self._made(unfinished.plan)
+        response.is_moved = True
+        writer, item, now_s = response.writer, unfinished.item, self.parts.clock.now_s()
+        writer.place_after(unfinished.after_id)
+        if unfinished.is_over:
+            writer.restore(unfinished.status, unfinished.reason, item, unfinished.calls)
+        else:
+            writer.go_on(item, unfinished.heard_s)
+        sent_s = writer.made_audio_s if unfinished.is_over else unfinished.heard_s
+        response.playback.clock.go_on(sent_s, min(sent_s, unfinished.heard_s), now_s)
+        response.audio_started = sent_s > 0
+        self.audible.add(response)
+        self.latest = response
+        if unfinished.lacks_creation:
+            writer.create()
+        if unfinished.is_over:
+            response.settled = True
+            self.audible.check_all_sent(response)
+            if unfinished.lacks_end:
+                self.port.response_done(writer)
+            return
+        self._active = response
+        self.past_first_audio.clear()
+        self._metrics.responses_active.inc()
+        if item is not None and unfinished.lacks_item:
+            self.port.item_opened(writer, item, self.changes.conversation.id_before(item))
+        if item is not None and (text := unfinished.said[unfinished.n_known :]):
+            self.port.text_added(writer, item, text)
+        elif item is None:
+            writer.add_transcript(unfinished.said, unfinished.n_said)
+        if unfinished.status == "lost":
+            writer.fail(GatewayLostError("The server that made this response is lost."))
+            response.settle()
+        else:
+            self.turn_runner.go_on(response)
 
     def create_when_idle(self, plan: ResponsePlan) -> None:
         """Respond to a user turn; after the active response, which runs on if interrupt_response
@@ -148,6 +247,22 @@ class Responses:
             self._metrics.turns.labels(writer.status, writer.reason).inc()
 
     def _start(self, plan: ResponsePlan, limits: RateLimitStatus | None) -> None:
+        response = self._made(plan)
+        if plan.in_conversation:
+            self.audible.add(response)
+            self._active = self.latest = response
+            self.past_first_audio.clear()
+        else:
+            self._out_of_band[response.id] = response
+            self.parts.out_of_band_slots.take()
+        self.turn_runner.start(response)
+        self._metrics.responses_active.inc()
+        response.writer.create()
+        if limits is not None:
+            self.port.limits_changed(limits)
+
+    def _made(self, plan: ResponsePlan) -> ActiveResponse:
+        """A response that has not begun."""
         writer = ResponseWriter(
             plan,
             self.changes.conversation,
@@ -162,18 +277,7 @@ class Responses:
         else:
             playback = ResponsePlayback(response_id=plan.response_id, clock=PlaybackClock())
         response = ActiveResponse(plan, writer, playback, self._on_settled)
-        if plan.in_conversation:
-            self.audible.add(response)
-            self._active = response
-            self.past_first_audio.clear()
-        else:
-            self._out_of_band[response.id] = response
-            self.parts.out_of_band_slots.take()
-        self.turn_runner.start(response)
-        self._metrics.responses_active.inc()
-        writer.create()
-        if limits is not None:
-            self.port.limits_changed(limits)
+        return response
 
     def _end(self, response: ActiveResponse, reason: str) -> None:
         self.audible.discard(response.id)

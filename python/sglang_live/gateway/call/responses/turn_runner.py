@@ -70,6 +70,14 @@ class TurnRunner:
         self._deadlines: dict[ActiveResponse, asyncio.Task[None]] = {}
         self._speculative: SpeculativeTurn | None = None
 
+    def go_on(self, response: ActiveResponse) -> None:
+        """Start the turn of a response that another gateway has begun."""
+        held = self.changes.conversation.items
+        place = [n for n, item in enumerate(held) if item.id == response.writer.after_id]
+        items = held[: place[0] + 1] if place else ()
+        response.task = asyncio.create_task(self._run(response, items, frozenset(), None))
+        self._keep(response.task, in_conversation=True)
+
     def start(self, response: ActiveResponse) -> None:
         plan = response.plan
         speculative, predecessors = None, frozenset[asyncio.Task[None]]()
@@ -322,6 +330,7 @@ class TurnRunner:
             tools=tools_of(config.tools, config.tool_choice),
             cache_salt=owner_salt(self.owner),
             drops_oldest=not plan.stateless and config.truncation.wire != "disabled",
+            begun=plan.begun,
         )
 
 

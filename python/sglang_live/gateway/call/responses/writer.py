@@ -54,6 +54,7 @@ class ResponseWriter:
         self._encoder = WireEncoder(plan.config.output_format)
         speed = plan.config.speed
         self._tempo = Tempo(speed, OUTPUT_RATE_HZ) if speed != 1 else None
+        self._n_known_bytes = 0  # of audio to come, that the client has
         self.item: AssistantItem | None = None
         self._calls: list[FunctionCallItem] = []
         self._after_id: str | None = None
@@ -97,6 +98,36 @@ class ResponseWriter:
         item_id: None: at the beginning of the conversation.
         """
         self._after_id = item_id or ROOT
+
+    @property
+    def after_id(self) -> str | None:
+        """Id of the item behind which its own are; None: they are the first."""
+        return None if self._after_id == ROOT else self._after_id
+
+    def go_on(self, item: AssistantItem | None, heard_s: float) -> None:
+        """The response of another gateway, whose item is in the conversation.
+
+        heard_s: audio at its beginning that the client has.
+        """
+        self.item = item
+        if item is None:
+            return
+        begun = self.plan.begun
+        item.begin_again(begun.said if begun else "", len(begun.ids) if begun else 0)
+        if item.modality == "audio":
+            self._n_known_bytes = item.audio_format.n_bytes(1000 * heard_s)
+
+    def restore(
+        self,
+        status: str,
+        reason: str | None,
+        item: AssistantItem | None,
+        calls: Sequence[FunctionCallItem],
+    ) -> None:
+        """The response is another gateway's, and done. The client has got all of its audio."""
+        self.status, self.reason, self.item, self._calls = status, reason, item, [*calls]
+        if item is not None and status != "cancelled":
+            item.sent_bytes = item.made_bytes
 
     def add_transcript(self, text: str, n_tokens: int = 0) -> None:
         """n_tokens: tokens of all text so far, this delta included; 0: unknown."""
@@ -152,7 +183,13 @@ class ResponseWriter:
         for frame in frames:
             item = self._open_item()
             item.made_bytes += len(frame)
-            self._port.audio_added(self, item, frame)
+            if self._n_known_bytes:
+                n_known = min(len(frame), self._n_known_bytes)
+                self._n_known_bytes -= n_known
+                item.audio_sent(frame[:n_known])
+                frame = frame[n_known:]
+            if frame:
+                self._port.audio_added(self, item, frame)
 
     def _open_item(self) -> AssistantItem:
         if self.item:
@@ -226,6 +263,7 @@ class ActiveResponse:
     turn_running: the session works on its turn.
     audio_started: some of its audio was sent.
     settled: on_settled was called.
+    is_moved: another gateway has begun it.
     """
 
     plan: ResponsePlan
@@ -236,6 +274,7 @@ class ActiveResponse:
     turn_running: bool = False
     audio_started: bool = False
     settled: bool = False
+    is_moved: bool = False
 
     @property
     def id(self) -> str:

@@ -114,6 +114,13 @@ class TurnTaking:
         self.responses.on_done = self._on_response_done
         self.configure(self.config)
 
+    @property
+    def holds_audio(self) -> bool:
+        """Whether audio that has come will be part of a turn that is not committed."""
+        if self._detector is not None:
+            return self._detector.speaking
+        return not self.frames.on and self._buffer.end_sample > self._buffer.start_sample
+
     def check(self, config: SessionConfig) -> None:
         """Raises ClientEventError for settings that the model's mode does not have."""
         if isinstance(self.frames, DuplexMode):
