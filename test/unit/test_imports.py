@@ -106,7 +106,7 @@ BUDGETS = {
     "policy": 2_000,
     "sound": 1_420,
     "speakable": 2_000,
-    "stages": 8_920,
+    "stages": 8_980,
     "telemetry": 720,
     "webrtc": 980,
 }
