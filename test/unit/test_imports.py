@@ -88,7 +88,7 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_240,
+    "": 4_300,
     "bridge": 9_960,
     "capacity": 690,
     "client": 1_240,
@@ -102,7 +102,7 @@ BUDGETS = {
     "kernels": 20,
     "kv": 1_020,
     "models": 14_320,
-    "orchestrator": 2_960,
+    "orchestrator": 3_260,
     "policy": 2_000,
     "sound": 1_420,
     "speakable": 2_000,
