@@ -13,7 +13,7 @@ SETUP = (ROOT / "setup.py").read_text()
 # Rooms that run inside SGLang, for SGLang programs or behind an extra. stages is partly of these.
 NOT_THE_SERVER = ("bridge", "kernels", "models", "report", "stages", "lang.py")
 # From the extras, which also say whether it is built for CUDA. Only stages import its users.
-OF_EXTRAS = {"aioice", "aiortc", "av", "torch"}
+OF_EXTRAS = {"aioice", "aiortc", "av", "ray", "torch"}
 # Names of distributions that are not those of their modules.
 DISTRIBUTIONS = {"zmq": "pyzmq"}
 
