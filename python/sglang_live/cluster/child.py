@@ -71,16 +71,22 @@ class Child:
 
 # --- in the child ---
 
+# Not sys.stdin: Python aborts at its end if a thread waits in a buffered reader.
+_STDIN, _PIECE_BYTES = 0, 1 << 16
+
 
 def read_order(kind: type[T]) -> T:
     """What the actor wants; from now on this process ends with it, by SIGTERM."""
-    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=kind)
+    text = b""
+    while not text.endswith(b"\n") and (more := os.read(_STDIN, _PIECE_BYTES)):
+        text += more
+    order = msgspec.json.decode(text, type=kind)
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     return order
 
 
 def _end_with_stdin() -> None:
-    while sys.stdin.buffer.read(4096):
+    while os.read(_STDIN, _PIECE_BYTES):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
