@@ -112,6 +112,7 @@ setup(
         "media": pinned("media.txt"),
         "webrtc": pinned("webrtc.txt"),
         "journal": pinned("journal.txt"),
+        "cluster": pinned("cluster.txt"),
         "whisper": pinned("whisper.txt"),
         "test": pinned("test.txt"),
         "bench": pinned("bench.txt"),

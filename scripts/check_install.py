@@ -119,7 +119,7 @@ def resolutions(scratch: Path) -> Iterator[Resolution]:
 
 def _locked(scratch: Path, python: str, machine: str) -> Iterator[Resolution]:
     """The locked lists have hashes of files for this platform."""
-    for names in (LOCKED, ("clients",)):
+    for names in (LOCKED, ("clients",), ("cluster",)):
         lists = [f"--requirement=requirements/locked/{name}.txt" for name in names]
         yield Resolution(
             title=f"locked: {', '.join(names)}",
@@ -136,7 +136,14 @@ def _extras(
     package: "setuptools.Distribution", device: str, release: Path, python: str, machine: str
 ) -> Iterator[Resolution]:
     """`pip install .[cpu]` beside a release; `.[cuda]`, which scripts/setup.sh runs on a GPU."""
-    extras = (device, "whisper", "media", "webrtc", *(("test", "bench") if device == "cpu" else ()))
+    extras = (
+        device,
+        "whisper",
+        "media",
+        "webrtc",
+        "cluster",
+        *(("test", "bench") if device == "cpu" else ()),
+    )
     lines = [*package.install_requires]
     for extra in extras:
         lines += package.extras_require[extra]

@@ -16,7 +16,7 @@ compile() {
 }
 
 mkdir -p requirements/locked
-for name in cpu cpu_no_deps test bench training release; do
+for name in cpu cpu_no_deps test bench training cluster release; do
     # PyTorch's CPU indexes have other hashes: scripts/setup.sh pins its version.
     grep -v '^torch==' "requirements/$name.txt" >"$tools/$name.in"
     compile --no-deps "$tools/$name.in" --output-file "requirements/locked/$name.txt"

@@ -24,6 +24,7 @@ TEXT
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=$ROOT/.venv
 CLIENTS=$ROOT/.venv-clients
+CLUSTER=$ROOT/.venv-cluster
 SITE_PTH=zz_sglang_live_torchvision.pth
 cd "$ROOT"
 
@@ -31,7 +32,7 @@ device=auto
 extras=()
 while (($#)); do
     case $1 in
-    --test) extras+=(test programs clients) ;;
+    --test) extras+=(test programs clients cluster) ;;
     --bench) extras+=(bench) ;;
     --train) extras+=(training) ;;
     --device)
@@ -179,6 +180,20 @@ step_clients() {
     npm ci --prefix docs/examples --ignore-scripts --no-audit --no-fund
 }
 
+step_cluster() {
+    # Beside the server's packages, not among them: without a cluster nothing may need Ray.
+    rm -rf "$CLUSTER"
+    "$VENV/bin/python" -m venv "$CLUSTER"
+    "$CLUSTER/bin/python" -m pip install --no-input --disable-pip-version-check --no-compile \
+        --no-deps --require-hashes --requirement requirements/locked/cluster.txt
+    local own
+    own=$("$CLUSTER/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    # Ray ends a node whose processes take 15 s to start.
+    compile_bytecode "$own"
+    # Behind its own packages; addsitedir also reads the .pth files there.
+    echo "import site; site.addsitedir('$(site_packages)')" >"$own/zz_server.pth"
+}
+
 step_bench() {
     install_locked bench
 }
@@ -198,6 +213,7 @@ declare -A title=(
     [test]="test tools"
     [programs]="Chromium, for tests of the page, and a C compiler"
     [clients]="clients of other people, for the examples"
+    [cluster]="Ray, in an environment of its own, for tests of clusters"
     [bench]="benchmark tools"
     [training]="what training judges with"
 )

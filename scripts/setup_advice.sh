@@ -5,11 +5,11 @@
 # Of each step, in MB: what it downloads, and what it leaves on the disk.
 declare -A download_mb=(
     [sglang]=70 [packages]=360 [torch]=190 [torch_published]=2540 [cuda]=4400
-    [test]=140 [programs]=120 [clients]=130 [bench]=10 [training]=30
+    [test]=140 [programs]=120 [clients]=130 [cluster]=80 [bench]=10 [training]=30
 )
 declare -A installed_mb=(
     [venv]=30 [sglang]=220 [packages]=1250 [torch]=750 [torch_published]=3850 [cuda]=9000
-    [bytecode]=420 [test]=250 [programs]=420 [clients]=700 [bench]=30 [training]=60
+    [bytecode]=420 [test]=250 [programs]=420 [clients]=700 [cluster]=230 [bench]=30 [training]=60
 )
 
 has_cpu_build() {

@@ -130,7 +130,7 @@ check "mypy" types_checked
 if [[ $extent != fast ]]; then
     # Two processes at most: one computes while the other waits, for sound that is played or for an
     # engine's start. More engines at once would slow each other.
-    check "engine and end-to-end tests" "$python" -m pytest test/engine test/e2e --numprocesses 2 \
+    check "engine and end-to-end tests" "$python" -m pytest test/engine test/e2e test/cluster --numprocesses 2 \
         "${marks[@]}" "${files[@]}"
     if [[ $extent == all ]]; then
         # benchmark/notes/gpu.md, decode graphs without a GPU

@@ -183,6 +183,12 @@ class ServerConfig(Settings):
     flex: FlexConfig = part("work in the background")
     journal: JournalConfig = part("sessions at several gateways")
     folders: FolderConfig = part("logs and folders")
+    directory: Path | None = flag(
+        None,
+        "follow the stages of the table in this file, which launch_cluster writes, and start none",
+        value="FILE",
+        group="stages",
+    )
     stage_options: StageOptions = part("stages")
     additions: tuple[Addition, ...] = ()
     stages: dict[str, StageConfig]
@@ -207,4 +213,13 @@ class ServerConfig(Settings):
                 f"serving {self.listen.host} without an API key: give --api-key, or "
                 "--allow-anonymous"
             )
+        if self.directory is not None and (own := self._of_own_stages()):
+            raise BadInputError(f"{own}: with --directory the stages are those of its table")
         self.session_storage.check_thinker(self.policies, self.stages["thinker"].args)
+
+    def _of_own_stages(self) -> str:
+        """A flag that says which stages this server has, or where. "": none does."""
+        given = (flag for stage in self.stages.values() for flag in stage.flags)
+        own = (flag for flag in given if flag.endswith((".connect", ".replicas", ".device")))
+        named = any(stage.names_devices for stage in self.stages.values())
+        return next(own, "--device" if named else "")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -24,7 +25,7 @@ from sglang_live.aio import close_all, failed_tasks
 from sglang_live.arguments import parse
 from sglang_live.bridge.platform.media_urls import PRIVATE_MEDIA_ENV
 from sglang_live.capacity.control import CapacityControl
-from sglang_live.clock import MonotonicClock
+from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.config import ServerConfig, SessionStorage
 from sglang_live.devices import UsedDevices, check_devices, devices_of_ranks
 from sglang_live.environment import provide_home, start_in_utf8_mode
@@ -50,6 +51,12 @@ from sglang_live.models.family import ModelFacts, family_at
 from sglang_live.models.packages import RESEMBLYZER
 from sglang_live.models.resemblyzer import SpeakerEncoder
 from sglang_live.open_files import raise_open_files
+from sglang_live.orchestrator.directory import (
+    FileDirectory,
+    FollowedStages,
+    StageDirectory,
+    StaticDirectory,
+)
 from sglang_live.orchestrator.sessions import Orchestrator
 from sglang_live.orchestrator.suspects import Suspects
 from sglang_live.preflight import (
@@ -116,7 +123,7 @@ def _used_devices(config: ServerConfig) -> list[UsedDevices]:
     return added + [
         UsedDevices(f"--{name}.device", devices_of_ranks(device, stage.args), stage.names_devices)
         for name, stage in config.stages.items()
-        if not stage.connect
+        if not stage.connect and config.directory is None
         for device in stage.devices
     ]
 
@@ -166,14 +173,16 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
     zygote, clock = Zygote() if is_useful() else None, MonotonicClock()
     suspects = Suspects(clock)
     capacity = replace(config.capacity, adapts=config.policies.admission)
+    directory = _directory(config, model, run_dir.path, native_key, clock)
     supervisor = Supervisor(
-        stage_specs(config, model, run_dir.path, native_key),
+        directory.specs,
         log_dir=config.folders.log_dir,
         on_change=_announce,
         zygote=zygote,
         drops=drops,
         on_death=suspects.died,
     )
+    followed = FollowedStages(directory, supervisor, model.stages, clock)
     try:
         if journal is not None:
             await journal.start()
@@ -182,7 +191,7 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
         if model.has_thinker:
             # Seconds that the first client who forces a function call would wait for.
             threading.Thread(target=import_module, args=("xgrammar",), daemon=True).start()
-        await start_or_interrupt(supervisor)
+        await start_or_interrupt(followed.start())
         orchestrator = Orchestrator(
             supervisor,
             model_name=config.served_model_name,
@@ -195,13 +204,15 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
             duplex_s=model.duplex_s,
         )
         metrics, drain = _metrics(supervisor, orchestrator, drops), Drain()
+        if config.directory is not None:
+            metrics.registry.register(followed)
         for addition in config.additions:
             for collector in addition.collectors():
                 metrics.registry.register(collector)
         if journal is not None:
             metrics.registry.register(journal)
         app = _application(
-            config, model, supervisor, orchestrator, metrics, drain, agent_socket, journal
+            config, model, followed, orchestrator, metrics, drain, agent_socket, journal
         )
         server = Server(_http(config, app, metrics))
         gc.collect()
@@ -220,7 +231,15 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
         added = [addition.stop for addition in config.additions]
         sockets = [one.close for one in (listen_socket, agent_socket) if one is not None]
         journals = () if journal is None else (journal.close,)
-        await close_all(*sockets, *journals, supervisor.stop, *added, *forks, run_dir.remove)
+        await close_all(
+            *sockets,
+            *journals,
+            followed.stop,
+            supervisor.stop,
+            *added,
+            *forks,
+            run_dir.remove,
+        )
 
 
 def _journal(config: JournalConfig) -> "Journal":
@@ -240,6 +259,21 @@ def _journal(config: JournalConfig) -> "Journal":
     return Journal(store, key, MonotonicClock(), keep_s=config.keep_s)
 
 
+def _directory(
+    config: ServerConfig, model: ModelFacts, run_dir: Path, native_key: str, clock: Clock
+) -> StageDirectory:
+    if config.directory is None:
+        return StaticDirectory(stage_specs(config, model, run_dir, native_key))
+    options = config.stage_options
+    return FileDirectory(
+        config.directory,
+        key_file=options.stage_key_file,
+        keyless=options.allow_keyless_stages,
+        run_dir=run_dir,
+        clock=clock,
+    )
+
+
 def _metrics(supervisor: Supervisor, orchestrator: Orchestrator, drops: LogDrops) -> GatewayMetrics:
     metrics = GatewayMetrics(CollectorRegistry())
     metrics.registry.register(StageCollector(lambda: supervisor.replicas))
@@ -257,7 +291,7 @@ def _metrics(supervisor: Supervisor, orchestrator: Orchestrator, drops: LogDrops
 def _application(
     config: ServerConfig,
     model: ModelFacts,
-    supervisor: Supervisor,
+    followed: FollowedStages,
     orchestrator: Orchestrator,
     metrics: GatewayMetrics,
     drain: Drain,
@@ -265,9 +299,8 @@ def _application(
     journal: "Journal | None",
 ) -> Starlette:
     # SGLang's own API listens on a Unix socket: a thinker on another host cannot offer it.
-    specs = (replica.spec for replica in supervisor.replicas)
-    native = next((spec for spec in specs if spec.native_key), None)
-    health = partial(_health, supervisor)
+    native = next((spec for spec in followed.directory.specs if spec.native_key), None)
+    health = partial(_health, followed)
     additions = [addition.gateway for addition in config.additions]
     if agent_socket is not None:
         additions.append(partial(AgentCheck, agent_socket, health))
@@ -397,10 +430,12 @@ def _takes_priority(args: Mapping[str, object]) -> bool:
     return not any(args.get(name) for name in names)
 
 
-def _health(supervisor: Supervisor) -> Health:
+def _health(followed: FollowedStages) -> Health:
     """Of the stages: sessions go on without a process that an extension adds."""
-    stages = [replica for replica in supervisor.replicas if replica.spec.stage in STAGES]
-    return Health({one.spec.name: SERVING if one.is_up else one.state for one in stages})
+    replicas = [one for one in followed.supervisor.replicas if one.spec.stage in STAGES]
+    states = {one.spec.name: SERVING if one.is_up else one.state for one in replicas}
+    present = {one.spec.stage for one in replicas}
+    return Health(states | {stage: "absent" for stage in followed.stages if stage not in present})
 
 
 if __name__ == "__main__":

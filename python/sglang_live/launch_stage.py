@@ -121,6 +121,7 @@ def _spec(
         cache_dir=str(cache_dir),
         address=own.bind,
         same_host=False,
+        alone=True,
         key_file=options.stage_key_file,
         run_dir=str(RunDir.make(survives_exec=True).path),
         served_name=own.served_model_name or source.usual_name,

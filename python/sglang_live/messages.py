@@ -109,12 +109,14 @@ class Ready(Message, frozen=True):
     """
     startup_s: from the start of the process until it was ready.
     load: gauges for /metrics, by name.
+    protocol: of its messages (stages/transport/protocol.py). "": of a version before there was one.
     """
 
     stage: str
     pid: int
     startup_s: float
     load: dict[str, float] = {}
+    protocol: str = ""
 
 
 class Cancel(Message, frozen=True):

@@ -6,14 +6,14 @@ In: SIGINT, SIGTERM, SIGHUP. Out: Drain and uvicorn's flags.
 import asyncio
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 
 from sglang_live.errors import LiveError
 from sglang_live.gateway.draining import Drain
-from sglang_live.stages.supervisor import Supervisor
 
 log = logging.getLogger("sglang_live")
 
@@ -34,13 +34,13 @@ class Server(uvicorn.Server):
         yield
 
 
-async def start_or_interrupt(supervisor: Supervisor) -> None:
+async def start_or_interrupt(start: Coroutine[Any, Any, None]) -> None:
     """Start all stages. SIGINT and SIGTERM interrupt this slow part of the start.
 
     Raises:
         LiveError: a signal came, or a stage did not start.
     """
-    loop, starting = asyncio.get_running_loop(), asyncio.ensure_future(supervisor.start())
+    loop, starting = asyncio.get_running_loop(), asyncio.ensure_future(start)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, starting.cancel)
     try:

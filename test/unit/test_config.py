@@ -124,6 +124,22 @@ def test_a_stage_on_other_hosts_has_a_replica_per_address():
 
 
 @pytest.mark.parametrize(
+    "flags",
+    [
+        ("--talker.replicas", "2"),
+        ("--vocoder.device", "cpu"),
+        ("--talker.connect", "tcp://127.0.0.1:7101"),
+        ("--device", "cpu"),
+    ],
+)
+def test_with_a_table_of_stages_no_flag_says_which_there_are(flags):
+    with pytest.raises(BadInputError, match=rf"{flags[0]}: with --directory the stages are those"):
+        parsed("--directory", "stages.json", *flags)
+    limits = parsed("--directory", "stages.json", "--thinker.context-length", "1000")
+    assert limits.stages["thinker"].args == {"context_length": 1000}
+
+
+@pytest.mark.parametrize(
     ("path", "name"),
     [("/models/Qwen3-Omni", "Qwen3-Omni"), ("/models/Qwen3-Omni/", "Qwen3-Omni"), ("demo", "demo")],
 )

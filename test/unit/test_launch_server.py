@@ -21,6 +21,7 @@ from sglang_live.gateway.http.body import MAX_FRAME_BYTES
 from sglang_live.model_source import ModelSource
 from sglang_live.models.demo.location import TRAINED
 from sglang_live.models.family import CPU_WEIGHTS_ENV, INT8, ModelFacts
+from sglang_live.orchestrator.directory import FollowedStages, StaticDirectory
 from sglang_live.orchestrator.sessions import Orchestrator
 from sglang_live.policy.policies import Policies
 from sglang_live.stage_specs import stage_specs
@@ -342,7 +343,9 @@ def test_stages_on_other_hosts_are_reached_by_tcp_without_shared_memory(model):
 async def test_the_application_has_the_settings_of_the_server(model):
     config = parse(["--model-path", "/models/m", "--api-key", "k", "--turn-prefill-s", "4"])
     clock, drops = SimClock(), LogDrops()
-    supervisor = Supervisor(stage_specs(config, model, Path("/tmp/run"), native_key="key"))
+    directory = StaticDirectory(stage_specs(config, model, Path("/tmp/run"), native_key="key"))
+    supervisor = Supervisor(directory.specs)
+    followed = FollowedStages(directory, supervisor, model.stages, clock)
     orchestrator = Orchestrator(
         supervisor,
         model_name=config.served_model_name,
@@ -353,7 +356,7 @@ async def test_the_application_has_the_settings_of_the_server(model):
     )
     metrics = launch_server._metrics(supervisor, orchestrator, drops)
     app = launch_server._application(
-        config, model, supervisor, orchestrator, metrics, Drain(), None, None
+        config, model, followed, orchestrator, metrics, Drain(), None, None
     )
     http = launch_server._http(config, app, metrics)
     assert http.ws_max_size == MAX_FRAME_BYTES
@@ -370,6 +373,14 @@ async def test_the_application_has_the_settings_of_the_server(model):
         assert (await client.get("/v1/models")).status_code == 401
         series = await client.get("/metrics", headers={"Authorization": "Bearer k"})
     assert "\nsglang_live_capacity_session_limit " in series.text
+
+
+def test_a_gateway_whose_table_lacks_a_stage_is_not_healthy(model, tmp_path):
+    config = parse(["--model-path", "/models/m", "--directory", str(tmp_path / "stages.json")])
+    directory = launch_server._directory(config, model, tmp_path, "key", SimClock())
+    followed = FollowedStages(directory, Supervisor(directory.specs), model.stages, SimClock())
+    now = launch_server._health(followed)
+    assert dict(now.replicas) == dict.fromkeys(model.stages, "absent") and not now.serving
 
 
 def test_flex_requests_have_streams_beside_those_of_sessions(model):

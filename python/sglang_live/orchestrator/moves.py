@@ -3,7 +3,8 @@
 In: the loss of a stage's process, as its client reports it. Out: the same job in another replica,
 which gets all input again, and is asked only for what has not come yet (stage_jobs.py). Ids, codes
 and text of a response are small, so that the orchestrator keeps them while the turn runs.
-A turn moves once: a request that ends a second replica must not end a third.
+A turn moves once in each stage, because a host may have replicas of several: a request that ends a
+second replica of a stage must not end a third.
 """
 
 import asyncio
@@ -78,7 +79,7 @@ NO_MOVE = NoMove()
 
 @dataclass(eq=False, slots=True)
 class TurnMove:
-    """The only move of a turn.
+    """The only move of a turn in each stage.
 
     place: finds other replicas in the place of those that are down, for the turn's links.
     check: raises SuspectError if the turn's content was in engines that died.
@@ -88,10 +89,11 @@ class TurnMove:
     place: Callable[[], None]
     check: Callable[[], None]
     lost_jobs: LostJobs
-    _is_made: bool = False
+    _made_in: set[str] = field(default_factory=set)
 
     def make(self, link: Link, stays: str, lost: StageUnavailableError) -> StageClient:
-        left, outcome = link.replica, stays or ("moved_before" if self._is_made else "moved")
+        left = link.replica
+        outcome = stays or ("moved_before" if left.spec.stage in self._made_in else "moved")
         client: StageClient | None = None
         if outcome == "moved":
             try:
@@ -106,7 +108,7 @@ class TurnMove:
         if client is None:
             log.error("job_lost turn=%s at=%s outcome=%s", self.turn_id, left.name, outcome)
             raise lost
-        self._is_made = True
+        self._made_in.add(left.spec.stage)
         log.warning("job_moved turn=%s from=%s to=%s", self.turn_id, left.name, link.replica.name)
         return client
 

@@ -154,14 +154,18 @@ class VoiceSession:
             name, self.links, settings, owner.clock, owner.metronome, deadlines, place
         )
 
-    def place(self, links: StageLinks) -> None:
-        """Find another replica in the place of each that is down, if there is one, for the session
-        and for later jobs over `links`.
+    def place(self, links: StageLinks, *, if_lost: bool = False) -> None:
+        """Find another replica in the place of each that is down or drains, if there is one, for
+        the session and for later jobs over `links`.
 
         It builds the session anew from the history.
+
+        Args:
+            if_lost: not of one that drains, because jobs of the session may run in it.
         """
         for stage, replica in self._replicas.items():
-            if not replica.is_up and (other := self.owner.other_than(replica)) is not None:
+            leaves = not replica.is_up or (replica.drains and not if_lost)
+            if leaves and (other := self.owner.other_than(replica)) is not None:
                 self._replicas[stage] = other
                 replica.sessions.discard(self.session_id)
                 replica.n_left += 1
@@ -172,7 +176,7 @@ class VoiceSession:
                     replica.name,
                     other.name,
                 )
-        links.to_replicas(self._replicas)
+        links.to_replicas(self._replicas, if_lost=if_lost)
 
     def _numbered(self, turn: TurnRequest) -> TurnRequest:
         if turn.turn_id:
@@ -260,7 +264,7 @@ class VoiceSession:
         """
         if self._closed or self._busy:
             return False
-        self.place(self.links)
+        self.place(self.links, if_lost=self.turn_prefill.runs)
         if turn.preheat and not self._replicas["thinker"].is_up:
             return False  # its KV is lost; it may be up again while the user still speaks
         try:
@@ -372,7 +376,7 @@ class _StatelessTurn:
         content = self.session.content.of(turn)
         move = TurnMove(
             turn.turn_id,
-            place=partial(self.session.place, self.links),
+            place=partial(self.session.place, self.links, if_lost=True),
             check=partial(owner.suspects.check, content),
             lost_jobs=owner.lost_jobs,
         )
@@ -461,6 +465,9 @@ class Orchestrator:
         self.startup_delays = StartupDelays(clock) if policies.startup_delay else None
         self.metronome = Metronome(clock)
         self._supervisor = supervisor
+        # Of the model: later, all replicas of a stage may be gone for a while.
+        present = {replica.spec.stage for replica in supervisor.replicas}
+        self._stages = [stage for stage in STAGES if stage in present]
         self._talker_reads_text = talker_reads_text
         self.duplex_s = duplex_s
         self.speculations = Speculations(capacity, clock)
@@ -492,8 +499,7 @@ class Orchestrator:
         """
         if session_id in self._sessions:
             raise BadInputError(f"session {session_id} exists already")
-        present = {replica.spec.stage for replica in self._supervisor.replicas}
-        replicas = {stage: self._least_loaded(stage) for stage in STAGES if stage in present}
+        replicas = {stage: self._least_loaded(stage, stays=True) for stage in self._stages}
         for replica in self._supervisor.replicas:
             stage = replica.spec.stage
             if (
@@ -551,11 +557,12 @@ class Orchestrator:
         )
 
     def other_than(self, replica: Replica) -> Replica | None:
-        """A replica of the same stage that is up; None: none is."""
+        """A replica of the same stage that is up; None: none is, or is better than this one."""
         try:
-            return self._least_loaded(replica.spec.stage)
+            other = self._least_loaded(replica.spec.stage)
         except StageUnavailableError:
             return None
+        return None if replica.is_up and other.drains else other
 
     def pools(self) -> dict[str, Pool]:
         """The KV pools of all engines that are up, by replica."""
@@ -584,6 +591,10 @@ class Orchestrator:
         for replica in self._supervisor.replicas:
             replica.sessions.discard(session.session_id)
 
-    def _least_loaded(self, stage: str) -> Replica:
-        replicas = (r for r in self._supervisor.replicas if r.spec.stage == stage)
-        return least_loaded(stage, replicas, self.capacity.has_room_in)
+    def _least_loaded(self, stage: str, *, stays: bool = False) -> Replica:
+        """stays: not one that drains, which otherwise is better than none."""
+        replicas = [r for r in self._supervisor.replicas if r.spec.stage == stage]
+        staying = [r for r in replicas if not r.drains]
+        if not stays and not any(r.is_up for r in staying):
+            staying = replicas
+        return least_loaded(stage, staying, self.capacity.has_room_in)

@@ -78,6 +78,12 @@ class _Link:
             client.send_later(CloseSession(self.session_id))
         self._client = None
 
+    def lead_to(self, replica: Replica) -> None:
+        """Later jobs run there. Where they ran before, the session is closed."""
+        if replica is not self.replica:
+            self.close()
+            self.replica = replica
+
     def _running_client(self) -> StageClient | None:
         """The client, if the stage process that has jobs or items of this session still runs."""
         return self._client if self._client is self.replica.client else None
@@ -182,11 +188,14 @@ class StageLinks:
         vocoder = VocoderLink(replicas["vocoder"], session_id, startup_delays=startup_delays)
         return StageLinks(thinker, talker, vocoder)
 
-    def to_replicas(self, replicas: Mapping[str, Replica]) -> None:
-        """Later jobs run in these replicas, by stage."""
+    def to_replicas(self, replicas: Mapping[str, Replica], *, if_lost: bool = False) -> None:
+        """Later jobs run in these replicas, by stage.
+
+        if_lost: only those whose replica is down; in others a job of these links may run.
+        """
         for link in (self.thinker, self.talker, self.vocoder):
-            if isinstance(link, _Link):
-                link.replica = replicas[link.replica.spec.stage]
+            if isinstance(link, _Link) and not (if_lost and link.replica.is_up):
+                link.lead_to(replicas[link.replica.spec.stage])
 
     def expect(self, history: Iterable[HistoryItem]) -> None:
         """The stages may have these items, of a server that had the session before."""

@@ -29,20 +29,24 @@ class TurnPrefill:
         self._job: ThinkerJob | ScriptJob | None = None  # None: none has begun yet
         self._prefilled: set[str] = set()  # keys of pieces, since the last response
 
+    @property
+    def runs(self) -> bool:
+        return self._task is not None and not self._task.done()
+
     def prefill_turn(self, turn: TurnRequest, content: bytes) -> bool:
         """Returns False if one runs already.
 
         Args:
             content: hash of the turn's content (TurnContent).
         """
-        if self._task is not None and not self._task.done():
+        if self.runs:
             return False
         self._task = background(self._run(turn, content), "turn prefill")
         return True
 
     async def finish(self) -> None:
         """Wait for the running turn prefill, which goes before other requests now."""
-        if self._task is not None and not self._task.done():
+        if self._task is not None and self.runs:
             if self._job is not None:
                 self._job.promote()
             await asyncio.wait({self._task})

@@ -36,6 +36,7 @@ from sglang_live.models.family import family_at, part
 from sglang_live.models.piece_talker import PieceTalker
 from sglang_live.stages.endings import die_with_parent
 from sglang_live.stages.spec import STAGES, StageSpec
+from sglang_live.stages.transport.protocol import protocol_hash
 from sglang_live.stages.transport.server import ServedJob, StageServer
 from sglang_live.stages.transport.wire import fallbacks, shm_names
 from sglang_live.telemetry.log_lines import engine_logging, log_in_lines
@@ -132,6 +133,7 @@ async def serve(stage: Stage, spec: StageSpec, began_s: float) -> None:
                 "shared_memory_full": float(fallbacks.n),
                 "tasks_failed": float(failed_tasks.n_by_name.total()),
             },
+            protocol=protocol_hash(),
         )
 
     server = StageServer(
@@ -174,7 +176,7 @@ def main() -> None:
     spec = StageSpec.from_env()
     os.umask(0o077)  # only the server's user may read sockets, speech and logs
     setproctitle.setproctitle(f"sglang_live::{spec.name}")
-    if spec.same_host:
+    if not spec.alone:
         die_with_parent()
     # For the engine's own processes, which inherit them.
     os.environ[STAGE_ENV] = spec.stage

@@ -79,6 +79,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     policies: those that are on.
     session_storage: "<bytes>:<directory>" for KV that exceeds a thinker's host memory. "": none.
     remote: whether it is started on another host; the server only connects to it.
+    alone: whether no supervisor has started it, with which it would end.
     key_file: secret shared with a stage on another host (transport/stage_key.py). "": none.
     native_key: key of SGLang's own HTTP API, served on native_socket. "": it is not served.
     voices: directory of recordings whose voices a talker takes on. "": none.
@@ -107,6 +108,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     policies: Policies = OFF
     session_storage: str = ""
     remote: bool = False
+    alone: bool = False
     voices: str = ""
     log_format: str = "text"
     stuck_after_s: float = STUCK_AFTER_S

@@ -23,6 +23,7 @@ from sglang_live.stages.spec import SPEC_ENV, StageSpec
 from sglang_live.stages.stage_logs import StageLogs
 from sglang_live.stages.transport.client import StageClient
 from sglang_live.stages.transport.peers import new_run
+from sglang_live.stages.transport.protocol import protocol_hash
 from sglang_live.stages.transport.queues import QueueCounts
 from sglang_live.stages.transport.wire import sweep_shared_memory
 from sglang_live.stages.zygote import Forked, Zygote
@@ -53,8 +54,10 @@ class Replica:
     client: None while it is down.
     ready: its latest answer to a ping. None while it is down.
     process: None while none runs, and for a stage on another host.
+    drains: whether it will be gone soon: it gets no new session, and its sessions leave it with
+        their next turns.
     sessions: ids of the sessions that stay with it.
-    n_left: sessions that were placed elsewhere because it was down.
+    n_left: sessions that were placed elsewhere because it was down, or drains.
     status: exit status of its last process; negative: the signal. None: none has ended.
     oom_kills: of the whole machine at its last answer (endings.oom_kills). None: not known.
     """
@@ -63,6 +66,7 @@ class Replica:
     client: StageClient | None = None
     ready: Ready | None = None
     process: asyncio.subprocess.Process | Forked | None = None
+    drains: bool = False
     sessions: set[str] = field(default_factory=set)
     n_starts: int = 0
     n_left: int = 0
@@ -124,7 +128,7 @@ class Supervisor:
         self._logs: StageLogs | None = None
         self._command = command
         self._clock = clock or MonotonicClock()
-        self._watchers: list[asyncio.Task[None]] = []
+        self._watchers: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
         """Start all replicas and wait until each has been ready once.
@@ -135,16 +139,34 @@ class Supervisor:
         as_json = any(replica.spec.log_format == "json" for replica in self.replicas)
         self._logs = StageLogs(self._log_dir, self._drops, as_json=as_json)
         first_up = [asyncio.get_running_loop().create_future() for _ in self.replicas]
-        self._watchers = [
-            asyncio.create_task(self._watch(replica, up), name=f"watch {replica.spec.name}")
-            for replica, up in zip(self.replicas, first_up, strict=True)
-        ]
+        for replica, up in zip(self.replicas, first_up, strict=True):
+            self._begin_to_watch(replica, up)
         await asyncio.gather(*first_up)
 
+    def follow(self, spec: StageSpec) -> Replica:
+        """Serve with one more stage on another host, from its first answer on. After start().
+
+        spec: with another name than those of the present replicas.
+        """
+        replica = Replica(spec)
+        self.replicas.append(replica)
+        first_up = asyncio.get_running_loop().create_future()
+        first_up.set_result(None)  # nothing waits for it
+        self._begin_to_watch(replica, first_up)
+        return replica
+
+    async def leave(self, replica: Replica) -> None:
+        """Serve without a stage on another host, whose jobs fail now."""
+        self.replicas.remove(replica)
+        watcher = self._watchers.pop(replica.name)
+        watcher.cancel()
+        await asyncio.gather(watcher, return_exceptions=True)
+
     async def stop(self) -> None:
-        for watcher in self._watchers:
+        watchers = self._watchers.values()
+        for watcher in watchers:
             watcher.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
+        await asyncio.gather(*watchers, return_exceptions=True)
         ends = [partial(self._put_down, replica, "server stops") for replica in self.replicas]
         logs = [] if self._logs is None else [partial(asyncio.to_thread, self._logs.close)]
         await close_all(*ends, *logs)
@@ -169,6 +191,10 @@ class Supervisor:
         """Whether the kernel may have killed for lack of memory since the last answer."""
         now = oom_kills()
         return now is None or replica.oom_kills is None or now > replica.oom_kills
+
+    def _begin_to_watch(self, replica: Replica, first_up: asyncio.Future[None]) -> None:
+        watching = self._watch(replica, first_up)
+        self._watchers[replica.name] = asyncio.create_task(watching, name=f"watch {replica.name}")
 
     def _announce(self, replica: Replica, what: str) -> None:
         try:
@@ -229,6 +255,12 @@ class Supervisor:
         log.info("stage_awaited %s address=%s", spec.name, spec.address)
         try:
             await self._until_ready(replica, never)
+            assert replica.ready is not None
+            if (its := replica.ready.protocol) != protocol_hash():
+                return (
+                    False,
+                    f"its protocol is {its or 'older'}, and this server's {protocol_hash()}",
+                )
             self._came_up(replica, first_up)
             await self._while_alive(replica, never, REMOTE_LOST_AFTER_S)
         finally:
@@ -264,7 +296,7 @@ class Supervisor:
             spec.name,
             spec.address,
             same_host=spec.same_host,
-            key_file=spec.key_file if spec.remote else "",
+            key_file=spec.key_file,
             run=self._run,
             shm_run=spec.run,
             counts=self.queue_counts,
@@ -291,7 +323,7 @@ class Supervisor:
                 stdout=out,
                 stderr=out,
                 # Not process_group=0: uvloop, on which the server runs, refuses it.
-                preexec_fn=partial(_begin_child, spec.same_host),
+                preexec_fn=_begin_child,
             )
         except OSError as error:
             error.filename = self._command[0]  # uvloop does not set it
@@ -399,11 +431,10 @@ def _remove_stale_socket(address: str) -> None:
         Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
 
 
-def _begin_child(dies_with_parent: bool) -> None:
+def _begin_child() -> None:
     """Before the program of a child begins: its imports take seconds, in which this one may end."""
     os.setpgrp()
-    if dies_with_parent:
-        die_with_parent()
+    die_with_parent()
 
 
 _PREFIX = "sglang_live_stage_"
@@ -421,7 +452,7 @@ class StageCollector:
         starts = GaugeMetricFamily(_PREFIX + "starts", "Times it was started.", labels=labels)
         left = CounterMetricFamily(
             _PREFIX + "sessions_left",
-            "Sessions that were placed elsewhere because the replica was down.",
+            "Sessions that were placed elsewhere because the replica was down, or drains.",
             labels=labels,
         )
         load = GaugeMetricFamily(

@@ -135,7 +135,7 @@ async def test_a_talker_that_reads_text_speaks_on_in_another_replica(world_of, a
 
 
 @pytest.mark.parametrize("stage", STAGES)
-async def test_a_turn_moves_once(world_of, stage):
+async def test_a_turn_moves_once_in_each_stage(world_of, stage):
     world = await world_of(reply=REPLY, n_replicas=3)
     session = await world.orchestrator.open_session("one")
     dying = Dying(world, stage, 2, 3)
@@ -146,6 +146,19 @@ async def test_a_turn_moves_once(world_of, stage):
     assert lost_jobs(world) == {(stage, "moved"): 1, (stage, "moved_before"): 1}
     turn = replace(TURN, turn_id="t2")
     assert told(await answer(session, turn))[:2] == (await undisturbed(world_of))[:2]
+
+
+@pytest.mark.parametrize("stages", list(itertools.combinations(STAGES, 2)), ids="+".join)
+async def test_a_turn_goes_on_when_a_host_with_several_stages_dies(world_of, stages):
+    world = await world_of(reply=REPLY, n_replicas=2)
+    session = await world.orchestrator.open_session("one")
+    at = {"thinker": 3, "talker": 2, "vocoder": 1}
+    dying = [Dying(world, stage, at[stage]) for stage in stages]
+    running = asyncio.create_task(answer(session, TURN))
+    for one in dying:
+        await one.kill()
+    assert told(await running) == await undisturbed(world_of)
+    assert lost_jobs(world) == {(stage, "moved"): 1 for stage in stages}
 
 
 @pytest.mark.parametrize("stage", STAGES)

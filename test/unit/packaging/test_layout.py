@@ -75,7 +75,9 @@ def test_every_locked_package_has_hashes_and_no_address(path):
     assert "://" not in path.read_text()
 
 
-@pytest.mark.parametrize("name", ["cpu", "cpu_no_deps", "test", "bench", "training", "release"])
+@pytest.mark.parametrize(
+    "name", ["cpu", "cpu_no_deps", "test", "bench", "training", "cluster", "release"]
+)
 def test_a_locked_list_has_the_pins_of_its_requirements(name):
     lines = requirement_lines(ROOT / "requirements" / f"{name}.txt")
     pins = dict(line.split("==") for line in lines)
@@ -97,7 +99,7 @@ def test_the_clients_are_locked_in_the_versions_that_the_examples_name():
 
 
 def test_the_setup_for_the_cpu_installs_packages_by_hash_and_runs_no_npm_script():
-    assert SETUP.count("--no-deps --require-hashes") == 2  # .venv, .venv-clients
+    assert SETUP.count("--no-deps --require-hashes") == 3  # .venv, .venv-clients, .venv-cluster
     for name in ("cpu", "cpu_no_deps", "test", "bench", "training"):
         assert re.search(rf"^ +install_locked {name}$", SETUP, re.MULTILINE)
     assert "npm ci" in SETUP and "--ignore-scripts" in SETUP and "npm install" not in SETUP

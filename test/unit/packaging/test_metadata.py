@@ -14,7 +14,7 @@ SETUP = (ROOT / "setup.py").read_text()
 # partly of these.
 NOT_THE_SERVER = ("bridge", "conformance", "kernels", "models", "report", "stages", "lang.py")
 # From the extras, which also say whether it is built for CUDA. Only stages import its users.
-OF_EXTRAS = {"aioice", "aiortc", "av", "cryptography", "torch", "valkey"}
+OF_EXTRAS = {"aioice", "aiortc", "av", "cryptography", "ray", "torch", "valkey"}
 # Names of distributions that are not those of their modules.
 DISTRIBUTIONS = {"zmq": "pyzmq"}
 

@@ -20,6 +20,7 @@ from sglang_live.stages import supervisor as supervisor_module
 from sglang_live.stages.ports import free_port
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import Supervisor, loopback_address
+from sglang_live.stages.transport.protocol import protocol_hash
 from sglang_live.stages.transport.server import StageServer
 from sglang_live.stages.transport.wire import SHM_DIR, SHM_PREFIX
 from sglang_live.telemetry.log_writing import LogDrops
@@ -386,6 +387,7 @@ class RemoteStage:
 
     def __init__(self):
         self.address = f"tcp://127.0.0.1:{free_port()}"
+        self.protocol = protocol_hash()
         self._lives = itertools.count()
         self._serving: asyncio.Task | None = None
 
@@ -396,7 +398,13 @@ class RemoteStage:
 
         async def close_session(session_id: str) -> None: ...
 
-        ready = Ready("", stage="talker", pid=1, startup_s=float(next(self._lives)))
+        ready = Ready(
+            "",
+            stage="talker",
+            pid=1,
+            startup_s=float(next(self._lives)),
+            protocol=self.protocol,
+        )
         while True:
             with contextlib.suppress(zmq.ZMQError):  # a port is free a moment after its socket
                 server = StageServer(
@@ -492,6 +500,49 @@ async def test_a_connection_that_breaks_and_returns_ends_no_job(stages, remote):
         assert await replica.client.ping(5.0)
     assert replica.is_up and replica.client.n_jobs == 1
     job.cancel()
+
+
+@pytest.mark.parametrize(("its", "named"), [("0123456789ab", "0123456789ab"), ("", "older")])
+async def test_a_stage_with_other_messages_is_refused_at_the_start(stages, remote, its, named):
+    remote.protocol = its
+    await remote.start()
+    told = f"its protocol is {named}, and this server's {protocol_hash()}"
+    with pytest.raises(StageUnavailableError, match=rf"talker/0 did not start \({told}\)"):
+        await visitor(stages, remote).start()
+    assert not stages.deaths
+
+
+async def test_a_stage_is_followed_and_left_while_the_supervisor_runs(stages, remote):
+    await remote.start()
+    supervisor = visitor(stages, remote)
+    spec = supervisor.replicas.pop().spec
+    await supervisor.start()
+    replica = supervisor.follow(spec)
+    assert not replica.is_up and supervisor.replicas == [replica]
+    await stages.until_announced("talker up")
+    job = await open_job(replica)
+    await supervisor.leave(replica)
+    with pytest.raises(StageUnavailableError, match="talker/0"):
+        async for _ in job.events():
+            pass
+    assert supervisor.replicas == [] and not replica.is_up and replica.client is None
+
+
+async def test_a_followed_stage_with_other_messages_serves_once_it_has_the_same(stages, remote):
+    remote.protocol = "0123456789ab"
+    await remote.start()
+    supervisor = visitor(stages, remote)
+    spec = supervisor.replicas.pop().spec
+    await supervisor.start()
+    replica = supervisor.follow(spec)
+    while not stages.announced:
+        await asyncio.sleep(0.002)
+    assert not replica.is_up
+    await remote.stop()
+    remote.protocol = protocol_hash()
+    await remote.start()
+    while not replica.is_up:
+        await asyncio.sleep(0.002)
 
 
 async def test_jobs_of_a_remote_stage_that_was_quickly_replaced_fail_too(stages, remote):

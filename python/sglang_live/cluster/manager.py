@@ -1,0 +1,369 @@
+"""ClusterManager: has Ray place hosts and gateways, and knows where the stages are.
+
+One detached actor, whose state is in Ray's GCS: hosts and gateways are detached too, so that none
+ends with it, and the next one goes on with what it finds. It carries neither a frame nor a session.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from contextlib import suppress
+
+import msgspec
+import ray
+from ray.exceptions import RayError
+from ray.experimental import internal_kv
+from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from sglang_live.aio import background, lasting
+from sglang_live.clock import MonotonicClock
+from sglang_live.cluster.gateway import GatewayHost
+from sglang_live.cluster.host import StageHost
+from sglang_live.cluster.hosted import GatewayOrder, HostNews, ReplicaNews, StagesOrder
+from sglang_live.cluster.plan import Placed, Wanted, next_steps
+from sglang_live.cluster.spec import GATEWAYS, NAMESPACE, ClusterSpec, HostGroup
+from sglang_live.orchestrator.directory import Table, TableRow
+from sglang_live.stages.transport.protocol import protocol_hash
+
+log = logging.getLogger(__name__)
+
+_STATE_KEY = b"sglang_live.cluster"
+_STEP_S = 0.25
+_LONG_POLL_S = 10.0
+_ANSWER_S = 20.0
+_RETRY_S = 0.5
+# Gateways have read by then that a host drains, and begin no more turns on it.
+_READ_BY_S = 3.0
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """A host or gateway that was started.
+
+    drains_from_s: Unix time. None: it does not drain.
+    numbers: in the cluster, of its replicas, by stage and number on the host.
+    news: its latest.
+    """
+
+    name: str
+    group: str
+    zone: str
+    generation: str
+    drains_from_s: float | None = None
+    numbers: dict[str, int] = {}
+    news: HostNews = HostNews()
+
+
+class _State(msgspec.Struct):
+    """spec: None: there is to be nothing. n_started: hosts and gateways so far, for new names."""
+
+    spec: ClusterSpec | None = None
+    records: dict[str, Record] = {}
+    n_started: int = 0
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one host or gateway. state: "starting", "serving", "down" or "draining"."""
+
+    name: str
+    state: str
+    url: str
+    replicas: list[TableRow]
+    error: str
+
+
+class ClusterManager:
+    """Coroutines of one event loop, as Ray runs an actor that has some."""
+
+    async def __init__(self) -> None:  # type: ignore[misc]  # as Ray has it
+        saved = internal_kv._internal_kv_get(_STATE_KEY, namespace=NAMESPACE)
+        self._state = msgspec.json.decode(saved, type=_State) if saved else _State()
+        self._saved = saved
+        # Those that answer: after a start of this actor, none is known to.
+        self._answers: set[str] = set()
+        self._followed: dict[str, asyncio.Task[None]] = {}
+        self._table_changed = asyncio.Condition()
+        self._table, self._version = b"", ""
+        await self._publish()
+        clock = MonotonicClock()
+        self._running = asyncio.create_task(lasting(self._run, "cluster", clock))
+
+    # --- for gateways and launch_cluster ---
+
+    async def table(self, known: str) -> tuple[str, bytes]:
+        """The version of the table, and the table as JSON: soon, once it is another than the known
+        one, or after a few seconds."""
+        async with self._table_changed:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LONG_POLL_S):
+                    await self._table_changed.wait_for(lambda: self._version != known)
+            return self._version, self._table
+
+    async def apply(self, spec: bytes) -> None:
+        """From now on the cluster is to be like this ClusterSpec, as JSON."""
+        self._state.spec = msgspec.json.decode(spec, type=ClusterSpec)
+        self._save()
+
+    async def drain(self, name: str) -> bool:
+        """Take a host or gateway away; another one comes in its place. False: there is none."""
+        if (record := self._state.records.get(name)) is None:
+            return False
+        self._begin_to_drain(record)
+        self._save()
+        return True
+
+    async def stop(self) -> None:
+        """End all hosts and gateways now."""
+        self._state.spec = None
+        for record in list(self._state.records.values()):
+            self._remove(record)
+        internal_kv._internal_kv_del(_STATE_KEY, namespace=NAMESPACE)
+
+    async def status(self) -> bytes:
+        """A list of Status as JSON."""
+        found = []
+        for record in self._state.records.values():
+            state = "draining" if record.drains_from_s is not None else "serving"
+            if state == "serving" and not self._is_up(record):
+                state = "down" if record.news.replicas or record.news.error else "starting"
+            found.append(
+                Status(
+                    name=record.name,
+                    state=state,
+                    url=record.news.url,
+                    replicas=self._rows(record),
+                    error=record.news.error,
+                )
+            )
+        return msgspec.json.encode(found)
+
+    async def version(self) -> str:
+        return protocol_hash()
+
+    # --- hosts ---
+
+    async def _run(self) -> None:
+        while True:
+            for record in list(self._state.records.values()):
+                if (task := self._followed.get(record.name)) is None or task.done():
+                    following = background(self._follow(record), "host")
+                    self._followed[record.name] = following
+                if record.drains_from_s is not None and self._is_empty(record):
+                    self._remove(record)
+            if (spec := self._state.spec) is not None:
+                self._step(spec)
+            self._save()
+            await self._publish()
+            await asyncio.sleep(_STEP_S)
+
+    def _step(self, spec: ClusterSpec) -> None:
+        # The fullest first, so that those of which there are too many are the emptiest.
+        records = sorted(self._state.records.values(), key=_n_jobs, reverse=True)
+        placed = [
+            Placed(
+                name=record.name,
+                group=record.group,
+                zone=record.zone,
+                generation=record.generation,
+                protocol=record.news.protocol,
+                is_up=self._is_up(record),
+                drains=record.drains_from_s is not None,
+            )
+            for record in records
+        ]
+        steps = next_steps(_wanted(spec), placed, gateways=GATEWAYS, protocol=protocol_hash())
+        for want in steps.start:
+            self._start(spec, want)
+        for name in steps.drain:
+            self._begin_to_drain(self._state.records[name])
+
+    def _start(self, spec: ClusterSpec, want: Wanted) -> None:
+        group = spec.group(want.group)
+        assert group is not None
+        # Never used again: Ray may still have the one of a host that has just ended.
+        name = "-".join(filter(None, (want.group, want.zone, str(self._state.n_started))))
+        self._state.n_started += 1
+        bundle = {"CPU": group.cpus}
+        order: msgspec.Struct = GatewayOrder(argv=spec.argv(group))
+        host: type = GatewayHost
+        if isinstance(group, HostGroup):
+            if group.gpus:
+                bundle["GPU"] = group.gpus
+            order = StagesOrder(
+                argv=spec.argv(group),
+                stages=group.stages,
+                address=spec.address,
+                command=group.command,
+            )
+            host = StageHost
+        place = placement_group(
+            [bundle],
+            name=name,
+            lifetime="detached",
+            bundle_label_selector=[{spec.zone_label: want.zone}] if want.zone else None,
+        )
+        ray.remote(host).options(
+            name=name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            max_restarts=-1,
+            max_concurrency=8,
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(place, 0),
+        ).remote(msgspec.json.encode(order))
+        self._state.records[name] = Record(
+            name=name, group=want.group, zone=want.zone, generation=want.generation
+        )
+        log.warning("host_started %s", name)
+
+    def _begin_to_drain(self, record: Record) -> None:
+        if record.drains_from_s is None:
+            record.drains_from_s = time.time()
+            log.warning("host_drains %s", record.name)
+            if record.group == GATEWAYS:
+                with suppress(ValueError):  # it is gone
+                    ray.get_actor(record.name, namespace=NAMESPACE).drain.remote()
+
+    def _is_empty(self, record: Record) -> bool:
+        """Whether nothing is lost if it ends now, or its time to drain is over."""
+        assert record.drains_from_s is not None
+        spec, since_s = self._state.spec, time.time() - record.drains_from_s
+        if spec is None or since_s >= spec.drain_s:
+            return True
+        if record.group == GATEWAYS:
+            return record.news.ended
+        others = sum(
+            self._is_up(other) and other.drains_from_s is None
+            for other in self._state.records.values()
+            if (other.group, other.zone) == (record.group, record.zone)
+        )
+        group = spec.group(record.group)
+        is_free = record.name in self._answers and not _n_jobs(record)
+        return is_free and since_s >= _READ_BY_S and (group is None or others >= group.count)
+
+    def _remove(self, record: Record) -> None:
+        log.warning("host_ended %s", record.name)
+        del self._state.records[record.name]
+        self._answers.discard(record.name)
+        if (following := self._followed.pop(record.name, None)) is not None:
+            following.cancel()
+        with suppress(ValueError):  # it is gone
+            ray.kill(ray.get_actor(record.name, namespace=NAMESPACE))
+        with suppress(ValueError):
+            remove_placement_group(get_placement_group(record.name))
+
+    async def _follow(self, record: Record) -> None:
+        """Learn what a host tells, as long as this task runs."""
+        known = ""
+        while True:
+            try:
+                actor = ray.get_actor(record.name, namespace=NAMESPACE)
+                asked = asyncio.ensure_future(actor.facts.remote(known))
+                known, news = await asyncio.wait_for(asked, _ANSWER_S)
+            except ValueError:  # Ray has given it up: another one is started
+                self._remove(record)
+                return
+            except (RayError, TimeoutError) as error:
+                if record.name in self._answers:
+                    log.warning("host_silent %s error=%.200r", record.name, str(error))
+                self._answers.discard(record.name)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            self._answers.add(record.name)
+            self._learn(record, msgspec.json.decode(news, type=HostNews))
+
+    def _learn(self, record: Record, news: HostNews) -> None:
+        if not news.replicas and not news.url and not news.ended:
+            # It starts again: where its stages were is what is known until they are elsewhere.
+            kept = {"replicas": _down(record.news), "protocol": record.news.protocol}
+            news = msgspec.structs.replace(news, **kept)
+        record.news = news
+        for replica in news.replicas:
+            key = f"{replica.stage}/{replica.number}"
+            if replica.is_up and key not in record.numbers:
+                record.numbers = record.numbers | {key: self._free_number(replica.stage)}
+
+    def _free_number(self, stage: str) -> int:
+        used = {
+            number
+            for record in self._state.records.values()
+            for key, number in record.numbers.items()
+            if key.startswith(f"{stage}/")
+        }
+        return next(n for n in range(len(used) + 1) if n not in used)
+
+    def _is_up(self, record: Record) -> bool:
+        return record.name in self._answers and record.news.is_up
+
+    # --- the table ---
+
+    def _rows(self, record: Record) -> list[TableRow]:
+        """Of the replicas that have been up."""
+        rows = []
+        for replica in record.news.replicas:
+            number = record.numbers.get(f"{replica.stage}/{replica.number}")
+            if number is not None:
+                rows.append(
+                    TableRow(
+                        replica=f"{replica.stage}/{number}",
+                        address=replica.address,
+                        protocol=record.news.protocol,
+                        zone=record.zone,
+                        state="serving" if record.drains_from_s is None else "draining",
+                    )
+                )
+        return rows
+
+    async def _publish(self) -> None:
+        rows = [row for record in self._state.records.values() for row in self._rows(record)]
+        table = msgspec.json.encode(Table(tuple(rows)))
+        if table != self._table:
+            async with self._table_changed:
+                self._table = table
+                self._version = hashlib.blake2b(table, digest_size=8).hexdigest()
+                self._table_changed.notify_all()
+
+    def _save(self) -> None:
+        if self._state.spec is None:
+            return
+        records = {
+            name: msgspec.structs.replace(
+                record, news=msgspec.structs.replace(record.news, replicas=_down(record.news))
+            )
+            for name, record in self._state.records.items()
+        }
+        state = msgspec.json.encode(msgspec.structs.replace(self._state, records=records))
+        if state != self._saved:
+            internal_kv._internal_kv_put(_STATE_KEY, state, overwrite=True, namespace=NAMESPACE)
+            self._saved = state
+
+
+def _wanted(spec: ClusterSpec) -> list[Wanted]:
+    found = []
+    for group in spec.hosts:
+        for zone in spec.zones or [""]:
+            found.append(_wanted_of(spec, group.name, zone))
+    return [*found, _wanted_of(spec, GATEWAYS, "")]
+
+
+def _wanted_of(spec: ClusterSpec, name: str, zone: str) -> Wanted:
+    group = spec.group(name)
+    assert group is not None
+    return Wanted(
+        group=name,
+        zone=zone,
+        needed=group.count,
+        total=group.count + group.spare,
+        generation=spec.generation(name),
+    )
+
+
+def _n_jobs(record: Record) -> int:
+    return sum(replica.n_jobs for replica in record.news.replicas)
+
+
+def _down(news: HostNews) -> tuple[ReplicaNews, ...]:
+    """Its replicas, without what changes from moment to moment."""
+    return tuple(msgspec.structs.replace(one, is_up=False, n_jobs=0) for one in news.replicas)

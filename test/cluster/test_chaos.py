@@ -1,0 +1,322 @@
+"""Processes and machines of a cluster are lost while a user speaks with it, who hears what there is
+in an undisturbed session: real Ray, real gateways and transport, stages without engines.
+"""
+
+import asyncio
+import base64
+import os
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from websockets.exceptions import ConnectionClosedError
+
+from test.cluster.conftest import ENVIRONMENT, RAY_PYTHON, STAGES, START_S, Cluster
+from test.e2e.socket_client import NO_VAD, Socket, connected
+
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
+
+MOMENTS = (
+    "idle",
+    "user speaks",
+    "before the first audio",
+    "in audio",
+    "interruption",
+    "function call",
+)
+AUDIO, DONE = "response.output_audio.delta", "response.done"
+TOOL = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
+HEARD_MS = 400
+Lose = Callable[[], Awaitable[None]]
+
+
+@dataclass
+class Session:
+    """What a user has heard. waited_s: the longest time without audio, from the loss on.
+
+    responses: status, text and sound of each. items: of the conversation, as the client has them.
+    """
+
+    socket: Socket
+    responses: list[tuple[str, str, bytes]] = field(default_factory=list)
+    items: list[tuple] = field(default_factory=list)
+    lost_s: float | None = None
+    waited_s: float = 0.0
+
+    async def say(self, text: str) -> None:
+        content = [{"type": "input_text", "text": text}]
+        item = {"type": "message", "role": "user", "content": content}
+        await self.socket.send("conversation.item.create", item=item)
+
+    async def lose(self, lose: Lose) -> None:
+        self.lost_s = time.monotonic()
+        await lose()
+
+    async def hear(
+        self, lose: Lose | None = None, *, after: str = "", cancel: bool = False
+    ) -> None:
+        """A response. after: of which event `lose` is called. cancel: so is the response, then."""
+        n_before = len(self.socket.events)
+        latest_s = None
+        while True:
+            event = await self.socket.until(AUDIO, DONE, after or DONE)
+            if event["type"] == AUDIO:
+                now_s = time.monotonic()
+                if self.lost_s is not None:
+                    since_s = max(self.lost_s, latest_s or 0.0)
+                    self.waited_s = max(self.waited_s, now_s - since_s)
+                latest_s = now_s
+            if event["type"] == DONE:
+                break
+            if lose is not None and event["type"] == after:
+                if cancel:
+                    await self.socket.send("response.cancel")
+                await self.lose(lose)
+                lose = None
+        assert lose is None, f"no {after} came"
+        events = self.socket.events[n_before:]
+        sound = b"".join(base64.b64decode(e["delta"]) for e in events if e["type"] == AUDIO)
+        words = "".join(e["delta"] for e in events if e["type"].endswith("transcript.delta"))
+        self.responses.append((event["response"]["status"], words, sound))
+        self.items += [_said(item) for item in event["response"]["output"]]
+
+
+def _said(item: dict) -> tuple:
+    said = [part.get("transcript") or part.get("text") for part in item.get("content", ())]
+    return item["type"], item["status"], said, item.get("name"), item.get("arguments")
+
+
+async def nothing() -> None:
+    """Is lost."""
+
+
+@asynccontextmanager
+async def admitted(url: str) -> AsyncIterator[Socket]:
+    """A session, once there is room for it: the machine may be busy with other things."""
+    async with AsyncExitStack() as stack:
+        while True:
+            try:
+                socket = await stack.enter_async_context(connected(url))
+                break
+            except ConnectionClosedError as closed:
+                assert closed.rcvd is not None and closed.rcvd.code == 1013
+                await asyncio.sleep(1.0)
+        yield socket
+
+
+async def session_of(cluster: Cluster, moment: str, lose: Lose = nothing) -> Session:
+    """Three turns; what is lost is lost in the second, or before it."""
+    async with admitted(cluster.ws) as socket:
+        await socket.session(**NO_VAD, tools=[TOOL] if moment == "function call" else [])
+        session = Session(socket)
+        await session.say("hello")
+        await socket.send("response.create")
+        await session.hear()
+        if moment == "idle":
+            await session.lose(lose)
+        if moment == "user speaks":
+            speech = (np.arange(48_000) % 997).astype("<i2")
+            await socket.append(speech[:24_000])
+            await session.lose(lose)
+            await socket.append(speech[24_000:])
+            await socket.send("input_audio_buffer.commit")
+        else:
+            await session.say("look" if moment == "function call" else "tell me more")
+        await socket.send("response.create")
+        if moment in ("idle", "user speaks"):
+            await session.hear()
+        elif moment == "in audio":
+            await session.hear(lose, after=AUDIO)
+        elif moment == "interruption":
+            await session.hear(lose, after=AUDIO, cancel=True)
+            [item] = socket.events[-1]["response"]["output"]
+            truncated = {"item_id": item["id"], "content_index": 0, "audio_end_ms": HEARD_MS}
+            await socket.send("conversation.item.truncate", **truncated)
+            await socket.until("conversation.item.truncated")
+            await socket.send("conversation.item.retrieve", item_id=item["id"])
+            got = await socket.until("conversation.item.retrieved")
+            session.items[-1] = _said(got["item"])
+        else:
+            await session.hear(lose, after="response.created")
+        await session.say("and then")
+        await socket.send("response.create")
+        await session.hear()
+        return session
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster) -> dict[str, Session]:
+    async def all_of_them() -> list[Session]:
+        return await asyncio.gather(*(session_of(cluster, moment) for moment in MOMENTS))
+
+    found = asyncio.run(all_of_them())
+    cluster.until_free()
+    return dict(zip(MOMENTS, found, strict=True))
+
+
+def check_equal(found: Session, undisturbed: Session, moment: str) -> None:
+    assert found.items == undisturbed.items
+    for n, (one, other) in enumerate(zip(found.responses, undisturbed.responses, strict=True)):
+        if moment == "interruption" and n == 1:
+            assert one[0] == other[0] == "cancelled"
+            shorter = min(len(one[2]), len(other[2]))
+            assert shorter and one[2][:shorter] == other[2][:shorter]
+        else:
+            assert one == other
+
+
+def killing(cluster: Cluster, stage: str) -> Lose:
+    async def kill() -> None:
+        os.kill(cluster.pid_of(stage), signal.SIGKILL)
+
+    return kill
+
+
+async def test_undisturbed_sessions_say_what_their_history_is(undisturbed):
+    texts = [[response[1] for response in one.responses] for one in undisturbed.values()]
+    firsts, seconds, thirds = zip(*texts, strict=True)
+    assert len(set(firsts)) == 1
+    # An interrupted text may be complete.
+    assert len(set(seconds)) in (3, 4) and len(set(thirds)) == 4
+    assert all(len(one.responses[0][2]) == 30 * 1920 * 2 for one in undisturbed.values())
+    [call] = [item for item in undisturbed["function call"].items if item[0] == "function_call"]
+    assert call[3:] == ("look", '{"at": "it"}')
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("stage", STAGES)
+async def test_a_session_goes_on_when_a_process_is_killed(cluster, undisturbed, stage, moment):
+    before = cluster.lost_jobs()
+    found = await session_of(cluster, moment, killing(cluster, stage))
+    if (stage, moment) == ("thinker", "function call"):
+        # The grammar of a call counts from its begin: the turn fails, and the next one is answered.
+        assert [response[0] for response in found.responses] == ["completed", "failed", "completed"]
+    else:
+        check_equal(found, undisturbed[moment], moment)
+    print(f"\n{stage}, {moment}: {found.waited_s:.2f} s without audio")
+    await asyncio.to_thread(cluster.until_serving)
+    await asyncio.to_thread(cluster.until_free)
+    moved = {key: n - before.get(key, 0) for key, n in cluster.lost_jobs().items()}
+    allowed = {(stage, "moved"), (stage, "function_call")}
+    assert {key for key, n in moved.items() if n} <= allowed
+
+
+@pytest.mark.parametrize("moment", ["idle", "before the first audio", "in audio"])
+async def test_a_session_goes_on_when_a_machine_is_lost(cluster, undisturbed, moment):
+    async def lose() -> None:
+        zone.append(cluster.do("zone_of", cluster.pid_of("talker")))
+        await asyncio.to_thread(cluster.do, "kill_node", zone[0])
+
+    zone: list[str] = []
+    found = await session_of(cluster, moment, lose)
+    check_equal(found, undisturbed[moment], moment)
+    print(f"\nmachine, {moment}: {found.waited_s:.2f} s without audio")
+    began_s = time.monotonic()
+    await asyncio.to_thread(cluster.do, "add", zone[0])
+    await asyncio.to_thread(cluster.until_serving)
+    print(f"its stages serve on another machine {time.monotonic() - began_s:.1f} s after that came")
+    await asyncio.to_thread(cluster.until_free)
+
+
+async def test_a_session_goes_on_when_a_machine_falls_silent(cluster, undisturbed):
+    async def lose() -> None:
+        zone.append(cluster.do("zone_of", cluster.pid_of("talker")))
+        await asyncio.to_thread(cluster.do, "pause_node", zone[0])
+
+    zone: list[str] = []
+    try:
+        found = await session_of(cluster, "in audio", lose)
+    finally:
+        await asyncio.to_thread(cluster.do, "kill_node", zone[0])
+    check_equal(found, undisturbed["in audio"], "in audio")
+    print(f"\nsilent machine, in audio: {found.waited_s:.2f} s without audio")
+    await asyncio.to_thread(cluster.do, "add", zone[0])
+    await asyncio.to_thread(cluster.until_serving)
+    await asyncio.to_thread(cluster.until_free)
+
+
+async def test_a_host_is_drained_and_replaced_in_a_session(cluster, undisturbed):
+    async def lose() -> None:
+        zone = cluster.do("zone_of", cluster.pid_of("talker"))
+        [name] = [name for name in cluster.status() if name.startswith(f"voice-{zone}-")]
+        assert cluster.do("drain", name)
+
+    before, began_s = cluster.lost_jobs(), time.monotonic()
+    found = await session_of(cluster, "in audio", lose)
+    check_equal(found, undisturbed["in audio"], "in audio")
+    await asyncio.to_thread(cluster.until_serving)
+    print(f"\ndrained and replaced after {time.monotonic() - began_s:.1f} s")
+    assert cluster.lost_jobs() == before, "no job had to move"
+    await asyncio.to_thread(cluster.until_free)
+
+
+async def test_hosts_are_rolled_out_in_a_session(cluster, undisturbed):
+    async def change() -> None:
+        cluster.apply(voice_flags=("--vocoder.max-streams", "99"))
+
+    before = set(cluster.status())
+    old = {name for name in before if name.startswith("voice-")}
+    found = await session_of(cluster, "in audio", change)
+    check_equal(found, undisturbed["in audio"], "in audio")
+
+    def is_new() -> bool:
+        names = set(cluster.status())
+        return len(names) == len(before) and not names & old
+
+    await asyncio.to_thread(cluster.until, is_new, 120.0, cluster.status)
+    await asyncio.to_thread(cluster.until_serving)
+    again = await session_of(cluster, "in audio")
+    check_equal(again, undisturbed["in audio"], "in audio")
+    await asyncio.to_thread(cluster.until_free)
+
+
+async def test_a_manager_that_dies_changes_nothing_and_the_next_one_goes_on(cluster, undisturbed):
+    async def lose() -> None:
+        cluster.do("kill_manager")
+
+    known = cluster.status()
+    found = await session_of(cluster, "in audio", lose)
+    check_equal(found, undisturbed["in audio"], "in audio")
+    assert found.waited_s < 2.0
+    await asyncio.to_thread(cluster.until_serving)
+    rows = {name: one["replicas"] for name, one in known.items()}
+    assert {name: one["replicas"] for name, one in cluster.status().items()} == rows
+    await asyncio.to_thread(cluster.until_free)
+
+
+async def test_nothing_of_ray_is_in_the_environment_of_a_stage(cluster):
+    assert (cluster.folder / "environment").read_text() == "[] "
+
+
+async def test_two_gateways_serve_the_same_stages(cluster, undisturbed):
+    cluster.apply(n_gateways=2, voice_flags=("--vocoder.max-streams", "99"))
+    await asyncio.to_thread(cluster.until_serving, 6)
+    assert len(set(cluster.gateways)) == 2
+    for _ in range(2):
+        cluster.gateways = cluster.gateways[::-1]
+        found = await session_of(cluster, "in audio")
+        check_equal(found, undisturbed["in audio"], "in audio")
+    await asyncio.to_thread(cluster.until_free)
+
+
+def test_a_ray_that_would_end_calls_with_its_head_is_refused(cluster):
+    before = cluster.status()
+    address = cluster.do("facts")["address"]
+    command = [RAY_PYTHON, "-m", "sglang_live.launch_cluster", cluster.folder / "cluster.toml"]
+    told = subprocess.run(
+        [*command, "--address", address],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=START_S,
+    )
+    assert told.returncode == 2, told.stdout + told.stderr
+    last = told.stderr.splitlines()[-1]
+    assert "RAY_REDIS_ADDRESS=HOST:PORT" in last and "ends 60 s after the head" in last
+    assert "niceness" not in last, "it is set"
+    assert cluster.status() == before
