@@ -97,7 +97,7 @@ BUDGETS = {
     "bridge": 9_960,
     "capacity": 690,
     "client": 1_240,
-    "cluster": 1_300,
+    "cluster": 1_320,
     "conformance": 1_700,
     "engine_channel": 285,
     "extensions/batches": 2_850,

@@ -49,6 +49,7 @@ def test_series_in_expressions_exist(expressions):
     known |= {f"sglang_live_capacity_{name}" for name in ("sessions", "sessions_more")}
     known |= {"sglang_live_capacity_session_limit"}
     known |= {"sglang_live_kv_mover", "sglang_live_lost_jobs"}
+    known |= {"sglang_live_journal_dropped", "sglang_live_journal_failures"}
     assert expressions()
     for expression in expressions():
         for name in re.findall(r"sglang_live_\w+", expression):
