@@ -34,7 +34,7 @@ from test.unit.client.cutter import Cutter
 
 pytestmark = [pytest.mark.e2e]
 
-START_S = 300
+START_S = 600
 STAGES = ("thinker", "talker", "vocoder")
 NAMES = [name for name in POLICIES if name not in ("admission", "arbiter")]
 RATE_HZ = 24_000
