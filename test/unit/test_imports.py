@@ -94,7 +94,7 @@ BUDGETS = {
     "bridge": 9_960,
     "capacity": 690,
     "client": 1_240,
-    "cluster": 1_300,
+    "cluster": 1_320,
     "engine_channel": 285,
     "extensions/batches": 2_850,
     "extensions/elastic": 2_250,
