@@ -97,6 +97,7 @@ setup(
         "cuda": [*pinned_sglang(), *pinned("cuda.txt")],
         "media": pinned("media.txt"),
         "webrtc": pinned("webrtc.txt"),
+        "journal": pinned("journal.txt"),
         "whisper": pinned("whisper.txt"),
         "test": pinned("test.txt"),
         "bench": pinned("bench.txt"),
