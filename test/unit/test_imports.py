@@ -89,16 +89,16 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_240,
+    "": 4_260,
     "bridge": 9_960,
-    "capacity": 690,
+    "capacity": 940,
     "client": 1_240,
     "engine_channel": 285,
     "extensions/batches": 2_850,
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
     "extensions/planner": 6_580,
-    "gateway": 20_280,
+    "gateway": 20_880,
     "interaction": 3_320,
     "journal": 40,
     "kernels": 20,
@@ -109,7 +109,7 @@ BUDGETS = {
     "sound": 1_420,
     "speakable": 2_000,
     "stages": 8_920,
-    "telemetry": 720,
+    "telemetry": 760,
     "webrtc": 980,
 }
 
@@ -301,7 +301,7 @@ def test_a_server_starts_without_what_only_engines_need():
     code = (
         "import sys, sglang_live.launch_server; found = {*sys.modules}; "
         "print({'torch', 'transformers', 'sglang', 'xgrammar', 'benchmark', 'lab', 'av', "
-        "'aiortc'} & found)"
+        "'aiortc', 'valkey', 'sglang_live.capacity.scaling'} & found)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
