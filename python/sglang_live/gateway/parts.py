@@ -41,9 +41,11 @@ from sglang_live.interaction.user_stats import UserPrior
 from sglang_live.orchestrator.sessions import Orchestrator, VoiceSession
 from sglang_live.orchestrator.suspects import Suspects
 from sglang_live.telemetry.metrics import GatewayMetrics
+from sglang_live.telemetry.trace import StageSpans
 
 if TYPE_CHECKING:  # it is made of these parts
     from sglang_live.gateway.native.proxy import NativeProxy
+    from sglang_live.gateway.shared_limits import SharedLimits
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -114,6 +116,7 @@ class GatewayParts:
     suspects: requests that were running when an engine died.
     answers: to which the messages of chats may refer.
     proxy: to SGLang's own API; None: this server has none.
+    shared: with other gateways; None: this one knows of none.
     flex: bound on flex requests.
     echo_thread: where microphones are compared with what was played.
     """
@@ -130,6 +133,8 @@ class GatewayParts:
     answers: SpokenAnswers = field(default_factory=SpokenAnswers)
     user_prior: UserPrior = field(default_factory=UserPrior)
     proxy: "NativeProxy | None" = None
+    shared: "SharedLimits | None" = None
+    stage_spans: StageSpans = field(default_factory=StageSpans)
     keys: Keys = field(init=False)
     tiers: Tiers = field(init=False)
     flex: FlexGate = field(init=False)
@@ -154,8 +159,9 @@ class GatewayParts:
         self.flex = FlexGate(config.flex, lambda how: metrics.flex_requests.labels(how).inc())
         metrics.flex_running.set_function(lambda: self.flex.n_running)
         metrics.flex_waiting.set_function(lambda: self.flex.n_waiting)
-        self.rate_limits = RateLimits(config.limits.max_responses_per_minute, self.clock)
-        self.open_sessions = OpenSessions(config.limits)
+        limits = config.limits
+        self.rate_limits = RateLimits(limits.max_responses_per_minute, self.clock, limits.gateways)
+        self.open_sessions = OpenSessions(limits)
         self.resumable_calls = ResumableCalls(
             config.sessions.resume_log_bytes, config.sessions.resume_log_bytes_of_all
         )

@@ -68,11 +68,12 @@ class LiveRoute:
         try:
             try:
                 self._check(socket, owner)
+                counted = await parts.open_sessions.open(owner)
             except LiveError as error:
                 parts.metrics.sessions_refused.labels(error.code).inc()
                 await _refuse(socket, error)
                 return
-            with parts.open_sessions.one(owner):
+            with counted:
                 await live_link(SocketWire(socket), parts, self._sessions, owner).run()
         except WebSocketDisconnect:
             pass  # the client left before the refusal was sent
@@ -97,7 +98,6 @@ class LiveRoute:
         if not self._parts.config.model.has_language_model:
             raise CallsOnlyError if self._parts.orchestrator.duplex_s else NoLanguageModelError
         self._parts.tiers.check_heard(owner)
-        self._parts.open_sessions.check_room(owner)
         for name in socket.query_params:
             raise unknown_parameter(name)
 

@@ -6,6 +6,7 @@ Owner: one RealtimeCalls per gateway, with the calls that are open.
 
 import asyncio
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,7 @@ from sglang_live.gateway.call.wire import CLOSE_NORMAL
 from sglang_live.gateway.errors import ClientEventError, InvalidKeyError, cut
 from sglang_live.gateway.http.body import multipart, read_body, read_json
 from sglang_live.gateway.parts import GatewayParts
-from sglang_live.gateway.rate_limits import TooManySessionsError
-from sglang_live.gateway.realtime.client_secrets import ClientSecrets
+from sglang_live.gateway.realtime.client_secrets import ClientSecret, ClientSecrets
 from sglang_live.gateway.realtime.events import SessionForm
 from sglang_live.gateway.realtime.protocol import realtime_link
 from sglang_live.gateway.realtime.session_config import first_config
@@ -70,15 +70,21 @@ class RealtimeCalls:
     async def begin(self, request: Request) -> Response:
         """Not behind the guard of keys: client secrets open calls, too."""
         parts = self._parts
-        secret = self._secrets.find(offered_keys(request.headers))
+        secret = await self._secrets.find(offered_keys(request.headers))
         if secret is None and not parts.keys.allow(request.headers):
             parts.metrics.sessions_refused.labels(InvalidKeyError.code).inc()
             raise InvalidKeyError
         owner = secret.owner if secret else parts.keys.owner(request.headers)
-        holders = [owner, secret.value] if secret else [owner]
         self._processes.check_installed()
         parts.tiers.check_heard(owner)
-        parts.open_sessions.check_room(*holders)
+        with await parts.open_sessions.open(owner, secret.value if secret else None) as counted:
+            return await self._begin(request, secret, owner, counted)
+
+    async def _begin(
+        self, request: Request, secret: ClientSecret | None, owner: str, counted: ExitStack
+    ) -> Response:
+        """counted: the session, among the open ones."""
+        parts = self._parts
         parts.loop_lag.check()
         capacity = parts.orchestrator.capacity_now()
         if capacity.n_more < 1:
@@ -97,11 +103,6 @@ class RealtimeCalls:
         parts.check_model(model, stock=transcribes)
         self._check(preset)
         call, answer = await self._processes.offer(sdp)
-        try:
-            parts.open_sessions.check_room(*holders)  # others may have begun meanwhile
-        except TooManySessionsError:
-            call.hang_up()
-            raise
         wire = CallWire(call, parts.metrics.events_shortened)
         link = realtime_link(
             wire,
@@ -113,10 +114,12 @@ class RealtimeCalls:
             sound_of=wire.open_sound,
         )
 
+        counted = counted.pop_all()
+
         async def run() -> None:
             parts.drain.begin_serving()
             try:
-                with parts.open_sessions.one(*holders):
+                with counted:
                     await link.run()
             finally:
                 parts.drain.end_serving()
@@ -129,7 +132,7 @@ class RealtimeCalls:
         return Response(answer, 201, headers, media_type=_SDP)
 
     async def hang_up(self, request: Request) -> Response:
-        open_call = self._find(request.path_params["call_id"], request)
+        open_call = await self._find(request.path_params["call_id"], request)
         open_call.wire.hang_up()
         await asyncio.wait({open_call.running})
         return Response(status_code=200)
@@ -173,8 +176,8 @@ class RealtimeCalls:
             await asyncio.wait(running)
         await close_all(self._processes.close)
 
-    def _find(self, call_id: str, request: Request) -> _OpenCall:
-        secret = self._secrets.find(offered_keys(request.headers))
+    async def _find(self, call_id: str, request: Request) -> _OpenCall:
+        secret = await self._secrets.find(offered_keys(request.headers))
         if secret is None and not self._parts.keys.allow(request.headers):
             raise InvalidKeyError
         owner = secret.owner if secret else self._parts.keys.owner(request.headers)
