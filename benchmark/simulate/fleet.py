@@ -1,24 +1,28 @@
-"""Days of thousands of users on many servers: cost and latency as the load grows.
+"""Days of a fleet with up to 100,000 calls at once: how many servers, by which rule.
 
-    python -m benchmark.simulate.fleet --gpu h200 --users 100,300,1000,3000 --price 3
+    python -m benchmark.simulate.fleet --gpu h200 --users 46000,100000 --json FILE
 
-Two steps. What a server gives its users, by their number, comes from the simulation of every turn.
-A day then goes from session to session, with arrivals as those of real services, the router's own
-choice of a server, and stages that fail. benchmark/notes/simulation.md says what that leaves out.
+Two steps. What a server gives its users, by their number, comes from the simulation of every turn;
+--quality takes it from an earlier document. A day then goes from session to session (day.py), with
+arrivals as those of real services, a rollout, servers that fail and a zone that is lost at the
+busiest moment, for several ways to have servers. benchmark/notes/simulation.md says what that
+leaves out.
 """
 
 import argparse
 import json
 import math
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, fields, replace
+from multiprocessing import get_context
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 
 from benchmark.load.provenance import facts
-from benchmark.simulate.day import Day, FleetSpec, Quality, simulate_day
+from benchmark.simulate.day import QUANTILES, Day, FleetSpec, Quality, simulate_day
 from benchmark.simulate.traffic import DAY_S, Traffic
 from sglang_live.errors import BadInputError
 from sglang_live.extensions.planner.config import PlanConfig
@@ -28,213 +32,203 @@ from sglang_live.extensions.planner.memory import memory_of
 from sglang_live.extensions.planner.search import world_of
 from sglang_live.extensions.planner.simulation.run import World
 
-# Arrivals that may be refused. A fleet grows by servers until no more are.
-_REFUSED = 0.001
-_QUANTILES = np.linspace(0.005, 0.995, 100)
 _ARM = "all"
+ARMS: dict[str, dict[str, bool]] = {
+    "fixed at the peak": {"scales": False, "moves": False},
+    "least loaded, waits for calls to end": {"moves": False},
+    "scaled, moves": {},
+    "scaled, moves, N+1 without a zone in reserve": {"covers_zone": False},
+}
+# Student's t for 95 %, by number of seeds.
+_T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
     """
-    users: sessions at once in the busiest ten minutes, one fleet each.
+    users: sessions at once in the busiest moment, one fleet each.
     layout: number of the layout of a server, in the order of sglang_live.extensions.planner.
+    sessions: that a server serves; within the target by sglang_live.extensions.planner.
     points: users of one server at which its turns are simulated; the last ones are too many.
-    most: sessions that a server admits; within the target by sglang_live.extensions.planner.
-    restart_s, days_between_failures: of a stage.
+    quality: document whose figures are taken instead.
     """
 
     plan: PlanConfig
     users: tuple[int, ...]
+    sessions: int
     points: tuple[int, ...]
-    most: int
-    layout: int = 0
-    restart_s: float = 67.0
-    days_between_failures: float = 30.0
-    repeats: int = 1
+    layout: int
+    seeds: int
+    quality: Path | None = None
     json: Path | None = None
-    picture: Path | None = field(default=None)
 
     def __post_init__(self) -> None:
-        if min(*self.users, *self.points, self.most) < 1 or len(self.points) < 2:
-            raise ValueError("--users, --points and --most are from 1 on, --points at least two")
-        if list(self.points) != sorted(set(self.points)) or self.points[-1] < self.most:
-            raise ValueError("--points rise, and the last one is at least --most")
-        if min(self.restart_s, self.days_between_failures) <= 0 or self.repeats < 1:
-            raise ValueError("--restart-s, --days-between-failures and --repeats are positive")
+        if min(*self.users, *self.points, self.sessions) < 1 or len(self.points) < 2:
+            raise ValueError("--users, --points and --sessions are from 1 on, --points two or more")
+        if list(self.points) != sorted(set(self.points)) or self.points[-1] < self.sessions:
+            raise ValueError("--points rise, and the last one is at least --sessions")
+        if self.seeds not in _T:
+            raise ValueError(f"--seeds is from {min(_T)} to {max(_T)}")
 
     @property
     def server(self) -> Layout:
         return layouts(24)[self.layout]
 
 
-def quality_of(world: World, config: FleetConfig) -> Quality:
+def quality_of(world: World, points: tuple[int, ...]) -> Quality:
     """Simulates every turn of one server at each number of users."""
-    audio_ms, continuous, rates = [], [], []
-    for n_users in config.points:
-        runs = [world.simulate(_ARM, n_users, repeat) for repeat in range(config.repeats)]
-        records = [row.record for run in runs for row in run.rows]
+    audio_ms, rates = [], []
+    for n_users in points:
+        run = world.simulate(_ARM, n_users, 0)
+        records = [row.record for row in run.rows]
         late_ms = [r.ttfp_after_detection_ms for r in records if r.ok]
-        audio_ms.append(np.quantile([ms for ms in late_ms if ms is not None], _QUANTILES))
-        whole = [r for r in records if r.ok and not (r.barged or r.cut_short)]
-        continuous.append(sum(not r.gaps_over_100ms for r in whole) / len(whole))
-        user_s = sum(run.wall_s for run in runs) * n_users
-        rates.append(len(records) / user_s)
-        _say(f"{n_users} users of one server: P90 {audio_ms[-1][89]:.0f} ms")
+        found = np.quantile([ms for ms in late_ms if ms is not None], QUANTILES)
+        audio_ms.append(tuple(map(float, found.round(1))))
+        rates.append(round(len(records) / (run.wall_s * n_users), 4))
+        _say(f"{n_users} users of one server: P50 {np.median(found):.0f} ms")
+    return Quality(users=points, first_audio_ms=tuple(audio_ms), turns_per_s=tuple(rates))
+
+
+def quality_in(path: Path) -> Quality:
+    """Of an earlier document; those of before December 2026 have three quantiles alone."""
+    kept = json.loads(path.read_text("utf-8"))["quality"]
+    if isinstance(kept, list):
+        known = [one["first_audio_p50_p90_p99_ms"] for one in kept]
+        spread = [np.interp(QUANTILES, (0.5, 0.9, 0.99), of_three) for of_three in known]
+        return Quality(
+            users=tuple(one["users"] for one in kept),
+            first_audio_ms=tuple(tuple(one.round(1).tolist()) for one in spread),
+            turns_per_s=tuple(one["turns_per_s"] for one in kept),
+        )
     return Quality(
-        users=config.points,
-        first_audio_ms=tuple(tuple(map(float, one)) for one in audio_ms),
-        continuous=tuple(continuous),
-        turns_per_s=tuple(rates),
+        users=tuple(kept["users"]),
+        first_audio_ms=tuple(map(tuple, kept["first_audio_ms"])),
+        turns_per_s=tuple(kept["turns_per_s"]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    users: int
+    arm: str
+    seed: int
+
+
+def day_of(job: Job, spec: FleetSpec, quality: Quality, traffic: Traffic) -> Day:
+    spec = replace(spec, users=job.users, **ARMS[job.arm])
+    # Sessions that are open in each window, of one arrival per second on average.
+    n_windows = len(traffic.window_rates)
+    windows_s = (np.arange(n_windows) + 0.5) * DAY_S / n_windows
+    still_open = np.exp(-np.maximum(0.0, windows_s - spec.least_s) / spec.more_s)
+    rates = traffic.window_rates / traffic.window_rates.mean()
+    n_open = np.fft.ifft(np.fft.fft(rates) * np.fft.fft(still_open)).real * DAY_S / n_windows
+    arrivals_s = traffic.arrivals_s(job.users / n_open.max() * DAY_S, job.seed)
+    first, busiest_s = job.users * n_open[0] / n_open.max(), float(windows_s[n_open.argmax()])
+    return simulate_day(arrivals_s, int(first), busiest_s, spec, quality, job.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """Mean over the seeds. within: half of its 95 % interval."""
+
+    mean: float
+    within: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grown:
-    """The fleet for this number of users at once.
-
-    price_per_talk_h: of an hour of a session, with the price of a GPU for an hour.
-    """
+class Fleet:
+    """One way to have servers. figures: by name of a field of Day; a pair's are numbered."""
 
     users: int
-    n_servers: int
-    n_gpus: int
-    day: Day
-    with_failures: Day
-    price_per_talk_h: float | None
+    arm: str
+    figures: dict[str, Figure]
 
 
-def grow(config: FleetConfig, quality: Quality, traffic: Traffic, users: int) -> Grown:
-    """The smallest fleet that refuses no more than _REFUSED of a day's sessions."""
-    session_s = 60 * config.plan.pattern.session_min
-    per_day = users / traffic.busiest / session_s * DAY_S
-    arrivals_s = traffic.arrivals_s(per_day, seed=users)
-
-    def day(n_servers: int, between_s: float = math.inf) -> Day:
-        spec = FleetSpec(
-            n_servers=n_servers,
-            most=config.most,
-            session_s=session_s,
-            between_failures_s=between_s,
-            restart_s=config.restart_s,
-        )
-        return simulate_day(arrivals_s, spec, quality, seed=users)
-
-    good = math.ceil(users / config.most)
-    while day(good).refused > _REFUSED:
-        good = math.ceil(1.05 * good)
-    bad = max(1, math.floor(good / 1.05)) if good > 1 else 0
-    while good - bad > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if day(middle).refused <= _REFUSED else (good, middle)
-    found = day(good)
-    n_gpus = good * config.server.n_gpus
-    price = config.plan.price
-    # Each of a server's three stages fails by itself.
-    between_s = config.days_between_failures * DAY_S / 3
-    return Grown(
-        users=users,
-        n_servers=good,
-        n_gpus=n_gpus,
-        day=found,
-        with_failures=day(good, between_s),
-        price_per_talk_h=None if price is None else price * n_gpus * 24 / found.talk_h,
-    )
+def summary(users: int, arm: str, days: list[Day]) -> Fleet:
+    figures = {}
+    for one in fields(Day):
+        columns = np.array([np.atleast_1d(getattr(day, one.name)) for day in days], float).T
+        for n, column in enumerate(columns.tolist()):
+            name = one.name if len(columns) == 1 else f"{one.name}.{n}"
+            within = _T[len(column)] * stdev(column) / math.sqrt(len(column))
+            figures[name] = Figure(round(fmean(column), 4), round(within, 4))
+    return Fleet(users=users, arm=arm, figures=figures)
 
 
-def table(grown: list[Grown]) -> str:
+def table(fleets: list[Fleet]) -> str:
     lines = [
-        "| users at the peak | servers | GPUs | users, mean | first audio P50 / P90 / P99, ms | "
-        "continuous, % | refused, % | an hour of a session | with failures: failed turns, % |",
+        "| calls at the peak | servers | GPUs at most | GPU-hours | refused, % (in the outage) | "
+        "cut off, % | moves per 100 calls (of losses) | a drain takes, P50 / P95 min | "
+        "first audio P50 / P90 / P99, ms |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for one in grown:
-        day = one.day
-        shown = " / ".join(f"{ms:.0f}" for ms in day.first_audio_ms)
-        price = "" if one.price_per_talk_h is None else f"{one.price_per_talk_h:.3f}"
+    for fleet in fleets:
+        f = {name: one.mean for name, one in fleet.figures.items()}
+        hours = fleet.figures["gpu_hours"]
+        audio = " / ".join(f"{f[f'first_audio_ms.{n}']:.0f}" for n in range(3))
         lines.append(
-            f"| {one.users:,} | {one.n_servers} | {one.n_gpus} | {day.users_mean:.0f} | {shown} | "
-            f"{100 * day.continuous:.2f} | {100 * day.refused:.2f} | {price} | "
-            f"{100 * one.with_failures.failed:.3f} |"
+            f"| {fleet.users:,} | {fleet.arm} | {f['gpus_most']:,.0f} | {hours.mean:,.0f} ± "
+            f"{hours.within:,.0f} | {f['refused']:.3f} ({f['refused_in_outage']:.2f}) | "
+            f"{f['failed']:.3f} | {f['moved']:.2f} ({f['of_loss']:.2f}) | "
+            f"{f['drain_min.0']:.1f} / {f['drain_min.1']:.1f} | {audio} |"
         )
     return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:
     config = parse_args(argv)
-    plan = config.plan
-    memory = memory_of(config.server.placement, plan.gpu.free_gib, plan.sizes, plan.model)
-    quality = quality_of(world_of(plan, config.server, memory), config)
+    if config.quality is not None:
+        quality = quality_in(config.quality)
+    else:
+        plan = config.plan
+        memory = memory_of(config.server.placement, plan.gpu.free_gib, plan.sizes, plan.model)
+        quality = quality_of(world_of(plan, config.server, memory), config.points)
+    spec = FleetSpec(users=config.users[0], sessions=config.sessions, n_gpus=config.server.n_gpus)
     traffic = Traffic.load()
-    grown = []
-    for users in config.users:
-        grown.append(grow(config, quality, traffic, users))
-        _say(f"{users} users: {grown[-1].n_servers} servers")
-    print(f"Simulated, modelled device: {plan.model.name}; servers: {config.server.name}")
-    print(table(grown))
-    _write(config, quality, grown)
-    if config.picture is not None:
-        draw(grown, plan.model.name, config.picture)
+    cases = [(users, arm) for users in config.users for arm in ARMS]
+    jobs = [Job(users, arm, seed) for users, arm in cases for seed in range(config.seeds)]
+    with get_context("fork").Pool() as pool:
+        tasks = [(job, spec, quality, traffic) for job in jobs]
+        # The largest first: the last ones then end at about the same time.
+        days = pool.starmap(day_of, tasks[::-1], chunksize=1)[::-1]
+    found = dict(zip(jobs, days, strict=True))
+    fleets = [
+        summary(users, arm, [found[Job(users, arm, seed)] for seed in range(config.seeds)])
+        for users, arm in cases
+    ]
+    print(f"Simulated, modelled device: {config.plan.model.name}; servers: {config.server.name}")
+    print(table(fleets))
+    _write(config, spec, quality, fleets)
     return 0
 
 
-def draw(grown: list[Grown], title: str, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    users = [one.users for one in grown]
-    curves = (
-        ("price of an hour of a session", [one.price_per_talk_h or 0 for one in grown]),
-        ("P90 of first audio, ms", [one.day.first_audio_ms[1] for one in grown]),
-        ("users at the peak per GPU", [one.users / one.n_gpus for one in grown]),
-    )
-    figure, axes = pyplot.subplots(1, len(curves), figsize=(4.2 * len(curves), 3.2))
-    for axis, (name, values) in zip(axes, curves, strict=True):
-        axis.plot(users, values, marker="o", ms=3)
-        axis.set_xscale("log")
-        axis.set_ylim(bottom=0)
-        axis.set_title(name, fontsize=8)
-        axis.set_xlabel("users at the peak", fontsize=8)
-    figure.suptitle(f"Simulated days, modelled device: {title}", fontsize=10)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-
-
-def _write(config: FleetConfig, quality: Quality, grown: list[Grown]) -> None:
+def _write(config: FleetConfig, spec: FleetSpec, quality: Quality, fleets: list[Fleet]) -> None:
     if config.json is None:
         return
     known = facts(config.plan.gpu.device_model)
     known["device"] = f"simulated: {config.plan.model.name}"
+    of_spec = asdict(spec)
+    of_arms = ("users", "scales", "moves", "covers_zone")
     document: dict[str, Any] = {
         "benchmark": "fleet",
         **known,
         "config": {
             "layout": config.server.name,
-            "most": config.most,
-            "restart_s": config.restart_s,
-            "days_between_failures": config.days_between_failures,
+            "seeds": config.seeds,
             "pattern": asdict(config.plan.pattern),
-            "price": config.plan.price,
+            **{name: value for name, value in of_spec.items() if name not in of_arms},
         },
-        "quality": [
+        "quality": asdict(quality),
+        "fleets": [
             {
-                "users": users,
-                "first_audio_p50_p90_p99_ms": [round(audio_ms[at]) for at in (49, 89, 98)],
-                "continuous": round(continuous, 4),
-                "turns_per_s": round(rate, 4),
+                "users": one.users,
+                "arm": one.arm,
+                "mean_and_half_of_95_percent": {
+                    name: [figure.mean, figure.within] for name, figure in one.figures.items()
+                },
             }
-            for users, audio_ms, continuous, rate in zip(
-                quality.users,
-                quality.first_audio_ms,
-                quality.continuous,
-                quality.turns_per_s,
-                strict=True,
-            )
+            for one in fleets
         ],
-        "fleets": [asdict(one) for one in grown],
     }
     config.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     _say(f"wrote {config.json}")
@@ -244,21 +238,20 @@ def parse_args(argv: list[str] | None = None) -> FleetConfig:
     """Other flags are those of sglang_live.extensions.planner."""
     parser = argparse.ArgumentParser(prog="python -m benchmark.simulate.fleet", allow_abbrev=False)
     add = parser.add_argument
-    add("--users", type=_numbers, default=(100, 300, 1000, 3000), metavar="N,N")
-    add("--points", type=_numbers, default=(8, 16, 24, 32, 40, 48, 56), metavar="N,N")
-    add("--most", type=int, default=40, metavar="N", help="sessions that a server admits")
+    add("--users", type=_numbers, default=(46_000, 100_000), metavar="N,N")
+    add("--sessions", type=int, default=139, metavar="N", help="that a server serves")
+    points = (20, 40, 60, 80, 100, 120, 140, 160)
+    add("--points", type=_numbers, default=points, metavar="N,N")
+    add("--quality", type=Path, metavar="FILE", help="a document of this benchmark, for its turns")
     add(
         "--layout",
         type=int,
-        default=0,
+        default=2,
         choices=range(5),
         help="as the planner lists them",
     )
-    add("--restart-s", type=float, default=67.0, metavar="S")
-    add("--days-between-failures", type=float, default=30.0, metavar="D", help="of one stage")
-    add("--repeats", type=int, default=1, help="seeds of the simulated turns")
+    add("--seeds", type=int, default=3, help="days of each fleet")
     add("--json", type=Path, metavar="FILE")
-    add("--picture", type=Path, metavar="FILE", help="draw the curves (matplotlib)")
     own, rest = parser.parse_known_args(argv)
     try:
         return FleetConfig(plan=parse_plan(rest), **vars(own))

@@ -44,6 +44,7 @@ from sglang_live.gateway.listen_socket import ListenSocket
 from sglang_live.gateway.model import ServedModel
 from sglang_live.gateway.native.limits import NativeLimits, found_in_templates
 from sglang_live.gateway.native.upstream import NativeConfig
+from sglang_live.gateway.parts import GatewayAddition, GatewayParts
 from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path
 from sglang_live.model_flags import check_flags, check_sizes
 from sglang_live.models.composition import fetched
@@ -304,6 +305,10 @@ def _application(
     additions = [addition.gateway for addition in config.additions]
     if agent_socket is not None:
         additions.append(partial(AgentCheck, agent_socket, health))
+    if (url := config.limits.shared_limits) is not None:
+        additions.append(partial(_shared_limits(), url))
+    elif (n := config.limits.gateways) > 1:
+        log.warning("limits_divided gateways=%d: each grants this part of the limits of a key", n)
     return build_app(
         orchestrator,
         config=_gateway_config(config, model, native),
@@ -323,6 +328,19 @@ def _application(
         journal=journal,
         additions=additions,
     )
+
+
+def _shared_limits() -> Callable[[str, GatewayParts], GatewayAddition]:
+    """Imported when it is used, with its client of the store."""
+    try:
+        made: Callable[[str, GatewayParts], GatewayAddition] = import_module(
+            "sglang_live.gateway.shared_limits"
+        ).SharedLimits
+    except ImportError as error:
+        raise BadInputError(
+            f"--shared-limits needs the extra journal: pip install 'sglang-live[journal]' ({error})"
+        ) from error
+    return made
 
 
 def _gateway_config(

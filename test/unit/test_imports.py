@@ -30,6 +30,7 @@ ORDER = (
     "ids",
     "messages",
     "telemetry",
+    "journal",
     "webrtc",
     "engine_channel",
     "models",
@@ -93,9 +94,9 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_620,
+    "": 4_640,
     "bridge": 9_960,
-    "capacity": 690,
+    "capacity": 940,
     "client": 1_240,
     "cluster": 1_320,
     "conformance": 1_700,
@@ -105,9 +106,9 @@ BUDGETS = {
     "extensions/lending": 3_420,
     "extensions/planner": 7_000,
     "extensions/traces": 240,
-    "gateway": 23_100,
+    "gateway": 23_700,
     "interaction": 3_320,
-    "journal": 760,
+    "journal": 800,
     "kernels": 20,
     "kv": 1_020,
     "models": 14_840,
@@ -116,7 +117,7 @@ BUDGETS = {
     "sound": 1_420,
     "speakable": 2_000,
     "stages": 9_080,
-    "telemetry": 720,
+    "telemetry": 760,
     "webrtc": 980,
 }
 
@@ -318,8 +319,8 @@ def test_a_server_starts_without_what_only_engines_need():
     code = (
         "import sys, sglang_live.launch_server; found = {*sys.modules}; "
         "print({'torch', 'transformers', 'sglang', 'xgrammar', 'benchmark', 'lab', 'av', "
-        "'aiortc', 'ray', 'sglang_live.cluster', 'sglang_live.journal', 'valkey', 'cryptography'} "
-        "& found)"
+        "'aiortc', 'ray', 'sglang_live.cluster', 'sglang_live.journal', 'valkey', 'cryptography', "
+        "'sglang_live.capacity.scaling'} & found)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -84,6 +84,7 @@ class Capacity:
     share: share of its budget that the slowest tenth of deadlines took at least, in the latest
         window with any; None: there was none yet.
     pools: (share in use, seconds until it is full) by stage, of its emptiest replica.
+    n_arrived, n_ended: sessions since the start; of the first, some were refused.
     """
 
     n_sessions: int
@@ -92,6 +93,8 @@ class Capacity:
     why: str
     share: float | None
     pools: Mapping[str, tuple[float, float]]
+    n_arrived: int = 0
+    n_ended: int = 0
 
 
 class CapacityControl:
@@ -118,6 +121,7 @@ class CapacityControl:
         self._n_sampled = 0
         self._share: float | None = None
         self._n_sessions = self._n_most = 0  # now, and at most in this window
+        self._n_arrived = self._n_ended = 0
         self._new: dict[str, float] = {}  # admission of the sessions that have taken no turn
         # Of this window, without sessions.
         self._idle_s = 0.0
@@ -129,9 +133,10 @@ class CapacityControl:
         """Admit a session.
 
         Raises:
-            CapacityError: if none can be admitted; nothing has changed.
+            CapacityError: if none can be admitted; it counts among the arrivals.
         """
         now = self.report()
+        self._n_arrived += 1
         if not now.n_more:
             raise CapacityError(now.why, retry_after_s=_RETRY_AFTER_S)
         self._count_idle(now_s := self._clock.now_s())
@@ -145,6 +150,7 @@ class CapacityControl:
 
     def release(self, session_id: str) -> None:
         self._n_sessions -= 1
+        self._n_ended += 1
         self._idle_since_s = self._clock.now_s()
         self._new.pop(session_id, None)
 
@@ -212,7 +218,14 @@ class CapacityControl:
             for stage, forecast in emptiest.items()
         }
         return Capacity(
-            n_sessions=n, limit=limit, n_more=n_more, why=why, share=self._share, pools=pools
+            n_sessions=n,
+            limit=limit,
+            n_more=n_more,
+            why=why,
+            share=self._share,
+            pools=pools,
+            n_arrived=self._n_arrived,
+            n_ended=self._n_ended,
         )
 
     def has_room_in(self, replica: Named) -> bool:

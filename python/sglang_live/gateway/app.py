@@ -33,6 +33,7 @@ from sglang_live.gateway.errors import (
     CallsOnlyError,
     InvalidKeyError,
     NoLanguageModelError,
+    ParameterError,
     unknown_path,
 )
 from sglang_live.gateway.http import openapi
@@ -112,7 +113,7 @@ def build_app(
         parts.proxy = NativeProxy(parts, native_url, native_limits or NativeLimits())
     added = [one for add in additions if (one := add(parts)) is not None]
     routes = _Routes(parts)
-    secrets = ClientSecrets()
+    secrets = ClientSecrets(shared=parts.shared.secrets if parts.shared else None)
     calls = OpenCalls(parts)
     realtime_calls = RealtimeCalls(parts, secrets, calls)
     realtime = RealtimeRoute(parts, secrets, realtime_calls)
@@ -206,7 +207,7 @@ class _Routes:
             if keyed and not self._keys.allow(request.headers):
                 raise InvalidKeyError
             if limited:
-                self._limits.take(self._keys.owner(request.headers))
+                await self._limits.take(self._keys.owner(request.headers))
             return await endpoint(request)
 
         self.found.append(Route(path, checked, methods=list(methods) or ["GET"]))
@@ -280,12 +281,20 @@ def _add_descriptions(
         parts.check_model(request.path_params["model"])
         return model
 
-    def capacity(_request: Request) -> dict[str, Any]:
-        return capacity_body(parts.loop_lag.limited(parts.orchestrator.capacity_now()))
+    async def capacity(request: Request) -> Response:
+        match request.query_params.get("scope", "gateway"):
+            case "gateway":
+                now = parts.loop_lag.limited(parts.orchestrator.capacity_now())
+                return JSONResponse(capacity_body(now))
+            case "fleet" if parts.shared:
+                return JSONResponse(await parts.shared.fleet())
+            case "fleet":
+                raise ParameterError("scope", "is fleet with --shared-limits alone.")
+        raise ParameterError("scope", "is gateway or fleet.")
 
     routes.shown("/v1/models", lambda _: {"object": "list", "data": [model]})
     routes.shown("/v1/models/{model:path}", one_model)
-    routes.shown("/v1/capacity", capacity)
+    routes.add("/v1/capacity", capacity)
     routes.shown("/openapi.json", lambda _: description)
 
 

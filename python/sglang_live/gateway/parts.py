@@ -41,9 +41,11 @@ from sglang_live.interaction.user_stats import UserPrior
 from sglang_live.orchestrator.sessions import Orchestrator, VoiceSession
 from sglang_live.orchestrator.suspects import Suspects
 from sglang_live.telemetry.metrics import GatewayMetrics
+from sglang_live.telemetry.trace import StageSpans
 
-if TYPE_CHECKING:  # the first is made of these parts; without the second it is not imported
+if TYPE_CHECKING:  # the first is made of these parts; the others need their flags
     from sglang_live.gateway.native.proxy import NativeProxy
+    from sglang_live.gateway.shared_limits import SharedLimits
     from sglang_live.journal.journal import Journal
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -115,6 +117,7 @@ class GatewayParts:
     suspects: requests that were running when an engine died.
     answers: to which the messages of chats may refer.
     proxy: to SGLang's own API; None: this server has none.
+    shared: with other gateways; None: this one knows of none.
     flex: bound on flex requests.
     echo_thread: where microphones are compared with what was played.
     journal: of calls, for other gateways; None: calls end with this one.
@@ -133,6 +136,8 @@ class GatewayParts:
     user_prior: UserPrior = field(default_factory=UserPrior)
     proxy: "NativeProxy | None" = None
     journal: "Journal | None" = None
+    shared: "SharedLimits | None" = None
+    stage_spans: StageSpans = field(default_factory=StageSpans)
     keys: Keys = field(init=False)
     tiers: Tiers = field(init=False)
     flex: FlexGate = field(init=False)
@@ -157,8 +162,9 @@ class GatewayParts:
         self.flex = FlexGate(config.flex, lambda how: metrics.flex_requests.labels(how).inc())
         metrics.flex_running.set_function(lambda: self.flex.n_running)
         metrics.flex_waiting.set_function(lambda: self.flex.n_waiting)
-        self.rate_limits = RateLimits(config.limits.max_responses_per_minute, self.clock)
-        self.open_sessions = OpenSessions(config.limits)
+        limits = config.limits
+        self.rate_limits = RateLimits(limits.max_responses_per_minute, self.clock, limits.gateways)
+        self.open_sessions = OpenSessions(limits)
         self.resumable_calls = ResumableCalls(
             config.sessions.resume_log_bytes, config.sessions.resume_log_bytes_of_all
         )

@@ -1,20 +1,24 @@
 """Limits on sessions and responses of a key, and on out-of-band responses at one time.
 
 In: responses that are about to start. Out: the limit's status, or RateLimitError.
-Owner: one RateLimits per process; sessions and HTTP requests of a key count together.
+Owner: one RateLimits per process; sessions and HTTP requests of a key count together. With
+--shared-limits those of all gateways do (shared_limits.py).
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from sglang_live.clock import Clock
 from sglang_live.errors import LiveError
-from sglang_live.settings import Count, Seconds, Settings, flag
+from sglang_live.settings import Check, Count, Seconds, Settings, flag
 
-_WINDOW_S = 60.0
+WINDOW_S = 60.0
+_Url = Annotated[
+    str,
+    Check("a URL valkey://… or valkeys://…", lambda v: v.startswith(("valkey://", "valkeys://"))),
+]
 # One response every two seconds; the turns of a conversation take at least five.
 _RESPONSES_PER_MINUTE_OF_A_SESSION = 30
 
@@ -42,6 +46,18 @@ class ClientLimits(Settings):
         30.0,
         "keep a resumable session whose socket is lost for this time; 0: none is resumable",
     )
+    shared_limits: _Url | None = flag(
+        None,
+        "store of the Valkey or Redis protocol in which all gateways of a fleet count the "
+        "sessions, responses and client secrets of a key together",
+        value="valkey(s)://…",
+        env="SGLANG_LIVE_SHARED_LIMITS",
+    )
+    gateways: Count = flag(
+        1,
+        "gateways of the fleet: without --shared-limits, or while its store is gone, each grants "
+        "this part of the limits of a key",
+    )
 
     def of_server(self, max_sessions: int, n_keys: int) -> "ClientLimits":
         """With the defaults that depend on the server's sessions and keys.
@@ -50,6 +66,7 @@ class ClientLimits(Settings):
         need of conversations and below that of a runaway loop.
         """
         sessions, responses = self.max_sessions_per_key, self.max_responses_per_minute
+        max_sessions *= self.gateways
         if sessions is None and n_keys > 1:
             sessions = max(1, max_sessions * 3 // 4)
         if responses is None and n_keys:
@@ -70,30 +87,55 @@ class OpenSessions:
     """Sessions by key, and by client secret.
 
     Owner: one OpenSessions per process; the sessions of all protocols count together.
+
+    Attributes:
+        n_gateways: that have the same limits and do not know of each other's sessions.
     """
 
     def __init__(self, limits: ClientLimits):
         self._limits = limits
+        self.n_gateways = limits.gateways
         self._open: Counter[str] = Counter()
 
-    def check_room(self, owner: str, secret: str | None = None) -> None:
-        """Raises TooManySessionsError."""
-        limit = self._limits.max_sessions_per_key
-        if limit is not None and self._open[owner] >= limit:
-            raise TooManySessionsError(f"This key has {limit} sessions open, its limit.")
-        most = self._limits.max_sessions_per_secret
-        if secret is not None and self._open[secret] >= most:
-            raise TooManySessionsError(f"This client secret has {most} sessions open, its limit.")
+    async def open(self, owner: str, secret: str | None = None) -> ExitStack:
+        """Count a session until what this returns is closed.
 
-    @contextmanager
-    def one(self, *holders: str) -> Iterator[None]:
-        """Count a session while it is open. holders: the key's owner, then its client secret."""
+        Raises:
+            TooManySessionsError: there is no room for one more.
+        """
+        holders = self._holders(owner, secret)
+        for at, (holder, limit) in enumerate(holders.items()):
+            if limit is not None and self._open[holder] >= share(limit, self.n_gateways):
+                raise self._too_many(at)
+        return self._count(*holders)
+
+    def _holders(self, owner: str, secret: str | None) -> dict[str, int | None]:
+        """The limit of each."""
+        holders = {owner: self._limits.max_sessions_per_key}
+        if secret is not None:
+            holders[secret] = self._limits.max_sessions_per_secret
+        return holders
+
+    def _too_many(self, at: int) -> TooManySessionsError:
+        """at: 0 for the key, 1 for the client secret."""
+        what = ("key", "client secret")[at]
+        limits = self._limits.max_sessions_per_key, self._limits.max_sessions_per_secret
+        return TooManySessionsError(f"This {what} has {limits[at]} sessions open, its limit.")
+
+    def _count(self, *holders: str) -> ExitStack:
         self._open.update(holders)
-        try:
-            yield
-        finally:
-            self._open.subtract(holders)
-            self._open += Counter()  # removes counts of zero
+        counted = ExitStack()
+        counted.callback(self._uncount, holders)
+        return counted
+
+    def _uncount(self, holders: tuple[str, ...]) -> None:
+        self._open.subtract(holders)
+        self._open += Counter()  # removes counts of zero
+
+
+def share(limit: int, n_gateways: int) -> int:
+    """The part of a limit that each of several gateways may grant."""
+    return max(1, limit // n_gateways)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +162,15 @@ class RateLimitStatus:
 
 
 class RateLimits:
-    """per_minute: responses of one key; None: no limit."""
+    """per_minute: responses of one key; None: no limit. n_gateways: see OpenSessions."""
 
-    def __init__(self, per_minute: int | None, clock: Clock):
+    def __init__(self, per_minute: int | None, clock: Clock, n_gateways: int = 1):
         self._limit = per_minute
         self._clock = clock
+        self.n_gateways = n_gateways
         self._started: defaultdict[str, deque[float]] = defaultdict(deque)
 
-    def take(self, owner: str, n_responses: int = 1) -> RateLimitStatus | None:
+    async def take(self, owner: str, n_responses: int = 1) -> RateLimitStatus | None:
         """Count n_responses more of this owner.
 
         Returns:
@@ -135,20 +178,33 @@ class RateLimits:
         Raises:
             RateLimitError: the last minute has no room for them; they are not counted.
         """
+        return self.take_now(owner, n_responses)
+
+    def take_now(self, owner: str, n_responses: int = 1) -> RateLimitStatus | None:
+        """The same for a turn, which waits for nothing."""
         if self._limit is None:
             return None
-        now_s, started = self._clock.now_s(), self._started[owner]
-        while started and started[0] <= now_s - _WINDOW_S:
-            started.popleft()
-        if len(started) + n_responses > self._limit:
-            wait_s = started[0] + _WINDOW_S - now_s if started else _WINDOW_S
-            raise RateLimitError(
-                f"This key may start {self._limit} responses per minute: wait {wait_s:.1f} s.",
-                retry_after_s=wait_s,
-            )
+        return self._take(owner, n_responses, share(self._limit, self.n_gateways))
+
+    def _take(self, owner: str, n_responses: int, limit: int) -> RateLimitStatus:
+        """limit: of this gateway."""
+        now_s, started = self._clock.now_s(), self._recent(owner)
+        if len(started) + n_responses > limit:
+            raise self._too_many(started[0] + WINDOW_S - now_s if started else WINDOW_S)
         started.extend([now_s] * n_responses)
-        remaining = self._limit - len(started)
-        return RateLimitStatus(self._limit, remaining, started[-1] + _WINDOW_S - now_s)
+        return RateLimitStatus(limit, limit - len(started), WINDOW_S)
+
+    def _recent(self, owner: str) -> deque[float]:
+        now_s, started = self._clock.now_s(), self._started[owner]
+        while started and started[0] <= now_s - WINDOW_S:
+            started.popleft()
+        return started
+
+    def _too_many(self, wait_s: float) -> RateLimitError:
+        return RateLimitError(
+            f"This key may start {self._limit} responses per minute: wait {wait_s:.1f} s.",
+            retry_after_s=wait_s,
+        )
 
 
 @dataclass(slots=True)

@@ -1,28 +1,29 @@
-"""Days of a fleet: arrivals, the router's choice, refusals, failures, and what they add up to."""
+"""Days of a fleet: arrivals, servers that come and go, and sessions that move."""
 
-import math
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from benchmark.simulate import failure, fleet
-from benchmark.simulate.day import FleetSpec, Quality, simulate_day
+from benchmark.simulate.day import QUANTILES, FleetSpec, Quality
+from benchmark.simulate.fleet import ARMS, Job, day_of, quality_in, summary
 from benchmark.simulate.traffic import DAY_S, Traffic
 
 EVEN = Traffic(np.ones(100, int), np.ones(144))
-# Servers answer in 100 ms with few users, and in 300 ms with 10.
+# Servers answer in 100 ms with few sessions, and in 300 ms with 10.
 QUALITY = Quality(
     users=(2, 10),
-    first_audio_ms=((100.0,) * 10, (300.0,) * 10),
-    continuous=(1.0, 0.9),
+    first_audio_ms=((100.0,) * len(QUANTILES), (300.0,) * len(QUANTILES)),
     turns_per_s=(0.1, 0.1),
 )
-SPEC = FleetSpec(n_servers=4, most=10, session_s=300.0)
+SPEC = FleetSpec(users=60, sessions=10, n_gpus=2)
+FIXED, WAITS, MOVES, NO_ZONE = ARMS
 
 
-def day(spec: FleetSpec = SPEC, per_day: float = 5000.0, seed: int = 1):
-    return simulate_day(EVEN.arrivals_s(per_day, seed), spec, QUALITY, seed)
+def day(arm: str = MOVES, users: int = 60, traffic: Traffic = EVEN, **spec):
+    return day_of(Job(users, arm, seed=1), replace(SPEC, **spec), QUALITY, traffic)
 
 
 def test_arrivals_keep_the_number_and_the_shape_of_the_day():
@@ -46,62 +47,76 @@ def test_arrivals_are_burstier_than_even_ones():
     assert spread(real) > 1.2 * spread(EVEN)
 
 
-def test_sessions_of_a_day_follow_littles_law():
-    found = day()
-    assert found.users_mean == pytest.approx(5000 * 300 / DAY_S, rel=0.05)
-    assert found.talk_h == pytest.approx(found.users_mean * 24, rel=0.02)
-    assert found.refused == found.failed == found.n_failures == 0
+def test_a_calm_day_has_no_losses_and_its_sessions_follow_littles_law():
+    found = day(outage_s=0.0, days_between_failures=1e9, rollout_s=1e9)
+    assert found.users_most == pytest.approx(60, rel=0.4)
+    assert found.arrivals == pytest.approx(60 * DAY_S / SPEC.session_s, rel=0.15)
+    assert found.refused < 1 and found.failed == 0
+    assert found.moved < 20 and found.of_loss == 0
+    assert 100 <= found.first_audio_ms[0] <= found.first_audio_ms[2] <= 300
 
 
-def test_more_users_of_a_server_wait_longer():
-    few, many = day(replace(SPEC, n_servers=20)), day(replace(SPEC, n_servers=3))
-    assert few.first_audio_ms[0] == 100.0 and few.continuous > many.continuous
-    assert many.first_audio_ms[1] == 300.0
+def test_servers_follow_the_calls_and_moves_free_them_sooner():
+    traffic = Traffic.load()
+    fixed, waits, moves = (day(arm, users=200, traffic=traffic) for arm in (FIXED, WAITS, MOVES))
+    assert moves.gpu_hours < waits.gpu_hours < fixed.gpu_hours
+    assert moves.drain_min[1] <= 2 < waits.drain_min[0]
+    assert moves.moved > waits.moved == waits.of_loss > 0
 
 
-def test_a_fleet_that_is_too_small_refuses_the_rest():
-    spacings_s = np.random.default_rng(1).exponential(DAY_S / 5000, 5000)
-    found = simulate_day(np.cumsum(spacings_s), replace(SPEC, n_servers=1), QUALITY, 1)
-    blocked, offered = 1.0, 5000 * 300 / DAY_S
-    for places in range(1, 11):  # Erlang's loss formula
-        blocked = offered * blocked / (places + offered * blocked)
-    assert found.refused == pytest.approx(blocked, abs=0.03)
-    assert found.users_most == 10
+def test_without_a_zone_in_reserve_fewer_servers_answer_later():
+    traffic = Traffic.load()
+    bare = day(NO_ZONE, users=300, traffic=traffic)
+    covered = day(MOVES, users=300, traffic=traffic)
+    assert covered.of_loss > 1 and covered.failed == 0
+    assert bare.first_audio_ms[2] > covered.first_audio_ms[2]
+    assert bare.gpu_hours < covered.gpu_hours
 
 
-def test_failures_fail_the_turns_of_their_servers_while_they_are_down():
-    found = day(replace(SPEC, between_failures_s=1800.0, restart_s=30.0))
-    # Each of them is down for 30 s of half an hour, and keeps its sessions meanwhile.
-    assert found.failed == pytest.approx(30 / 1800, rel=0.3)
-    assert found.n_failures > 0
+def test_a_rollout_replaces_every_server_and_cuts_no_one_off():
+    calm = {"outage_s": 0.0, "days_between_failures": 1e9}
+    rolled, still = (day(rollout_s=at_s, **calm) for at_s in (3600.0, 1e9))
+    assert rolled.failed == 0 and rolled.of_loss == 0
+    assert rolled.moved > still.moved
+    assert rolled.gpus_most >= still.gpus_most
+
+
+def test_servers_that_fail_hand_their_sessions_over():
+    found = day(days_between_failures=0.5, outage_s=0.0, rollout_s=1e9)
+    assert found.of_loss > 5 and found.failed == 0
 
 
 def test_points_between_those_of_the_table_are_interpolated():
-    turns = QUALITY.turns(np.array([0.0] * 6 + [100.0]))  # 100 s with 6 users
-    assert turns == pytest.approx([5.0, 5.0])
-    assert QUALITY.first_audio_quantile_ms(turns, 0.4) == 100.0
-    assert QUALITY.first_audio_quantile_ms(turns, 0.6) == 300.0
+    late_ms = QUALITY.at(np.array([1.0, 2.0, 6.0, 10.0, 14.0]))
+    assert late_ms[:, 0].tolist() == [100.0, 100.0, 200.0, 300.0, 400.0]
 
 
-def test_a_fleet_grows_by_servers_until_no_more_are_refused():
-    config = fleet.parse_args(["--users", "60", "--points", "2,10", "--most", "10", "--price", "2"])
-    grown = fleet.grow(config, QUALITY, Traffic.load(), 60)
-    assert 6 <= grown.n_servers <= 10 and grown.n_gpus == grown.n_servers
-    assert grown.day.refused <= 0.001 and math.isfinite(grown.price_per_talk_h)
-    assert grown.with_failures.arrivals == grown.day.arrivals
-    text = fleet.table([grown])
-    assert text.splitlines()[-1].startswith(f"| 60 | {grown.n_servers} |")
+def test_intervals_are_those_of_the_seeds():
+    days = [day(users=60, traffic=EVEN)] * 2
+    found = summary(60, MOVES, [days[0], replace(days[1], gpu_hours=days[0].gpu_hours + 2)])
+    assert found.figures["gpu_hours"].mean == pytest.approx(days[0].gpu_hours + 1, abs=0.01)
+    assert found.figures["gpu_hours"].within == pytest.approx(12.71, abs=0.01)
+    assert found.figures["arrivals"].within == 0
+    assert fleet.table([found]).splitlines()[-1].startswith("| 60 | scaled, moves |")
 
 
 def test_a_small_fleet_from_flags_to_its_document(tmp_path, capsys):
     path = tmp_path / "fleet.json"
-    argv = ["--users", "10", "--points", "2,3", "--most", "3", "--json", str(path)]
-    assert fleet.main(argv) == 0
-    assert "| 10 |" in capsys.readouterr().out
-    assert '"second_counts"' not in path.read_text() and path.read_text().count('"users"') >= 3
+    argv = ["--users", "40", "--points", "2,3", "--sessions", "3", "--seeds", "2"]
+    assert fleet.main([*argv, "--layout", "0", "--json", str(path)]) == 0
+    assert capsys.readouterr().out.count("| 40 |") == len(ARMS)
+    document = json.loads(path.read_text())
+    assert [one["arm"] for one in document["fleets"]] == list(ARMS)
+    assert document["config"]["n_gpus"] == 1
+    again = tmp_path / "again.json"
+    assert fleet.main([*argv, "--layout", "0", "--quality", str(path), "--json", str(again)]) == 0
+    assert json.loads(again.read_text())["fleets"] == document["fleets"]
+    assert quality_in(path) == quality_in(again)
 
 
-@pytest.mark.parametrize("argv", [["--points", "8"], ["--points", "8,4"], ["--most", "90"]])
+@pytest.mark.parametrize(
+    "argv", [["--points", "8"], ["--points", "8,4"], ["--sessions", "900"], ["--seeds", "1"]]
+)
 def test_flags_of_a_fleet_are_checked(argv):
     with pytest.raises(SystemExit):
         fleet.parse_args(argv)

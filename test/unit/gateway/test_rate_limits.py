@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 
 from sglang_live.clock import SimClock
 from sglang_live.core import TranscriptDelta
-from sglang_live.gateway.rate_limits import RateLimitError, RateLimits
+from sglang_live.errors import BadInputError
+from sglang_live.gateway.rate_limits import (
+    ClientLimits,
+    OpenSessions,
+    RateLimitError,
+    RateLimits,
+    TooManySessionsError,
+)
 
 from .fakes import FakeOrchestrator, app_of, connected, done, services, tone, types
 
@@ -22,7 +29,7 @@ def test_no_minute_has_more_responses_than_the_limit(limit, pauses):
     for pause in pauses:
         clock.advance(pause)
         try:
-            status = limits.take("key")
+            status = limits.take_now("key")
         except RateLimitError as error:
             # A refusal comes only at the limit, and its wait is exact.
             recent = [at for at in granted if at > clock.now_s() - 60]
@@ -37,11 +44,11 @@ def test_no_minute_has_more_responses_than_the_limit(limit, pauses):
 
 def test_each_key_has_its_own_limit():
     limits = RateLimits(1, SimClock())
-    limits.take("a")
-    limits.take("b")
+    limits.take_now("a")
+    limits.take_now("b")
     with pytest.raises(RateLimitError):
-        limits.take("a")
-    assert RateLimits(None, SimClock()).take("a") is None
+        limits.take_now("a")
+    assert RateLimits(None, SimClock()).take_now("a") is None
 
 
 async def test_each_response_reports_the_remaining_responses():
@@ -137,3 +144,38 @@ async def until_written(client) -> list[dict]:
     while events[-1]["type"] not in (prefix + "completed", prefix + "failed"):
         events.append(await client.next())
     return events
+
+
+def test_each_of_several_gateways_grants_its_part():
+    limits = RateLimits(10, SimClock(), n_gateways=4)
+    assert [limits.take_now("a").remaining for _ in range(2)] == [1, 0]
+    with pytest.raises(RateLimitError, match="10 responses per minute"):
+        limits.take_now("a")
+    # A limit smaller than their number leaves one to each.
+    assert RateLimits(2, SimClock(), n_gateways=4).take_now("a").remaining == 0
+
+
+async def test_sessions_are_a_part_too():
+    sessions = OpenSessions(ClientLimits(max_sessions_per_key=5, gateways=2))
+    with await sessions.open("a"), await sessions.open("a", "secret"):
+        with pytest.raises(TooManySessionsError, match="key has 5"):
+            await sessions.open("a")
+        held = [await sessions.open(owner, "other") for owner in ("b", "c")]
+        with pytest.raises(TooManySessionsError, match="client secret has 4"):
+            await sessions.open("d", "other")
+    for one in held:
+        one.close()
+    with await sessions.open("a"):
+        pass
+
+
+def test_limits_that_are_not_given_are_those_of_the_fleet():
+    limits = ClientLimits(gateways=3).of_server(max_sessions=40, n_keys=2)
+    assert (limits.max_sessions_per_key, limits.max_responses_per_minute) == (90, 2700)
+    assert ClientLimits().of_server(max_sessions=40, n_keys=2).max_sessions_per_key == 30
+
+
+@pytest.mark.parametrize("url", ["localhost:6379", "http://localhost"])
+def test_a_store_is_named_by_its_url(url):
+    with pytest.raises(BadInputError, match="valkey://"):
+        ClientLimits(shared_limits=url)

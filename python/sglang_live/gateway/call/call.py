@@ -149,4 +149,4 @@ class Call:
     def _admit(self) -> RateLimitStatus | None:
         """Count one more response. Raises DrainingError or RateLimitError."""
         self._parts.drain.check()
-        return self._parts.rate_limits.take(self._owner)
+        return self._parts.rate_limits.take_now(self._owner)

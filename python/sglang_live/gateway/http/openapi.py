@@ -89,10 +89,12 @@ def document(has_language_model: bool = True) -> dict[str, Any]:
             "Makes a temporary secret for a browser.", secret, JSON
         ),
         "/v1/models": get("The served model.", JSON, refusals(401)),
-        "/v1/capacity": get("Open sessions and room for more.", JSON, refusals(401)),
+        "/v1/capacity": get("Open sessions and room for more.", JSON, refusals(400, 401, 503)),
         "/health": get("Whether every stage serves.", JSON, _DOWN),
         "/metrics": get("Prometheus metrics.", "text/plain", refusals(401)),
     }
+    scope = {"type": "string", "enum": ["gateway", "fleet"]}
+    paths["/v1/capacity"]["get"]["parameters"] = [{"name": "scope", "in": "query", "schema": scope}]
     refused = () if has_language_model else OF_LANGUAGE_MODEL
     return {
         "openapi": "3.1.0",

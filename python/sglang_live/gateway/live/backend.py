@@ -222,7 +222,7 @@ class Backend:
         """Returns the text and the calls, with their ids."""
         settings, parts = self.settings, self._parts
         parts.drain.check()
-        parts.rate_limits.take(self._owner)
+        await parts.rate_limits.take(self._owner)
         if parts.out_of_band_slots.full:
             raise CapacityError("Too much delegated work of all sessions at once.")
         instructions = f"{settings.instructions}\n\n{_TASK}" if settings.instructions else _TASK

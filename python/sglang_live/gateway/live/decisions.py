@@ -189,7 +189,7 @@ class Decisions:
     async def _decision(self) -> dict[str, Any]:
         parts, settings = self._parts, self.settings
         parts.drain.check()
-        parts.rate_limits.take(self._owner)
+        await parts.rate_limits.take(self._owner)
         if parts.out_of_band_slots.full:
             raise CapacityError("Too much delegated work of all sessions at once.")
         known = (*self._voice.transcript(), *(item for item, _ in self._items.values()))

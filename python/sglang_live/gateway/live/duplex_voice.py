@@ -156,7 +156,7 @@ class DuplexVoice:
     def _admit(self) -> None:
         """Count some speech as one response. Raises DrainingError or RateLimitError."""
         self._parts.drain.check()
-        self._parts.rate_limits.take(self._owner)
+        self._parts.rate_limits.take_now(self._owner)
 
     # --- sound and frames that wait ---
 

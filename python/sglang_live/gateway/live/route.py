@@ -1,5 +1,7 @@
 """/v1/live/sessions: the protocol on a socket, or over WebRTC; sidebands, and the hang-up."""
 
+from contextlib import ExitStack
+
 import msgspec
 import orjson
 from starlette.requests import HTTPConnection, Request
@@ -94,12 +96,12 @@ class LiveRoute:
         try:
             try:
                 self._check(socket, owner)
-                self._parts.open_sessions.check_room(owner)
+                counted = await parts.open_sessions.open(owner)
             except LiveError as error:
                 parts.metrics.sessions_refused.labels(error.code).inc()
                 await _refuse(socket, error)
                 return
-            with parts.open_sessions.one(owner):
+            with counted:
                 await live_link(SocketWire(socket), parts, self._sessions, owner).run()
         except WebSocketDisconnect:
             pass  # the client left before the refusal was sent
@@ -129,7 +131,13 @@ class LiveRoute:
         if parts.orchestrator.duplex_s:
             raise CallsOnlyError
         self._check(request, owner)
-        self._calls.check(owner, owner)
+        self._calls.check(owner)
+        with await parts.open_sessions.open(owner) as counted:
+            return await self._begin(request, owner, counted)
+
+    async def _begin(self, request: Request, owner: str, counted: ExitStack) -> Response:
+        """counted: see OpenCalls.begin."""
+        parts = self._parts
         form = read_json(await read_body(request, _MAX_BODY_BYTES), CallForm)
         start_config(form.session, parts, on_track=True)
         opening = msgspec.json.encode(SessionStart(session=form.session)).decode()
@@ -138,7 +146,7 @@ class LiveRoute:
             return live_link(wire, parts, self._sessions, owner, Track(call))
 
         try:
-            begun = await self._calls.begin(form.transport.sdp, owner, [owner], link_of, opening)
+            begun = await self._calls.begin(form.transport.sdp, owner, counted, link_of, opening)
         except UnusableOfferError as error:
             error.param = "transport.sdp"
             raise

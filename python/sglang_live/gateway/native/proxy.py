@@ -104,7 +104,7 @@ class NativeProxy:
                     held.callback(self._end, running, ending)
                 if counted and checked.n_completions > 1:
                     # app.py counted one.
-                    self._parts.rate_limits.take(owner, checked.n_completions - 1)
+                    await self._parts.rate_limits.take(owner, checked.n_completions - 1)
             except LiveError as error:
                 return self._refused(route, error)
             upstream = self._upstream.send(request, route, checked.body)

@@ -5,6 +5,7 @@ Owner: one RealtimeCalls per gateway.
 """
 
 import asyncio
+from contextlib import ExitStack
 from typing import Any
 
 from starlette.requests import Request
@@ -17,7 +18,7 @@ from sglang_live.gateway.call.wire import CLOSE_NORMAL
 from sglang_live.gateway.errors import ClientEventError, InvalidKeyError, cut
 from sglang_live.gateway.http.body import multipart, read_body, read_json
 from sglang_live.gateway.parts import GatewayParts
-from sglang_live.gateway.realtime.client_secrets import ClientSecrets
+from sglang_live.gateway.realtime.client_secrets import ClientSecret, ClientSecrets
 from sglang_live.gateway.realtime.events import SessionForm
 from sglang_live.gateway.realtime.protocol import realtime_link
 from sglang_live.gateway.realtime.session_config import first_config
@@ -44,13 +45,20 @@ class RealtimeCalls:
     async def begin(self, request: Request) -> Response:
         """Not behind the guard of keys: client secrets open calls, too."""
         parts = self._parts
-        secret = self._secrets.find(offered_keys(request.headers))
+        secret = await self._secrets.find(offered_keys(request.headers))
         if secret is None and not parts.keys.allow(request.headers):
             parts.metrics.sessions_refused.labels(InvalidKeyError.code).inc()
             raise InvalidKeyError
         owner = secret.owner if secret else parts.keys.owner(request.headers)
-        holders = [owner, secret.value] if secret else [owner]
-        self._calls.check(owner, *holders)
+        self._calls.check(owner)
+        with await parts.open_sessions.open(owner, secret.value if secret else None) as counted:
+            return await self._begin(request, secret, owner, counted)
+
+    async def _begin(
+        self, request: Request, secret: ClientSecret | None, owner: str, counted: ExitStack
+    ) -> Response:
+        """counted: see OpenCalls.begin."""
+        parts = self._parts
         for name in request.query_params:
             if name != "model":
                 raise ClientEventError(
@@ -76,12 +84,13 @@ class RealtimeCalls:
                 sound_of=wire.open_sound,
             )
 
-        begun = await self._calls.begin(sdp, owner, holders, link_of)
+        begun = await self._calls.begin(sdp, owner, counted, link_of)
         headers = {"location": f"{CALLS_PATH}/{begun.call_id}"}
         return Response(begun.answer, 201, headers, media_type=_SDP)
 
     async def hang_up(self, request: Request) -> Response:
-        await self._find(request.path_params["call_id"], request).hang_up()
+        found = await self._find(request.path_params["call_id"], request)
+        await found.hang_up()
         return Response(status_code=200)
 
     async def attach(self, socket: WebSocket, call_id: str, owner: str) -> None:
@@ -114,8 +123,8 @@ class RealtimeCalls:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _find(self, call_id: str, request: Request) -> OpenCall:
-        secret = self._secrets.find(offered_keys(request.headers))
+    async def _find(self, call_id: str, request: Request) -> OpenCall:
+        secret = await self._secrets.find(offered_keys(request.headers))
         if secret is None and not self._parts.keys.allow(request.headers):
             raise InvalidKeyError
         owner = secret.owner if secret else self._parts.keys.owner(request.headers)

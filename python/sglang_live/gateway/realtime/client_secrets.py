@@ -1,14 +1,15 @@
 """Secrets for browsers and phones, which open realtime sessions only and expire.
 
 In: a key's owner, settings of the sessions to open. Out: a secret.
-Owner: one ClientSecrets per process; a restart deletes all of them.
+Owner: one ClientSecrets per process; a restart deletes all of them. With --shared-limits other
+gateways know them too (shared_limits.py).
 """
 
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from secrets import token_urlsafe
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import UNSET, Meta
 from starlette.requests import Request
@@ -28,11 +29,14 @@ from sglang_live.gateway.realtime.transcription_session import (
 )
 from sglang_live.ids import new_id
 
+if TYPE_CHECKING:  # off by default
+    from sglang_live.gateway.shared_limits import SharedSecrets
+
 _PREFIX = "ek_"
 _RANDOM_BYTES = 24
 # Each secret holds its settings: a client that makes secrets in a loop must not fill the memory,
 # nor leave no secrets for others.
-_MAX, _MAX_OF_OWNER = 10_000, 1_000
+_MAX, MAX_OF_OWNER = 10_000, 1_000
 _DEFAULT_S = 600
 
 
@@ -63,29 +67,38 @@ class ClientSecret:
 
 
 class ClientSecrets:
-    def __init__(self, now_s: Callable[[], float] = time.time):
+    """shared: with other gateways; None: they are of this one alone."""
+
+    def __init__(
+        self, now_s: Callable[[], float] = time.time, shared: "SharedSecrets | None" = None
+    ):
         self._now_s = now_s
+        self._shared = shared
         self._secrets: dict[str, ClientSecret] = {}
 
-    def make(self, form: ClientSecretForm, owner: str) -> ClientSecret:
+    async def make(self, form: ClientSecretForm, owner: str) -> ClientSecret:
         """Raises CapacityError if too many secrets have not expired yet."""
         now_s = self._now_s()
         self._secrets = {v: s for v, s in self._secrets.items() if s.expires_at_s > now_s}
         if len(self._secrets) >= _MAX:
             raise CapacityError(f"full: {_MAX} client secrets", retry_after_s=60)
-        if sum(secret.owner == owner for secret in self._secrets.values()) >= _MAX_OF_OWNER:
-            raise CapacityError(f"{_MAX_OF_OWNER} client secrets of one key", retry_after_s=60)
+        if sum(secret.owner == owner for secret in self._secrets.values()) >= MAX_OF_OWNER:
+            raise CapacityError(f"{MAX_OF_OWNER} client secrets of one key", retry_after_s=60)
         seconds = (form.expires_after or ExpiryForm()).seconds or _DEFAULT_S
         value = _PREFIX + token_urlsafe(_RANDOM_BYTES)
         secret = ClientSecret(value, now_s + seconds, owner, form.session)
+        if self._shared is not None:
+            await self._shared.keep(secret)
         self._secrets[value] = secret
         return secret
 
-    def find(self, offered: Iterable[str]) -> ClientSecret | None:
+    async def find(self, offered: Iterable[str]) -> ClientSecret | None:
         """The first offered secret that exists and has not expired."""
         for value in offered:
             # The time of a dictionary lookup does not depend on how much of a secret is right.
             secret = self._secrets.get(value)
+            if secret is None and self._shared is not None and value.startswith(_PREFIX):
+                secret = await self._shared.find(value)
             if secret is not None and secret.expires_at_s > self._now_s():
                 return secret
         return None
@@ -112,7 +125,7 @@ class ClientSecretsRoute:
         form = read_json(body or b"{}", ClientSecretForm)
         # Faulty settings are refused here: the client that uses the secret cannot change them.
         shown = await self._checked(form.session)
-        secret = self._secrets.make(form, owner)
+        secret = await self._secrets.make(form, owner)
         return JSONResponse(
             {
                 "value": secret.value,

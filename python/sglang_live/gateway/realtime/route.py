@@ -50,14 +50,13 @@ class RealtimeRoute:
 
     async def __call__(self, socket: WebSocket) -> None:
         offered = socket.scope.get("subprotocols", [])
-        secret = self._secrets.find(offered_keys(socket.headers, offered))
+        secret = await self._secrets.find(offered_keys(socket.headers, offered))
         if secret is None and not self._keys.allow(socket.headers, offered):
             await self._deny(socket)
             return
         owner = secret.owner if secret else self._keys.owner(socket.headers, offered)
         await socket.accept(choose_subprotocol(offered))
-        holders = [owner, secret.value] if secret else [owner]
-        refusal = self._refusal(socket, holders, secret)
+        refusal = self._refusal(socket, owner, secret)
         try:
             if refusal:
                 self._parts.metrics.sessions_refused.labels(refusal["code"]).inc()
@@ -69,15 +68,23 @@ class RealtimeRoute:
             if (call_id := socket.query_params.get("call_id")) is not None:
                 await self._attach(socket, call_id, owner)
                 return
-            link = realtime_link(
-                SocketWire(socket),
-                self._parts,
-                preset=secret.session if secret else None,
-                owner=owner,
-                transcribes=_transcribes(socket, secret),
-                model=socket.query_params.get("model"),
-            )
-            with self._parts.open_sessions.one(*holders):
+            try:
+                counted = await self._parts.open_sessions.open(
+                    owner, secret.value if secret else None
+                )
+            except RateLimitError as error:
+                self._parts.metrics.sessions_refused.labels(error.code).inc()
+                await _refuse(socket, error_body(error))
+                return
+            with counted:
+                link = realtime_link(
+                    SocketWire(socket),
+                    self._parts,
+                    preset=secret.session if secret else None,
+                    owner=owner,
+                    transcribes=_transcribes(socket, secret),
+                    model=socket.query_params.get("model"),
+                )
                 await link.run()
         except WebSocketDisconnect:
             pass  # the client left before the refusal was sent
@@ -88,6 +95,7 @@ class RealtimeRoute:
             at = query.get("after"), _heard_ms(query)
             if (call := self._parts.resumable_calls.find(query["resume"], owner)) is None:
                 saved = await self._saved(query["resume"], owner, *at, query.get("item_id"))
+                counted = await self._parts.open_sessions.open(owner)
             else:
                 await call.check_here()
                 arrival = call.join(SocketWire(socket), *at)
@@ -105,7 +113,7 @@ class RealtimeRoute:
             owner=owner,
             transcribes=saved.head.kind == TRANSCRIPTION,
         )
-        with self._parts.open_sessions.one(owner):
+        with counted:
             await link.run()
 
     async def _saved(
@@ -117,7 +125,6 @@ class RealtimeRoute:
         from sglang_live.gateway.call.saved_call import find_call
 
         saved = await find_call(journal, token, owner, after, heard_ms, item)
-        self._parts.open_sessions.check_room(owner)
         return saved
 
     async def _attach(self, socket: WebSocket, call_id: str, owner: str) -> None:
@@ -127,18 +134,16 @@ class RealtimeRoute:
             await _refuse(socket, error_body(error))
 
     def _refusal(
-        self, socket: WebSocket, holders: list[str], secret: ClientSecret | None
+        self, socket: WebSocket, owner: str, secret: ClientSecret | None
     ) -> dict[str, Any] | None:
-        """holders: the key's owner, then the client secret if there is one."""
+        """Whatever else is open."""
         try:
             duplex = self._parts.orchestrator.duplex_s
             if not (self._parts.config.model.has_language_model or duplex):
                 raise NoLanguageModelError
             if duplex and _transcribes(socket, secret):
                 raise CallsOnlyError
-            self._parts.tiers.check_heard(holders[0])
-            if "resume" not in socket.query_params:  # a resumed session is open
-                self._parts.open_sessions.check_room(*holders)
+            self._parts.tiers.check_heard(owner)
             _check_shape(socket, secret)
             # Clients name the transcription's model here.
             stock = _transcribes(socket, secret)

@@ -8,7 +8,7 @@ import binascii
 import hashlib
 import hmac
 import logging
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from starlette.datastructures import Headers
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
@@ -76,15 +76,23 @@ class TelephonyRoute:
         try:
             dialect = _dialect(service, socket)
             owner = self._admitted(socket, service)
-            self._calls.check(owner, owner)
+            self._calls.check(owner)
+            counted = await self._parts.open_sessions.open(owner)
         except LiveError as error:
             self._parts.metrics.sessions_refused.labels(error.code).inc()
             await refuse_handshake(socket, error)
             return
+        with counted:
+            await self._accepted(socket, dialect, owner, counted)
+
+    async def _accepted(
+        self, socket: WebSocket, dialect: Dialect, owner: str, counted: ExitStack
+    ) -> None:
         await socket.accept(choose_subprotocol(socket.scope.get("subprotocols", [])))
+        service = socket.path_params["service"]
         code, reason = CLOSE_NORMAL, "the call is over"
         try:
-            await self._serve(socket, dialect, owner)
+            await self._serve(socket, dialect, owner, counted)
         except WebSocketDisconnect:
             return
         except LiveError as error:
@@ -97,7 +105,10 @@ class TelephonyRoute:
             with suppress(WebSocketDisconnect):  # it has left meanwhile
                 await socket.close(code, reason)
 
-    async def _serve(self, socket: WebSocket, dialect: Dialect, owner: str) -> None:
+    async def _serve(
+        self, socket: WebSocket, dialect: Dialect, owner: str, counted: ExitStack
+    ) -> None:
+        """counted: see OpenCalls.begin."""
         parts = self._parts
         try:
             async with asyncio.timeout(_START_S):
@@ -124,7 +135,7 @@ class TelephonyRoute:
             return wire.open_sound(outbox)
 
         link = realtime_link(wire, parts, owner=owner, sound_of=sound_of)
-        call = self._calls.start(line.id, wire, link, owner, [owner])
+        call = self._calls.start(line.id, wire, link, owner, counted)
         log.info("phone_call_begun call=%s session=%s", line.id, link.session_id)
         speaking = asyncio.create_task(line.speak())
         reading = asyncio.create_task(_read(socket, dialect, line, early))

@@ -7,7 +7,8 @@ Owner: one OpenCalls per gateway.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from sglang_live.aio import background, close_all
@@ -15,7 +16,6 @@ from sglang_live.errors import BadInputError, CapacityError
 from sglang_live.gateway.call.link import CallLink
 from sglang_live.gateway.errors import cut
 from sglang_live.gateway.parts import GatewayParts
-from sglang_live.gateway.rate_limits import TooManySessionsError
 from sglang_live.gateway.webrtc.processes import MediaCall, MediaProcesses
 from sglang_live.gateway.webrtc.wire import CallWire
 
@@ -61,11 +61,10 @@ class OpenCalls:
         self._processes = MediaProcesses(network, parts.metrics.clients_dropped.labels("call_lost"))
         self._calls: dict[str, OpenCall] = {}
 
-    def check(self, owner: str, *holders: str) -> None:
-        """Raises LiveError if no call can begin now. See begin()."""
+    def check(self, owner: str) -> None:
+        """Raises LiveError if no call can begin now, whatever else its key has open."""
         parts = self._parts
         parts.tiers.check_heard(owner)
-        parts.open_sessions.check_room(*holders)
         parts.loop_lag.check()
         capacity = parts.orchestrator.capacity_now()
         if capacity.n_more < 1:
@@ -75,50 +74,49 @@ class OpenCalls:
         self,
         sdp: str,
         owner: str,
-        holders: Sequence[str],
+        counted: ExitStack,
         link_of: Callable[[MediaCall, CallWire], CallLink],
         opening: str | None = None,
     ) -> Begun:
         """Begin a call, whose session runs on.
 
         Args:
-            owner: of the client's key. holders: for whom its session counts.
+            owner: of the client's key.
+            counted: its session, among the open ones; taken over, and closed with the call.
             link_of: makes its link.
             opening: see CallWire.
         Raises:
             UnusableOfferError: the offer cannot be answered.
             CapacityError: no process answers.
-            TooManySessionsError: others have begun meanwhile.
         """
         parts = self._parts
         self._processes.check_installed()
         call, answer = await self._processes.offer(sdp)
-        try:
-            parts.open_sessions.check_room(*holders)
-        except TooManySessionsError:
-            call.hang_up()
-            raise
         wire = CallWire(call, parts.metrics.events_shortened, opening)
         link = link_of(call, wire)
-        self.start(call.id, wire, link, owner, holders)
+        self.start(call.id, wire, link, owner, counted)
         log.info("call_begun call=%s session=%s", call.id, link.session_id)
         return Begun(call.id, link.session_id, answer)
 
     def start(
-        self, call_id: str, wire: CallWire, link: CallLink, owner: str, holders: Sequence[str]
+        self, call_id: str, wire: CallWire, link: CallLink, owner: str, counted: ExitStack
     ) -> OpenCall:
         """Run a call's session until it ends.
 
+        Args:
+            counted: see begin().
         Raises:
             BadInputError: there is a call of this name.
         """
         if call_id in self._calls:
             raise BadInputError(f"There is a call {cut(call_id)!r} already.")
 
+        counted = counted.pop_all()
+
         async def run() -> None:
             self._parts.drain.begin_serving()
             try:
-                with self._parts.open_sessions.one(*holders):
+                with counted:
                     await link.run()
             finally:
                 self._parts.drain.end_serving()

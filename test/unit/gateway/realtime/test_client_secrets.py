@@ -77,38 +77,38 @@ def test_invalid_settings_are_refused_when_the_secret_is_made(server, body, mess
     assert message in str(response.json()["error"])
 
 
-def test_a_secret_expires():
+async def test_a_secret_expires():
     now = [1000.0]
     secrets = ClientSecrets(lambda: now[0])
     form = ClientSecretForm(expires_after=ExpiryForm(seconds=30))
-    secret = secrets.make(form, owner="k")
+    secret = await secrets.make(form, owner="k")
     assert secret.expires_at_s == 1030.0
     now[0] = 1029.0
-    assert secrets.find(["x", secret.value]) is secret
+    assert await secrets.find(["x", secret.value]) is secret
     now[0] = 1030.0
-    assert secrets.find([secret.value]) is None
+    assert await secrets.find([secret.value]) is None
 
 
-def test_the_number_of_secrets_is_bounded(monkeypatch):
+async def test_the_number_of_secrets_is_bounded(monkeypatch):
     monkeypatch.setattr(client_secrets, "_MAX", 2)
     now = [0.0]
     secrets = ClientSecrets(lambda: now[0])
     for _ in range(2):
-        secrets.make(ClientSecretForm(), owner="k")
+        await secrets.make(ClientSecretForm(), owner="k")
     with pytest.raises(CapacityError):
-        secrets.make(ClientSecretForm(), owner="k")
+        await secrets.make(ClientSecretForm(), owner="k")
     now[0] = 601.0
-    secrets.make(ClientSecretForm(), owner="k")
+    await secrets.make(ClientSecretForm(), owner="k")
 
 
-def test_the_number_of_secrets_per_key_is_bounded(monkeypatch):
-    monkeypatch.setattr(client_secrets, "_MAX_OF_OWNER", 2)
+async def test_the_number_of_secrets_per_key_is_bounded(monkeypatch):
+    monkeypatch.setattr(client_secrets, "MAX_OF_OWNER", 2)
     secrets = ClientSecrets(lambda: 0.0)
     for _ in range(2):
-        secrets.make(ClientSecretForm(), owner="k")
+        await secrets.make(ClientSecretForm(), owner="k")
     with pytest.raises(CapacityError, match="of one key"):
-        secrets.make(ClientSecretForm(), owner="k")
-    secrets.make(ClientSecretForm(), owner="other")
+        await secrets.make(ClientSecretForm(), owner="k")
+    await secrets.make(ClientSecretForm(), owner="other")
 
 
 def test_the_number_of_sessions_per_key_is_bounded():

@@ -291,6 +291,7 @@ class TurnRunner:
         else:
             for mark, at_s in end.trace.items():
                 self._metrics.turn_marks_s.labels(mark).observe(at_s)
+            self.parts.stage_spans.add(end.trace)
             self._complete(response, end)
         if not response.plan.stateless:
             self.changes.drop_compacted(end.gone, response_id=response.id)
