@@ -9,6 +9,7 @@ from sglang_live import __version__
 COMMANDS = {
     "serve": ("sglang_live.launch_server", "start the server"),
     "stage": ("sglang_live.launch_stage", "start one stage for servers on other hosts"),
+    "cluster": ("sglang_live.launch_cluster", "start or change a cluster, with Ray"),
     "talk": ("sglang_live.client", "hold a conversation with a server"),
     "plan": ("sglang_live.extensions.planner", "find the hardware that a load needs"),
     "batch": ("sglang_live.extensions.batches", "send a file of requests to a server"),

@@ -20,6 +20,7 @@ from jsonschema import Draft202012Validator
 from sglang_live import __main__ as program
 from sglang_live import launch_stage
 from sglang_live.arguments import parse
+from sglang_live.cluster.spec import read_spec
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 COMPOSE = DEPLOY / "compose.yaml"
@@ -178,7 +179,7 @@ def test_the_image_is_the_one_that_the_first_command_builds():
     assert own == {words[words.index("-t") + 1]}
     dockerfile = (DEPLOY.parent / words[words.index("-f") + 1]).read_text()
     assert {f"uid: {uid}" for uid in re.findall(r"--uid (\d+)", dockerfile)} == {"uid: 10001"}
-    assert list(values(SERVICES["gateway-a"], "uid")) == ["10001"]
+    assert {*values(SERVICES, "uid")} == {"10001"}
 
 
 # --- deploy/kuberay/ ---
@@ -252,20 +253,39 @@ def test_a_node_has_exactly_what_one_host_or_gateway_takes():
     assert groups()["head"]["rayStartParams"]["num-cpus"] == "0"
 
 
-def test_gateways_of_the_cluster_listen_where_haproxy_looks(monkeypatch):
-    monkeypatch.setenv("SGLANG_LIVE_API_KEYS", "my-key")
-    plan = tomllib.loads((KUBERAY / "cluster.toml").read_text())
+@pytest.fixture
+def pod(monkeypatch, tmp_path) -> dict:
+    """cluster.toml, in the environment of a pod of gateways."""
+    [container] = groups()["gateways"]["template"]["spec"]["containers"]
+    for one in container["env"]:
+        monkeypatch.setenv(one["name"], one.get("value", "my-key"))
+    return tomllib.loads((KUBERAY / "cluster.toml").read_text())
+
+
+def test_gateways_of_the_cluster_listen_where_haproxy_looks(pod):
+    plan = pod
     gateway = plan["gateways"]
     own = ["--model-path", plan["model_path"], "--host", gateway["host"]]
     config = parse([*own, "--port", str(gateway["port"]), *gateway["flags"]])
     [agent] = re.findall(r"agent-check agent-port (\d+)", HAPROXY)
     [port] = re.findall(r'"\$\{GATEWAYS\}:(\d+)"', HAPROXY)
     assert (config.listen.agent_port, config.listen.port) == (int(agent), int(port))
+    assert config.limits.gateways == gateway["count"] + gateway["spare"]
+    assert "@valkey:6379" in config.journal.url and "@valkey:6379" in config.limits.shared_limits
     [entry] = [one for one in documents() if one["metadata"]["name"] == "gateways"]
     assert entry["spec"]["selector"]["ray.io/group"] == "gateways"
     assert next(values(documents(), "image")) and {"name": "GATEWAYS", "value": "gateways"} in [
         one for env in values(documents(), "env") for one in env
     ]
+
+
+def test_launch_cluster_accepts_the_file(pod, key, tmp_path):
+    path = tmp_path / "cluster.toml"
+    text = (KUBERAY / "cluster.toml").read_text()
+    path.write_text(text.replace("/run/sglang_live/stage.key", key))
+    spec = read_spec(path)
+    assert [group.name for group in spec.hosts] == ["pair"]
+    assert spec.stage_key_file == key
 
 
 def test_the_stages_of_a_host_have_its_gpus(monkeypatch):
