@@ -106,7 +106,7 @@ BUDGETS = {
     "extensions/lending": 3_420,
     "extensions/planner": 7_000,
     "extensions/traces": 240,
-    "gateway": 23_700,
+    "gateway": 23_720,
     "interaction": 3_320,
     "journal": 800,
     "kernels": 20,

@@ -277,7 +277,7 @@ async def test_a_turn_that_is_not_confirmed_makes_some_sentences_and_waits(confi
     words = [TranscriptDelta(f"{n} ", n) for n in range(1000)]
     session = CountingSession("s", [[*words, done()]])
     turn = SpeculativeTurn(session, object(), ())  # the fake session reads nothing of the request
-    turn._request = type("Request", (), {"stateless": False})()
+    turn._request = type("Request", (), {"stateless": False, "begun": None})()
     async with asyncio.timeout(5):
         while session.n_taken < 129:
             await asyncio.sleep(0)
