@@ -288,8 +288,7 @@ def baseline_tables(results: Path) -> str:
             "| interruptions | users | best baseline: P90 | `all`: P90 | times sooner | from the "
             "end of speech, P90 | continuous | waste | useful turns |",
             "|---|---|---|---|---|---|---|---|---|",
-            # The same load may be in two documents.
-            *dict.fromkeys(row for load in loads for row in _baseline_rows(load)),
+            *_baseline_rows(loads),
             "",
         ]
         for load in loads:
@@ -310,29 +309,34 @@ def _has_gains(load: dict) -> bool:
     return bool(load.get("beside_best_baseline"))
 
 
-def _baseline_rows(load: dict) -> list[str]:
-    points = {(point["policies"], point["sessions"]): point for point in load["points"]}
-    rows = []
-    for gain in load["beside_best_baseline"]:
-        if gain["policies"] != "all":
-            continue
-        n = gain["sessions"]
-        base, own = points[gain["baseline"], n], points["all", n]
-        mean, least, most = gain["earlier"]
-        useful = gain["useful"][0]
-        cells = (
-            f"{load['barge_in']:g}",
-            str(n),
-            f"`{gain['baseline']}` {gain['p90_from_ms']:.0f} ms",
-            f"{gain['p90_ms']:.0f} ms",
-            f"{mean:.2f} ({least:.2f} to {most:.2f})",
-            f"{base['ttfp_ms']['p90']:.0f} → {own['ttfp_ms']['p90']:.0f} ms",
-            f"{share(base['continuity'])} → {share(own['continuity'])}",
-            f"{share(base['waste'])} → {share(own['waste'])}",
-            f"{useful:.2f} times",
-        )
-        rows.append(f"| {' | '.join(cells)} |")
-    return rows
+def _baseline_rows(loads: list[dict]) -> list[str]:
+    """A row for each load; where two documents have it, of the newer one."""
+    rows: dict[tuple[float, int], str] = {}
+    for load in loads:
+        points = {(point["policies"], point["sessions"]): point for point in load["points"]}
+        for gain in load["beside_best_baseline"]:
+            if gain["policies"] == "all":
+                key = load["barge_in"], gain["sessions"]
+                rows.setdefault(key, _baseline_row(load["barge_in"], gain, points))
+    return [row for _, row in sorted(rows.items())]
+
+
+def _baseline_row(barge_in: float, gain: dict, points: dict) -> str:
+    n = gain["sessions"]
+    base, own = points[gain["baseline"], n], points["all", n]
+    mean, least, most = gain["earlier"]
+    cells = (
+        f"{barge_in:g}",
+        str(n),
+        f"`{gain['baseline']}` {gain['p90_from_ms']:.0f} ms",
+        f"{gain['p90_ms']:.0f} ms",
+        f"{mean:.2f} ({least:.2f} to {most:.2f})",
+        f"{base['ttfp_ms']['p90']:.0f} → {own['ttfp_ms']['p90']:.0f} ms",
+        f"{share(base['continuity'])} → {share(own['continuity'])}",
+        f"{share(base['waste'])} → {share(own['waste'])}",
+        f"{gain['useful'][0]:.2f} times",
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 def kv_tables(results: Path) -> str:
