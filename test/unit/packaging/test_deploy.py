@@ -50,6 +50,7 @@ def test_series_in_expressions_exist(expressions):
     known |= {"sglang_live_capacity_session_limit"}
     known |= {"sglang_live_kv_mover", "sglang_live_lost_jobs"}
     known |= {"sglang_live_journal_dropped", "sglang_live_journal_failures"}
+    known |= {"sglang_live_gateway_shared_limits_up"}
     assert expressions()
     for expression in expressions():
         for name in re.findall(r"sglang_live_\w+", expression):

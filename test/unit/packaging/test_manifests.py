@@ -266,7 +266,7 @@ def test_gateways_of_the_cluster_listen_where_haproxy_looks(pod):
     plan = pod
     gateway = plan["gateways"]
     own = ["--model-path", plan["model_path"], "--host", gateway["host"]]
-    config = parse([*own, "--port", str(gateway["port"]), *gateway["flags"]])
+    config = parse([*own, "--port", str(gateway["port"]), *plan["flags"], *gateway["flags"]])
     [agent] = re.findall(r"agent-check agent-port (\d+)", HAPROXY)
     [port] = re.findall(r'"\$\{GATEWAYS\}:(\d+)"', HAPROXY)
     assert (config.listen.agent_port, config.listen.port) == (int(agent), int(port))
@@ -279,7 +279,9 @@ def test_gateways_of_the_cluster_listen_where_haproxy_looks(pod):
     ]
 
 
-def test_launch_cluster_accepts_the_file(pod, key, tmp_path):
+def test_launch_cluster_accepts_the_file(pod, key, tmp_path, monkeypatch):
+    # As in the pods (raycluster.yaml).
+    monkeypatch.setenv("SGLANG_LIVE_JOURNAL", "valkey://valkey:6379")
     path = tmp_path / "cluster.toml"
     text = (KUBERAY / "cluster.toml").read_text()
     path.write_text(text.replace("/run/sglang_live/stage.key", key))
@@ -290,8 +292,9 @@ def test_launch_cluster_accepts_the_file(pod, key, tmp_path):
 
 def test_the_stages_of_a_host_have_its_gpus(monkeypatch):
     monkeypatch.setenv("SGLANG_LIVE_API_KEYS", "my-key")
+    monkeypatch.setenv("SGLANG_LIVE_JOURNAL", "valkey://valkey:6379")
     plan = tomllib.loads((KUBERAY / "cluster.toml").read_text())
     [host] = plan["hosts"]
-    config = parse(["--model-path", plan["model_path"], *host["flags"]])
+    config = parse(["--model-path", plan["model_path"], *plan["flags"], *host["flags"]])
     devices = {device for name in host["stages"] for device in config.stages[name].devices}
     assert devices == {f"cuda:{n}" for n in range(host["gpus"])}
