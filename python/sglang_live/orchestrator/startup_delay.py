@@ -60,7 +60,8 @@ class StartupDelays:
         self._clock = clock
         self._config = StartupDelayConfig()
         self._ended: deque[Beginning] = deque(maxlen=_N_ENDED)
-        self._open: set[_Chunks] = set()  # responses with audio that are not complete
+        # Responses with audio that are not complete; in order, so that a simulation repeats.
+        self._open: dict[_Chunks, None] = {}
 
     def delay_s(self, n_others: int) -> float:
         """The startup delay of a response whose audio begins now, beside n_others."""
@@ -110,7 +111,7 @@ class StartupDelays:
                         chunks.n_others = len(self._open)
                     if not arrivals or (now_s - arrivals[0][0] < _BEGINNING_S and not waits):
                         arrivals.append((now_s, len(chunk.pcm) / _BYTES_PER_S))
-                        self._open.add(chunks)
+                        self._open[chunks] = None
                     # What comes after a slow client was waited for is not late by itself.
                     waits = waits or chunks.n_unread >= _AHEAD
                     chunks.n_unread += 1
@@ -120,6 +121,6 @@ class StartupDelays:
                 chunks.ended = True
                 self._ended.append(chunks.beginning())
         finally:
-            self._open.discard(chunks)
+            self._open.pop(chunks, None)
             chunks.ended = True
             chunks.news.set()
