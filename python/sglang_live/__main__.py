@@ -4,6 +4,7 @@ import os
 import sys
 
 from sglang_live import __version__
+from sglang_live.environment import start_in_utf8_mode
 
 # Each command is a module that `python -m` runs as well, and what its line of the help says.
 COMMANDS = {
@@ -41,4 +42,5 @@ def _usage() -> str:
 
 
 if __name__ == "__main__":
+    start_in_utf8_mode()
     sys.exit(main())

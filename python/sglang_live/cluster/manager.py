@@ -260,8 +260,8 @@ class ClusterManager:
         while True:
             try:
                 actor = ray.get_actor(record.name, namespace=NAMESPACE)
-                asked = asyncio.ensure_future(actor.facts.remote(known))
-                known, news = await asyncio.wait_for(asked, _ANSWER_S)
+                async with asyncio.timeout(_ANSWER_S):
+                    known, news = await actor.facts.remote(known)
             except ValueError:  # Ray has given it up: another one is started
                 self._remove(record)
                 return

@@ -83,7 +83,10 @@ def test_a_rollout_replaces_every_server_and_cuts_no_one_off():
 
 def test_servers_that_fail_hand_their_sessions_over():
     found = day(days_between_failures=0.5, outage_s=0.0, rollout_s=1e9)
-    assert found.of_loss > 5 and found.failed == 0
+    twice = day(days_between_failures=0.25, outage_s=0.0, rollout_s=1e9)
+    none = day(days_between_failures=1e9, outage_s=0.0, rollout_s=1e9)
+    assert none.of_loss == 0 < found.of_loss < twice.of_loss
+    assert found.failed == twice.failed == 0
 
 
 def test_points_between_those_of_the_table_are_interpolated():
