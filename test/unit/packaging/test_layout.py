@@ -12,8 +12,9 @@ SCRIPTS = [*sorted((ROOT / "scripts").glob("*.sh")), ROOT / ".ci" / "run"]
 
 
 def requirement_lines(path: Path) -> list[str]:
+    """Without markers of machines."""
     lines = path.read_text().splitlines()
-    return [line for line in lines if line and not line.startswith("#")]
+    return [line.partition(" ; ")[0] for line in lines if line and not line.startswith("#")]
 
 
 def test_the_kernels_folder_is_no_package():
