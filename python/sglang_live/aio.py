@@ -25,6 +25,8 @@ EXIT_BROKEN = 70
 _AHEAD = 2
 # From the failure of a lasting task to its next try.
 RETRY_S = 1.0
+# From a cancellation that a task may have swallowed to the next one.
+_AGAIN_S = 0.1
 
 
 def vital(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -85,6 +87,14 @@ async def lasting(work: Callable[[], Coroutine[Any, Any, None]], name: str, cloc
         with suppress(Exception):
             await background(work(), name)
         await clock.sleep(RETRY_S)
+
+
+async def end(task: asyncio.Task[Any]) -> None:
+    """Cancel a task until it has ended: before Python 3.12 asyncio.wait_for, which a library may
+    use, can swallow a cancellation."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=_AGAIN_S)
 
 
 class Timer:

@@ -15,6 +15,7 @@ from sglang_live.aio import (
     Channel,
     background,
     close_all,
+    end,
     failed_tasks,
     lasting,
     merge,
@@ -401,3 +402,21 @@ def test_no_cancellation_is_lost_to_wait_for():
     package = Path(__file__).parents[2] / "python" / "sglang_live"
     files = list(package.rglob("*.py"))
     assert files and [p for p in files if "asyncio.wait_for(" in p.read_text("utf-8")] == []
+
+
+async def test_a_task_ends_that_swallows_a_cancellation():
+    n_swallowed = 0
+
+    async def stubborn() -> None:
+        nonlocal n_swallowed
+        while n_swallowed < 2:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                n_swallowed += 1
+        await asyncio.sleep(60)
+
+    task = asyncio.create_task(stubborn())
+    await asyncio.sleep(0)
+    await end(task)
+    assert task.cancelled() and n_swallowed == 2

@@ -26,7 +26,7 @@ from prometheus_client import Counter, Gauge
 from valkey.asyncio import Valkey
 from valkey.exceptions import ValkeyError
 
-from sglang_live.aio import background, lasting
+from sglang_live.aio import background, end, lasting
 from sglang_live.capacity.scaling import GatewayLoad, StageLoad
 from sglang_live.errors import CapacityError, LiveError
 from sglang_live.gateway.auth import ANONYMOUS
@@ -432,10 +432,8 @@ class SharedLimits(GatewayAddition):
         )
 
     async def close(self) -> None:
-        # asyncio.wait_for in the client may swallow a cancellation (Python 3.11).
-        while self._renewing is not None and not self._renewing.done():
-            self._renewing.cancel()
-            await asyncio.wait([self._renewing], timeout=0.1)
+        if self._renewing is not None:
+            await end(self._renewing)
         await self._store.close()
 
     async def fleet(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from secrets import compare_digest
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from sglang_live.aio import background, lasting
+from sglang_live.aio import background, end, lasting
 from sglang_live.clock import Clock
 from sglang_live.errors import BadInputError
 from sglang_live.journal.records import FleetKey, SessionKey
@@ -196,8 +196,7 @@ class Journal:
     async def close(self) -> None:
         """Write what is left, if that takes no longer than moments."""
         if self._writing is not None:
-            self._writing.cancel()
-            await asyncio.gather(self._writing, return_exceptions=True)
+            await end(self._writing)
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self._write_all()
