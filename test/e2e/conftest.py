@@ -34,6 +34,8 @@ HELD = (
     ("vocoder", "jobs"),
 )
 DATA = Path(__file__).parents[1] / "data" / "audio"
+# A voice with random weights ends after any number of seconds; only a long text allows that many.
+SENTENCES = " ".join(6 * ["Good morning to you, and to all who listen."])
 
 
 @dataclass

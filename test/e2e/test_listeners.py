@@ -11,7 +11,7 @@ import pytest
 
 from sglang_live.stages.run_dir import run_of
 from sglang_live.stages.transport.wire import SHM_DIR, shm_names
-from test.e2e.conftest import Server
+from test.e2e.conftest import SENTENCES, Server
 
 pytestmark = pytest.mark.e2e
 
@@ -65,7 +65,7 @@ def test_the_socket_of_sglangs_api_requires_the_key_and_is_private(server):
 
 def test_files_and_sockets_are_private_to_their_owner(server):
     """Files in the server's folder, its logs, and its open files in shared memory."""
-    said = {"model": "demo", "input": "Hello.", "voice": "alloy"}
+    said = {"model": "demo", "input": SENTENCES, "voice": "alloy"}
     # A stage has a log when it has written a line.
     httpx.post(f"{server.http}/v1/audio/speech", json=said, timeout=60).raise_for_status()
     bound = [c.laddr for p in processes(server) for c in p.net_connections("unix") if c.laddr]

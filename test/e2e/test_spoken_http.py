@@ -11,7 +11,7 @@ import sglang as sgl
 import soundfile as sf
 
 from sglang_live.lang import LiveEndpoint, listen, sound_iter, sound_of, speak
-from test.e2e.conftest import DATA
+from test.e2e.conftest import DATA, SENTENCES
 from test.e2e.socket_client import clip_24k, connected
 
 pytestmark = [pytest.mark.e2e]
@@ -31,7 +31,7 @@ def client(server) -> openai.OpenAI:
 
 def test_a_text_is_spoken(client):
     answer = client.audio.speech.create(
-        model="demo", voice="ethan", input="Good morning to you.", response_format="wav"
+        model="demo", voice="ethan", input=SENTENCES, response_format="wav"
     )
     samples, rate_hz = sf.read(io.BytesIO(answer.content))
     assert rate_hz == 24_000 and len(samples) > 12_000

@@ -13,7 +13,7 @@ import pytest
 import soundfile as sf
 
 from sglang_live.extensions.batches.client import main
-from test.e2e.conftest import DATA, Server, running_server, wait_until
+from test.e2e.conftest import DATA, SENTENCES, Server, running_server, wait_until
 
 pytestmark = [pytest.mark.e2e]
 
@@ -25,7 +25,7 @@ SPOKEN = HI | {"modalities": ["text", "audio"], "audio": {"voice": "ethan", "for
 SPEECH = {
     "model": "demo",
     "voice": "ethan",
-    "input": "Good morning to you.",
+    "input": SENTENCES,
     "response_format": "wav",
 }
 
