@@ -27,7 +27,7 @@ from benchmark.turn_taking.report import (
     rows_of,
     share_table,
 )
-from benchmark.turn_taking.through_server import Pace, hear_all, server_rules
+from benchmark.turn_taking.through_server import Pace, hear_all, server_rules, sound_rules
 from benchmark.turn_taking.timeline import Recording, Stimulus
 from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path
 from sglang_live.interaction.silero import SileroModel
@@ -48,7 +48,8 @@ def main() -> None:
         "--server",
         metavar="URL",
         help="measure ends of turns through this server, ws://HOST:PORT/v1/realtime, instead; "
-        "`gateway`: through this project's gateway without stages, started for it",
+        "`gateway`: through this project's gateway without stages, started for it. Also the first "
+        "sounds of responses, in the realtime protocol and in the Live API",
     )
     parser.add_argument("--at-once", type=int, default=32, help="sessions, with --server")
     parser.add_argument("--json", type=Path)
@@ -119,7 +120,7 @@ def through_server(
         url = args.server
         if url == "gateway":
             url = stack.enter_context(ServerProcess("gateway", 1.0)).url
-        for rule in rules:
+        for rule in (*rules, *sound_rules()):
             found = asyncio.run(hear_all(url, rule, recordings, args.at_once, pace))
             decided = list(zip(recordings, found, strict=True))
             served += rows_of(rule.component, rule.setting, decided)

@@ -1,5 +1,6 @@
 """Recordings go to a server in real time; its decisions count when they arrive."""
 
+import base64
 import json
 from contextlib import asynccontextmanager
 
@@ -9,10 +10,19 @@ from websockets.asyncio.server import serve
 
 from benchmark.turn_taking.components import end_rules
 from benchmark.turn_taking.report import rows_of
-from benchmark.turn_taking.through_server import Pace, ServerRule, hear_all, server_rules
+from benchmark.turn_taking.through_server import (
+    DECISIONS,
+    Pace,
+    ServerRule,
+    hear_all,
+    server_rules,
+    sound_rules,
+)
 from benchmark.turn_taking.timeline import Recording, Turn
 
-RULE = ServerRule("server_vad", "500 ms", {"type": "server_vad", "silence_duration_ms": 500})
+RULE = ServerRule(
+    "server_vad", "500 ms", {"type": "server_vad", "silence_duration_ms": 500}, DECISIONS
+)
 PCM = np.full(16 * 600, 1000, np.int16)
 RECORDING = Recording("r", "g", "made", PCM, (Turn(0.0, 150.0, 60_000.0),))
 
@@ -28,8 +38,8 @@ async def server(reply):
         async for text in socket:
             event = json.loads(text)
             seen.append(event)
-            n += event["type"] == "input_audio_buffer.append"
-            for answer in reply(n if event["type"] != "session.update" else 0):
+            n += event["type"].endswith(".append")
+            for answer in reply(n):
                 await socket.send(json.dumps(answer))
 
     async with serve(talk, "127.0.0.1", 0) as listening:
@@ -75,3 +85,26 @@ def test_the_settings_are_those_of_offline_components():
 
     offline = {(rule.component, rule.setting) for rule in end_rules()}
     assert {(rule.component, rule.setting) for rule in server_rules()} <= offline
+
+
+def packet(value):
+    audio = base64.b64encode(np.full(2400, value, "<i2").tobytes()).decode()
+    return {"type": "session.output_audio.delta", "delta": audio}
+
+
+def sound(response_id):
+    return {"type": "response.output_audio.delta", "response_id": response_id, "delta": "AAA="}
+
+
+# What the server sends at which append: two responses, the second one with a pause in it.
+LIVE = {0: [{"type": "session.started"}], 5: [packet(0), packet(9), packet(9)]}
+LIVE |= {8: 5 * [packet(0)], 9: [packet(9), packet(0), packet(9)]}
+REALTIME = {0: [{"type": "session.updated"}], 5: [sound("a"), sound("a")], 9: [sound("b")]}
+
+
+@pytest.mark.parametrize(("rule", "says"), zip(sound_rules(), (REALTIME, LIVE), strict=True))
+async def test_a_response_counts_once_at_its_first_sound(rule, says):
+    async with server(lambda n: says.get(n, [])) as (url, _):
+        [decisions] = await hear_all(url, rule, [RECORDING], 1, Pace())
+    first, second = (d.at_ms for d in decisions)
+    assert 95 < first < second and second > 175
