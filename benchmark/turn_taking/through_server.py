@@ -52,7 +52,7 @@ def server_rules() -> list[ServerRule]:
 
 
 def sound_rules() -> list[ServerRule]:
-    """The same turn taking in both protocols, measured at the response's first sound."""
+    """Both protocols with the same detection of turns, measured at the response's first sound."""
     return [
         ServerRule("first sound", "realtime", {"type": "semantic_vad"}, SOUNDS),
         ServerRule("first sound", "live", {}, LIVE),
