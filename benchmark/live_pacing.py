@@ -32,6 +32,8 @@ CLIPS = Path(__file__).parent / "workloads" / "clips"
 WARM_UP_S = 3.0
 PAUSE_S = 1.5
 TICK_S = 0.1
+# Sessions begin within this time, so that their packets are not due at the same moment.
+START_S = 1.0
 # Samples of int16: what is softer, and not zero, is noise that takes the place of silence.
 NEAR_ZERO = 8
 
@@ -139,7 +141,7 @@ class Users:
                 tasks.create_task(self._session(n))
 
     async def _session(self, n: int) -> None:
-        await self._clock.sleep(clip.FRAME_S * n / len(self._periods))
+        await self._clock.sleep(START_S * n / len(self._periods))
         async with (
             connect(self._url, compression=None, max_size=None, proxy=None) as socket,
             asyncio.TaskGroup() as tasks,
