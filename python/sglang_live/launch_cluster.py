@@ -14,7 +14,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -27,17 +27,16 @@ from sglang_live.cluster.spec import (
     parsed,
     read_spec,
 )
+from sglang_live.cluster.state import Status
 from sglang_live.environment import start_in_utf8_mode
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.flags import HelpFormatter
 from sglang_live.launch_server import end_in_one_line
-from sglang_live.stages.transport.protocol import protocol_hash
 from sglang_live.telemetry.log_lines import log_in_lines
 
-if TYPE_CHECKING:  # Ray is imported for a cluster alone
-    from sglang_live.cluster.manager import Status
-
 _LOCAL = "local"
+# What Ray's head has beside its cores.
+_HEAD = "node:__internal_head__"
 _STEP_S = 0.5
 
 
@@ -150,11 +149,11 @@ def _manager() -> Any:
     """That of this version: an older one is replaced, and its hosts stay."""
     import ray
 
-    from sglang_live.cluster.manager import ClusterManager
+    from sglang_live.cluster.manager import ClusterManager, manager_version
 
     try:
         present = ray.get_actor(MANAGER, namespace=NAMESPACE)
-        if ray.get(present.version.remote()) == protocol_hash():
+        if ray.get(present.version.remote()) == manager_version():
             return present
         ray.kill(present)
         while True:  # until its name is free
@@ -168,14 +167,16 @@ def _manager() -> Any:
         namespace=NAMESPACE,
         lifetime="detached",
         max_restarts=-1,
+        # What is asked while it starts again is asked then; asking twice does no harm.
+        max_task_retries=-1,
         num_cpus=0,
+        # Other machines come and go.
+        resources={_HEAD: 0.001},
     ).remote()
 
 
-def _status(manager: Any) -> "list[Status]":
+def _status(manager: Any) -> list[Status]:
     import ray
-
-    from sglang_live.cluster.manager import Status
 
     return msgspec.json.decode(ray.get(manager.status.remote()), type=list[Status])
 
@@ -207,7 +208,7 @@ async def _serve(manager: Any, *, stays: bool) -> None:
         raise LiveError("interrupted; what was started goes on, unless Ray is this program's own")
 
 
-def _text(one: "Status") -> str:
+def _text(one: Status) -> str:
     where = one.url or ", ".join(f"{row.replica} {row.address}" for row in one.replicas)
     return " ".join(filter(None, (one.name, one.state, where, one.error)))
 

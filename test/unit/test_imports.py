@@ -98,7 +98,7 @@ BUDGETS = {
     "bridge": 9_960,
     "capacity": 940,
     "client": 1_240,
-    "cluster": 1_320,
+    "cluster": 1_600,
     "conformance": 1_700,
     "engine_channel": 285,
     "extensions/batches": 2_850,

@@ -107,12 +107,6 @@ class Wish:
     hosts: Mapping[str, Mapping[str, int]]
     drain: tuple[str, ...]
 
-    def bundles(self, of_host: Mapping[str, Mapping[str, float]]) -> list[dict[str, float]]:
-        """The wish for `ray.autoscaler.sdk.request_resources(bundles=...)`, which replaces the one
-        before. of_host: by pool, the resources of a host, such as {"GPU": 1, "talker": 1}."""
-        n_hosts = {pool: sum(zones.values()) for pool, zones in self.hosts.items()}
-        return [dict(of_host[pool]) for pool, n in n_hosts.items() for _ in range(n)]
-
 
 class Scaling:
     def __init__(self, config: ScalingConfig):

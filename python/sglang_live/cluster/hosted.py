@@ -29,7 +29,7 @@ from sglang_live.stage_specs import stage_specs
 from sglang_live.stages.ports import free_port
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import STAGES, StageSpec
-from sglang_live.stages.supervisor import STAGE_COMMAND, Supervisor
+from sglang_live.stages.supervisor import STAGE_COMMAND, Replica, Supervisor
 from sglang_live.stages.transport.protocol import protocol_hash
 from sglang_live.stages.transport.stage_key import check_exposed
 from sglang_live.stages.zygote import Zygote, is_useful
@@ -61,13 +61,14 @@ class GatewayOrder(msgspec.Struct, frozen=True, kw_only=True):
 class ReplicaNews(msgspec.Struct, frozen=True, kw_only=True):
     """
     number: among those of this host.
-    n_jobs: that run in it.
+    n_sessions, n_jobs: that it has, and that run in it.
     """
 
     stage: str
     number: int
     address: str
     is_up: bool
+    n_sessions: int = 0
     n_jobs: int
 
 
@@ -174,7 +175,8 @@ async def _report_changes(supervisor: Supervisor) -> None:
                 number=replica.spec.replica,
                 address=replica.spec.address,
                 is_up=replica.is_up,
-                n_jobs=int(replica.ready.load.get("jobs", 0)) if replica.ready else 0,
+                n_sessions=_said(replica, "sessions"),
+                n_jobs=_said(replica, "jobs"),
             )
             for replica in supervisor.replicas
             if replica.spec.stage in STAGES
@@ -184,6 +186,10 @@ async def _report_changes(supervisor: Supervisor) -> None:
             report(news)
             last = news
         await asyncio.sleep(_REPORT_EVERY_S)
+
+
+def _said(replica: Replica, what: str) -> int:
+    return int(replica.ready.load.get(what, 0)) if replica.ready else 0
 
 
 if __name__ == "__main__":

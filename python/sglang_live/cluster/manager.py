@@ -2,6 +2,8 @@
 
 One detached actor, whose state is in Ray's GCS: hosts and gateways are detached too, so that none
 ends with it, and the next one goes on with what it finds. It carries neither a frame nor a session.
+What it wants of machines Ray's autoscaler sees: placement groups that wait for one, and machines
+without any.
 """
 
 import asyncio
@@ -9,6 +11,7 @@ import hashlib
 import logging
 import time
 from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import ray
@@ -17,15 +20,21 @@ from ray.experimental import internal_kv
 from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from sglang_live import __version__
 from sglang_live.aio import background, lasting
+from sglang_live.capacity.scaling import Host
 from sglang_live.clock import MonotonicClock
 from sglang_live.cluster.gateway import GatewayHost
 from sglang_live.cluster.host import StageHost
-from sglang_live.cluster.hosted import GatewayOrder, HostNews, ReplicaNews, StagesOrder
+from sglang_live.cluster.hosted import GatewayOrder, HostNews, StagesOrder
 from sglang_live.cluster.plan import Placed, Wanted, next_steps
 from sglang_live.cluster.spec import GATEWAYS, NAMESPACE, ClusterSpec, HostGroup
-from sglang_live.orchestrator.directory import Table, TableRow
+from sglang_live.cluster.state import Record, State, Status, down
+from sglang_live.orchestrator.directory import Table
 from sglang_live.stages.transport.protocol import protocol_hash
+
+if TYPE_CHECKING:
+    from sglang_live.cluster.sizing import Sizing
 
 log = logging.getLogger(__name__)
 
@@ -34,43 +43,10 @@ _STEP_S = 0.25
 _LONG_POLL_S = 10.0
 _ANSWER_S = 20.0
 _RETRY_S = 0.5
-# Gateways have read by then that a host drains, and begin no more turns on it.
-_READ_BY_S = 3.0
-
-
-class Record(msgspec.Struct, kw_only=True):
-    """A host or gateway that was started.
-
-    drains_from_s: Unix time. None: it does not drain.
-    numbers: in the cluster, of its replicas, by stage and number on the host.
-    news: its latest.
-    """
-
-    name: str
-    group: str
-    zone: str
-    generation: str
-    drains_from_s: float | None = None
-    numbers: dict[str, int] = {}
-    news: HostNews = HostNews()
-
-
-class _State(msgspec.Struct):
-    """spec: None: there is to be nothing. n_started: hosts and gateways so far, for new names."""
-
-    spec: ClusterSpec | None = None
-    records: dict[str, Record] = {}
-    n_started: int = 0
-
-
-class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one host or gateway. state: "starting", "serving", "down" or "draining"."""
-
-    name: str
-    state: str
-    url: str
-    replicas: list[TableRow]
-    error: str
+# Gateways have read by then that a host drains, and begin no more turns on it; and it has told how
+# many it has since then, which it asks its stages every two seconds.
+_READ_BY_S = 6.0
+_SIZE_EVERY_S = 5.0
 
 
 class ClusterManager:
@@ -78,7 +54,7 @@ class ClusterManager:
 
     async def __init__(self) -> None:  # type: ignore[misc]  # as Ray has it
         saved = internal_kv._internal_kv_get(_STATE_KEY, namespace=NAMESPACE)
-        self._state = msgspec.json.decode(saved, type=_State) if saved else _State()
+        self._state = msgspec.json.decode(saved, type=State) if saved else State()
         self._saved = saved
         # Those that answer: after a start of this actor, none is known to.
         self._answers: set[str] = set()
@@ -86,8 +62,12 @@ class ClusterManager:
         self._table_changed = asyncio.Condition()
         self._table, self._version = b"", ""
         await self._publish()
-        clock = MonotonicClock()
-        self._running = asyncio.create_task(lasting(self._run, "cluster", clock))
+        self._clock = MonotonicClock()
+        self._began_s = self._clock.now_s()
+        self._running = [
+            asyncio.create_task(lasting(work, name, self._clock))
+            for work, name in ((self._run, "cluster"), (self._size, "sizes"))
+        ]
 
     # --- for gateways and launch_cluster ---
 
@@ -124,7 +104,7 @@ class ClusterManager:
         """A list of Status as JSON."""
         found = []
         for record in self._state.records.values():
-            state = "draining" if record.drains_from_s is not None else "serving"
+            state = "draining" if record.drains else "serving"
             if state == "serving" and not self._is_up(record):
                 state = "down" if record.news.replicas or record.news.error else "starting"
             found.append(
@@ -132,14 +112,14 @@ class ClusterManager:
                     name=record.name,
                     state=state,
                     url=record.news.url,
-                    replicas=self._rows(record),
+                    replicas=record.rows(),
                     error=record.news.error,
                 )
             )
         return msgspec.json.encode(found)
 
     async def version(self) -> str:
-        return protocol_hash()
+        return manager_version()
 
     # --- hosts ---
 
@@ -149,17 +129,24 @@ class ClusterManager:
                 if (task := self._followed.get(record.name)) is None or task.done():
                     following = background(self._follow(record), "host")
                     self._followed[record.name] = following
-                if record.drains_from_s is not None and self._is_empty(record):
+                if record.drains and self._is_empty(record):
                     self._remove(record)
-            if (spec := self._state.spec) is not None:
+            if (spec := self._state.spec) is not None and self._knows_all():
                 self._step(spec)
             self._save()
             await self._publish()
             await asyncio.sleep(_STEP_S)
 
+    def _knows_all(self) -> bool:
+        """False after a start until each has had the time to answer: none counts as down then."""
+        have_answered = self._state.records.keys() <= self._answers
+        return have_answered or self._clock.now_s() - self._began_s >= _ANSWER_S
+
     def _step(self, spec: ClusterSpec) -> None:
         # The fullest first, so that those of which there are too many are the emptiest.
-        records = sorted(self._state.records.values(), key=_n_jobs, reverse=True)
+        records = sorted(
+            self._state.records.values(), key=lambda one: (-one.n_sessions, -one.n_jobs)
+        )
         placed = [
             Placed(
                 name=record.name,
@@ -168,11 +155,12 @@ class ClusterManager:
                 generation=record.generation,
                 protocol=record.news.protocol,
                 is_up=self._is_up(record),
-                drains=record.drains_from_s is not None,
+                drains=record.drains,
             )
             for record in records
         ]
-        steps = next_steps(_wanted(spec), placed, gateways=GATEWAYS, protocol=protocol_hash())
+        wanted = self._state.wanted()
+        steps = next_steps(wanted, placed, gateways=GATEWAYS, protocol=protocol_hash())
         for want in steps.start:
             self._start(spec, want)
         for name in steps.drain:
@@ -184,6 +172,11 @@ class ClusterManager:
         # Never used again: Ray may still have the one of a host that has just ended.
         name = "-".join(filter(None, (want.group, want.zone, str(self._state.n_started))))
         self._state.n_started += 1
+        self._state.records[name] = Record(
+            name=name, group=want.group, zone=want.zone, generation=want.generation
+        )
+        # Before Ray has it: another manager could neither follow it nor use its name.
+        self._save()
         bundle = {"CPU": group.cpus}
         order: msgspec.Struct = GatewayOrder(argv=spec.argv(group))
         host: type = GatewayHost
@@ -213,59 +206,59 @@ class ClusterManager:
             num_gpus=bundle.get("GPU", 0),
             scheduling_strategy=PlacementGroupSchedulingStrategy(place, 0),
         ).remote(msgspec.json.encode(order))
-        self._state.records[name] = Record(
-            name=name, group=want.group, zone=want.zone, generation=want.generation
-        )
         log.warning("host_started %s", name)
 
     def _begin_to_drain(self, record: Record) -> None:
-        if record.drains_from_s is None:
+        if not record.drains:
             record.drains_from_s = time.time()
             log.warning("host_drains %s", record.name)
-            if record.group == GATEWAYS:
-                with suppress(ValueError):  # it is gone
-                    ray.get_actor(record.name, namespace=NAMESPACE).drain.remote()
 
     def _is_empty(self, record: Record) -> bool:
         """Whether nothing is lost if it ends now, or its time to drain is over."""
         assert record.drains_from_s is not None
         spec, since_s = self._state.spec, time.time() - record.drains_from_s
-        if spec is None or since_s >= spec.drain_s:
+        has_begun = bool(record.news.protocol)
+        if spec is None or since_s >= spec.drain_s or not has_begun:
             return True
         if record.group == GATEWAYS:
             return record.news.ended
         others = sum(
-            self._is_up(other) and other.drains_from_s is None
+            self._is_up(other) and not other.drains
             for other in self._state.records.values()
             if (other.group, other.zone) == (record.group, record.zone)
         )
-        group = spec.group(record.group)
-        is_free = record.name in self._answers and not _n_jobs(record)
-        return is_free and since_s >= _READ_BY_S and (group is None or others >= group.count)
+        is_free = record.name in self._answers and not record.n_jobs
+        is_needed = others < self._state.needed(record.group, record.zone)
+        return is_free and since_s >= _READ_BY_S and not is_needed
 
     def _remove(self, record: Record) -> None:
+        with suppress(ValueError):  # it is gone
+            ray.kill(ray.get_actor(record.name, namespace=NAMESPACE))
+        with suppress(ValueError):
+            remove_placement_group(get_placement_group(record.name))
         log.warning("host_ended %s", record.name)
         del self._state.records[record.name]
         self._answers.discard(record.name)
         if (following := self._followed.pop(record.name, None)) is not None:
             following.cancel()
-        with suppress(ValueError):  # it is gone
-            ray.kill(ray.get_actor(record.name, namespace=NAMESPACE))
-        with suppress(ValueError):
-            remove_placement_group(get_placement_group(record.name))
 
     async def _follow(self, record: Record) -> None:
         """Learn what a host tells, as long as this task runs."""
         known = ""
+        actor: Any = None
         while True:
             try:
-                actor = ray.get_actor(record.name, namespace=NAMESPACE)
+                # Without the head it waits, and what is known is enough.
+                actor = actor or await asyncio.to_thread(ray.get_actor, record.name, NAMESPACE)
+                if record.group == GATEWAYS and record.drains:
+                    actor.drain.remote()  # each time: it may have begun anew
                 async with asyncio.timeout(_ANSWER_S):
                     known, news = await actor.facts.remote(known)
             except ValueError:  # Ray has given it up: another one is started
                 self._remove(record)
                 return
             except (RayError, TimeoutError) as error:
+                actor = None
                 if record.name in self._answers:
                     log.warning("host_silent %s error=%.200r", record.name, str(error))
                 self._answers.discard(record.name)
@@ -277,7 +270,7 @@ class ClusterManager:
     def _learn(self, record: Record, news: HostNews) -> None:
         if not news.replicas and not news.url and not news.ended:
             # It starts again: where its stages were is what is known until they are elsewhere.
-            kept = {"replicas": _down(record.news), "protocol": record.news.protocol}
+            kept = {"replicas": down(record.news), "protocol": record.news.protocol}
             news = msgspec.structs.replace(news, **kept)
         record.news = news
         for replica in news.replicas:
@@ -297,27 +290,44 @@ class ClusterManager:
     def _is_up(self, record: Record) -> bool:
         return record.name in self._answers and record.news.is_up
 
-    # --- the table ---
+    # --- how many ---
 
-    def _rows(self, record: Record) -> list[TableRow]:
-        """Of the replicas that have been up."""
-        rows = []
-        for replica in record.news.replicas:
-            number = record.numbers.get(f"{replica.stage}/{replica.number}")
-            if number is not None:
-                rows.append(
-                    TableRow(
-                        replica=f"{replica.stage}/{number}",
-                        address=replica.address,
-                        protocol=record.news.protocol,
-                        zone=record.zone,
-                        state="serving" if record.drains_from_s is None else "draining",
-                    )
-                )
-        return rows
+    async def _size(self) -> None:
+        """Keep the numbers of hosts as the calls need them."""
+        spec: ClusterSpec | None = None
+        sizing: Sizing | None = None
+        while True:
+            await asyncio.sleep(_SIZE_EVERY_S)
+            if spec is not self._state.spec:
+                if sizing is not None:
+                    await sizing.close()
+                spec = self._state.spec
+                sizing = None if spec is None else _sizing_of(spec, self._clock.now_s())
+            if sizing is None:
+                continue
+            records = self._state.records.values()
+            hosts = [self._host(one) for one in records if one.group in sizing.groups]
+            n_gateways = sum(one.group == GATEWAYS and self._is_up(one) for one in records)
+            before = self._state.sizes
+            sizes = await sizing.sizes(self._clock.now_s(), before, hosts, n_gateways)
+            if sizes != before and spec is self._state.spec:
+                log.warning("hosts_needed %s", sizes)
+                self._state.sizes = sizes
+
+    def _host(self, record: Record) -> Host:
+        state: Literal["starting", "up"] = "up" if self._is_up(record) else "starting"
+        return Host(
+            name=record.name,
+            pool=record.group,
+            zone=record.zone,
+            n_open=record.n_sessions,
+            state="draining" if record.drains else state,
+        )
+
+    # --- what others read ---
 
     async def _publish(self) -> None:
-        rows = [row for record in self._state.records.values() for row in self._rows(record)]
+        rows = [row for record in self._state.records.values() for row in record.rows()]
         table = msgspec.json.encode(Table(tuple(rows)))
         if table != self._table:
             async with self._table_changed:
@@ -326,44 +336,20 @@ class ClusterManager:
                 self._table_changed.notify_all()
 
     def _save(self) -> None:
-        if self._state.spec is None:
-            return
-        records = {
-            name: msgspec.structs.replace(
-                record, news=msgspec.structs.replace(record.news, replicas=_down(record.news))
-            )
-            for name, record in self._state.records.items()
-        }
-        state = msgspec.json.encode(msgspec.structs.replace(self._state, records=records))
-        if state != self._saved:
+        if self._state.spec is not None and (state := self._state.encoded()) != self._saved:
             internal_kv._internal_kv_put(_STATE_KEY, state, overwrite=True, namespace=NAMESPACE)
             self._saved = state
 
 
-def _wanted(spec: ClusterSpec) -> list[Wanted]:
-    found = []
-    for group in spec.hosts:
-        for zone in spec.zones or [""]:
-            found.append(_wanted_of(spec, group.name, zone))
-    return [*found, _wanted_of(spec, GATEWAYS, "")]
+def _sizing_of(spec: ClusterSpec, now_s: float) -> "Sizing | None":
+    """None: all numbers are settled."""
+    if not any(group.scaling for group in spec.hosts):
+        return None
+    from sglang_live.cluster.sizing import Sizing
+
+    return Sizing(spec, now_s)
 
 
-def _wanted_of(spec: ClusterSpec, name: str, zone: str) -> Wanted:
-    group = spec.group(name)
-    assert group is not None
-    return Wanted(
-        group=name,
-        zone=zone,
-        needed=group.count,
-        total=group.count + group.spare,
-        generation=spec.generation(name),
-    )
-
-
-def _n_jobs(record: Record) -> int:
-    return sum(replica.n_jobs for replica in record.news.replicas)
-
-
-def _down(news: HostNews) -> tuple[ReplicaNews, ...]:
-    """Its replicas, without what changes from moment to moment."""
-    return tuple(msgspec.structs.replace(one, is_up=False, n_jobs=0) for one in news.replicas)
+def manager_version() -> str:
+    """Of this code: a manager of another one is replaced."""
+    return f"{__version__} {protocol_hash()}"

@@ -1,11 +1,14 @@
 """What a cluster has to do next, to have what it is to have. Pure.
 
-New ones come first: one that is to go drains when there are enough without it, one at a time. Old
+New ones come first: one that is to go drains when there are enough without it, few at a time. Old
 gateways are bound to stages of their own protocol, which therefore stay as long as they do.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+_BATCH = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,25 +62,36 @@ def next_steps(
     placed, steps = list(placed), Steps()
     groups = {(one.group, one.zone): one for one in wanted}
     bound = {one.protocol for one in placed if one.group == gateways and one.protocol}
+
+    def is_bound(one: Placed) -> bool:
+        return one.group != gateways and one.protocol in bound - {protocol}
+
+    by_group = _by_group(placed)
     complete = True
     for key, want in groups.items():
-        here = [one for one in placed if (one.group, one.zone) == key and not one.drains]
-        new = [one for one in here if one.generation == want.generation]
+        here = by_group.get(key, [])
+        new = [one for one in here if one.generation == want.generation and not one.drains]
         complete &= sum(one.is_up for one in new) >= want.needed
-        steps.start += [want] * (want.total - len(new))
-    for key, here in _by_group(placed).items():
+        # Not all at once beside the old ones: that would take twice the machines.
+        n_beside = want.total + _batch(want.total) - sum(not is_bound(one) for one in here)
+        n_missing = want.total - sum(not one.drains for one in here)
+        steps.start += [want] * min(want.total - len(new), max(n_beside, n_missing))
+    for key, here in by_group.items():
         wants = groups.get(key)
-        leaving = _leaving(here, wants)
         n_up = sum(one.is_up and not one.drains for one in here)
-        if any(one.drains for one in here) or not leaving:
-            continue
-        first = leaving[0]
-        is_bound = key[0] != gateways and first.protocol not in ("", protocol)
-        if is_bound and first.protocol in bound:
-            continue
-        if not first.is_up or (complete if wants is None else n_up - 1 >= wants.needed):
-            steps.drain.append(first.name)
+        n_more = _batch(len(here)) - sum(one.drains for one in here)
+        for one in _leaving(here, wants)[: max(0, n_more)]:
+            if is_bound(one):
+                continue
+            if not one.is_up or (complete if wants is None else n_up - 1 >= wants.needed):
+                steps.drain.append(one.name)
+                n_up -= one.is_up
     return steps
+
+
+def _batch(n: int) -> int:
+    """How many of n are replaced at a time."""
+    return max(1, math.ceil(_BATCH * n))
 
 
 def _by_group(placed: list[Placed]) -> Mapping[tuple[str, str], list[Placed]]:

@@ -11,14 +11,20 @@
     spare = 1          # beside them
     gpus = 1
 
+    [hosts.scaling]    # only if their number follows the calls
+    sessions = 40
+    most = 12
+
     [gateways]
     count = 2
     host = "0.0.0.0"
+    flags = ["--shared-limits=valkeys://valkey:6379"]
 
 A host is some stages that share devices, and one supervisor. Its flags are those of launch_server.
 """
 
 import hashlib
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -26,6 +32,7 @@ from pathlib import Path
 
 import msgspec
 
+from sglang_live import __version__
 from sglang_live.arguments import parse
 from sglang_live.config import ServerConfig
 from sglang_live.devices import devices_of_ranks
@@ -47,6 +54,19 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
+class HostScaling(_Strict, frozen=True, kw_only=True):
+    """Of hosts whose number follows the calls (capacity/scaling.py), from `count` on.
+
+    sessions: that one host serves within the target (the planner says it).
+    most: of these hosts in each zone, beside the spare ones; there are machines for all.
+    cold_start_s: until a new host serves, a machine's start among it.
+    """
+
+    sessions: int
+    most: int
+    cold_start_s: float = 300.0
+
+
 class HostGroup(_Strict, frozen=True, kw_only=True):
     """Equal hosts.
 
@@ -57,6 +77,7 @@ class HostGroup(_Strict, frozen=True, kw_only=True):
     flags: of its stages, as for launch_server. Devices are counted from 0 among its own GPUs.
     command: starts a stage, such as ["numactl", "--cpunodebind=0", "python3", "-m",
         "sglang_live.stages.runtime"]. Empty: this version's own.
+    scaling: None: `count` is their number.
     """
 
     name: str
@@ -67,6 +88,13 @@ class HostGroup(_Strict, frozen=True, kw_only=True):
     gpus: int = 0
     flags: list[str] = []
     command: list[str] = []
+    scaling: HostScaling | None = None
+
+    def needed(self, wished: int) -> int:
+        """How many of them a zone is to have beside the spare ones. wished: by the calls."""
+        if self.scaling is None:
+            return self.count
+        return min(max(self.count, wished), self.scaling.most)
 
 
 class GatewayGroup(_Strict, frozen=True, kw_only=True):
@@ -108,12 +136,12 @@ class ClusterSpec(_Strict, frozen=True, kw_only=True):
         return next((group for group in self.hosts if group.name == name), None)
 
     def size(self) -> tuple[int, float]:
-        """How many hosts and gateways there are to be, and their CPUs."""
-        hosts = self.hosts * max(1, len(self.zones))
-        groups: list[HostGroup | GatewayGroup] = [*hosts, self.gateways]
-        numbers = [group.count + group.spare for group in groups]
-        cpus = sum(n * group.cpus for n, group in zip(numbers, groups, strict=True))
-        return sum(numbers), cpus
+        """How many hosts and gateways there are to be at most, and their CPUs."""
+        n_zones, gateways = max(1, len(self.zones)), self.gateways
+        most = [(one, one.scaling.most if one.scaling else one.count) for one in self.hosts]
+        groups = [(n_zones * (n + one.spare), one.cpus) for one, n in most]
+        groups.append((gateways.count + gateways.spare, gateways.cpus))
+        return sum(n for n, _ in groups), sum(n * cpus for n, cpus in groups)
 
     def argv(self, group: HostGroup | GatewayGroup) -> list[str]:
         """Of one process of the group, as for launch_server."""
@@ -129,7 +157,9 @@ class ClusterSpec(_Strict, frozen=True, kw_only=True):
         group = self.group(name)
         assert group is not None
         settled = msgspec.structs.replace(group, count=1, spare=0)
-        said = [self.argv(group), msgspec.to_builtins(settled), protocol_hash()]
+        if isinstance(settled, HostGroup):
+            settled = msgspec.structs.replace(settled, scaling=None)
+        said = [self.argv(group), msgspec.to_builtins(settled), __version__, protocol_hash()]
         return hashlib.blake2b(msgspec.json.encode(said), digest_size=4).hexdigest()
 
 
@@ -181,11 +211,18 @@ def _faults(spec: ClusterSpec) -> Iterable[tuple[str, str]]:
         yield from _number_faults(place, group)
         if group.gpus < 0:
             yield f"{place}.gpus", f"{group.gpus} is no number of GPUs"
+        if group.scaling is not None:
+            yield from _scaling_faults(f"{place}.scaling", group, group.scaling)
         yield from _flag_faults(f"{place}.flags", group.flags)
         yield from _config_faults(f"{place}.flags", spec, group)
     yield from _number_faults(GATEWAYS, spec.gateways)
     yield from _flag_faults(f"{GATEWAYS}.flags", spec.gateways.flags)
     yield from _config_faults(f"{GATEWAYS}.flags", spec, spec.gateways)
+    if any(group.scaling for group in spec.hosts) and not store_of(spec):
+        yield (
+            f"{GATEWAYS}.flags",
+            "without --shared-limits nothing tells how many calls there are",
+        )
 
 
 def _number_faults(place: str, group: HostGroup | GatewayGroup) -> Iterable[tuple[str, str]]:
@@ -195,6 +232,23 @@ def _number_faults(place: str, group: HostGroup | GatewayGroup) -> Iterable[tupl
         yield f"{place}.spare", f"{group.spare} is no number"
     if not group.cpus > 0:
         yield f"{place}.cpus", f"{group.cpus} is no number of cores"
+
+
+def _scaling_faults(
+    place: str, group: HostGroup, scaling: HostScaling
+) -> Iterable[tuple[str, str]]:
+    if scaling.sessions < 1:
+        yield f"{place}.sessions", f"{scaling.sessions} is no number of sessions"
+    if scaling.most < group.count:
+        yield f"{place}.most", f"{scaling.most} is less than their count, {group.count}"
+    if not 0 <= scaling.cold_start_s < math.inf:
+        yield f"{place}.cold_start_s", f"{scaling.cold_start_s} is no time"
+
+
+def store_of(spec: ClusterSpec) -> str:
+    """URL of the store in which gateways report. "": they do not."""
+    argv = [*spec.argv(spec.gateways), "--directory", "stages.json"]
+    return parsed(argv).limits.shared_limits or ""
 
 
 def _flag_faults(place: str, flags: list[str]) -> Iterable[tuple[str, str]]:

@@ -50,7 +50,8 @@ def connect(url: str) -> Valkey:
     """A pool of connections, made at first use.
 
     Args:
-        url: valkey://[[USER]:PASSWORD@]HOST[:PORT][/DB], or valkeys:// over TLS.
+        url: valkey://[[USER]:PASSWORD@]HOST[:PORT][/DB], or valkeys:// over TLS, whose certificate
+            must be of HOST, and by an authority of the machine's, or in FILE of ?ssl_ca_certs=FILE.
     Raises:
         BadInputError: for another URL.
     """
@@ -59,8 +60,10 @@ def connect(url: str) -> Valkey:
         is_known = parts.scheme in SCHEMES and bool(parts.hostname) and parts.port != 0
         if not is_known:
             raise ValueError("not valkey://HOST:PORT or valkeys://HOST:PORT")
+        # By default any certificate of a known authority would do.
+        tls = {"ssl_check_hostname": True} if parts.scheme == "valkeys" else {}
         server: Valkey = Valkey.from_url(
-            url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S
+            url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, **tls
         )
         return server
     except ValueError as error:

@@ -3,8 +3,8 @@
 In: the loss of a stage's process, as its client reports it. Out: the same job in another replica,
 which gets all input again, and is asked only for what has not come yet (stage_jobs.py). Ids, codes
 and text of a response are small, so that the orchestrator keeps them while the turn runs.
-A turn moves once in each stage, because a host may have replicas of several: a request that ends a
-second replica of a stage must not end a third.
+A turn moves once: a request that ends a second replica must not end a third. What a host has of
+other stages is lost with it, and moves with it.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from sglang_live.errors import StageUnavailableError
 from sglang_live.messages import AnyMessage
 from sglang_live.orchestrator.suspects import SuspectError
+from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import Replica
 from sglang_live.stages.transport.client import Job, StageClient
 
@@ -56,10 +57,13 @@ class LostJobs:
 
 
 class Move(Protocol):
-    def make(self, link: Link, stays: str, lost: StageUnavailableError) -> StageClient:
+    def make(
+        self, link: Link, left: StageSpec, stays: str, lost: StageUnavailableError
+    ) -> StageClient:
         """The client of another replica, to which the link leads from now on.
 
         Args:
+            left: of the replica that is lost. The link may lead to another one already.
             stays: why the job cannot go on in another replica. "": it can.
         Raises:
             StageUnavailableError: it is `lost`, and so is the job.
@@ -70,7 +74,9 @@ class Move(Protocol):
 class NoMove:
     """Of jobs that are lost with their replica: something else does their work later."""
 
-    def make(self, link: Link, stays: str, lost: StageUnavailableError) -> StageClient:
+    def make(
+        self, link: Link, left: StageSpec, stays: str, lost: StageUnavailableError
+    ) -> StageClient:
         raise lost
 
 
@@ -79,7 +85,7 @@ NO_MOVE = NoMove()
 
 @dataclass(eq=False, slots=True)
 class TurnMove:
-    """The only move of a turn in each stage.
+    """The only move of a turn.
 
     place: finds other replicas in the place of those that are down, for the turn's links.
     check: raises SuspectError if the turn's content was in engines that died.
@@ -90,10 +96,15 @@ class TurnMove:
     check: Callable[[], None]
     lost_jobs: LostJobs
     _made_in: set[str] = field(default_factory=set)
+    _left_host: str | None = None
 
-    def make(self, link: Link, stays: str, lost: StageUnavailableError) -> StageClient:
-        left = link.replica
-        outcome = stays or ("moved_before" if left.spec.stage in self._made_in else "moved")
+    def make(
+        self, link: Link, left: StageSpec, stays: str, lost: StageUnavailableError
+    ) -> StageClient:
+        # Of stages that this server has started all are on one.
+        host = left.address.rpartition(":")[0]
+        is_other = self._left_host not in (None, host) or left.stage in self._made_in
+        outcome = stays or ("moved_before" if is_other else "moved")
         client: StageClient | None = None
         if outcome == "moved":
             try:
@@ -104,11 +115,12 @@ class TurnMove:
                 outcome = "suspect"
             except StageUnavailableError:
                 outcome = "no_replica"
-        self.lost_jobs.n[left.spec.stage, outcome] += 1
+        self.lost_jobs.n[left.stage, outcome] += 1
         if client is None:
             log.error("job_lost turn=%s at=%s outcome=%s", self.turn_id, left.name, outcome)
             raise lost
-        self._made_in.add(left.spec.stage)
+        self._made_in.add(left.stage)
+        self._left_host = host
         log.warning("job_moved turn=%s from=%s to=%s", self.turn_id, left.name, link.replica.name)
         return client
 
@@ -139,6 +151,7 @@ class MovableJob:
         self._job = self._opened(self._link.client())
 
     def _opened(self, client: StageClient) -> Job:
+        self._at = self._link.replica.spec
         job = client.open(self.job_id)
         self._jobs.push_async_exit(job)
         return job
@@ -211,7 +224,7 @@ class MovableJob:
                         yield event
                 return
             except StageUnavailableError as lost:
-                self._go_on(self._move.make(self._link, self.stays, lost))
+                self._go_on(self._move.make(self._link, self._at, self.stays, lost))
 
     def _go_on(self, client: StageClient) -> None:
         self._job = self._opened(client)

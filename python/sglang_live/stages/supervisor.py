@@ -36,8 +36,6 @@ PING_EVERY_S = 2.0
 HUNG_AFTER_S = 60.0
 # A stage on another host that is silent this long counts as down; it may come back.
 REMOTE_LOST_AFTER_S = 6.0
-# When its connection breaks, the same process answers within this time over a new one, or is lost.
-RECONNECTS_WITHIN_S = 1.0
 # Seconds before a start, by the number of starts in a row that have failed.
 RESTART_DELAY_S = (0.0, 1.0, 5.0, 15.0, 30.0)
 # Variables of the environment that no module reads when it is imported.
@@ -333,7 +331,7 @@ class Supervisor:
         client = replica.client
         assert client is not None
         while not ended.done():
-            ready = await _answer(client, ended, 0.25)
+            ready = await _answer(client, {ended}, 0.25)
             if ready is not None:
                 replica.ready = ready
                 return True
@@ -342,23 +340,29 @@ class Supervisor:
     async def _while_alive(
         self, replica: Replica, ended: asyncio.Future, lost_after_s: float
     ) -> None:
-        silent_s = 0.0
-        client, first = replica.client, replica.ready
-        assert client is not None and first is not None
-        while not ended.done():
-            is_broken = await _breaks(client, ended, PING_EVERY_S)
-            ready = await _answer(client, ended, RECONNECTS_WITHIN_S if is_broken else PING_EVERY_S)
+        client = replica.client
+        assert client is not None
+        client.broken.clear()  # of connections before the first answer
+        broken = asyncio.create_task(client.broken.wait())
+        try:
+            await self._while_connected(replica, {ended, broken}, lost_after_s)
+        finally:
+            broken.cancel()
+        if broken.done() and not ended.done():
+            # The process may be there, but what was on its way is lost: no job can go on.
+            log.error("stage_lost %s", replica.spec.name)
+
+    async def _while_connected(
+        self, replica: Replica, ends: set[asyncio.Future[Any]], lost_after_s: float
+    ) -> None:
+        client, silent_s = replica.client, 0.0
+        assert client is not None
+        while not any(end.done() for end in ends):
+            await asyncio.wait(ends, timeout=PING_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+            ready = await _answer(client, ends, PING_EVERY_S)
             if client.is_down:  # it has logged why
                 return
-            if is_broken and ready is None:
-                log.error("stage_lost %s", replica.spec.name)
-                return
             if ready is not None:
-                if not _same_process(ready, first):
-                    log.error("stage_replaced %s", replica.spec.name)
-                    # How it ended on another host is not known: its jobs may be the cause.
-                    self._on_death(replica.spec.name, client.unfinished())
-                    return
                 replica.ready, silent_s, replica.oom_kills = ready, 0.0, oom_kills()
                 continue
             silent_s += 2 * PING_EVERY_S
@@ -387,33 +391,15 @@ class Supervisor:
 
 
 async def _answer(
-    client: StageClient, ended: asyncio.Future[Any], timeout_s: float
+    client: StageClient, ends: set[asyncio.Future[Any]], timeout_s: float
 ) -> Ready | None:
-    """The answer to a ping. None: it did not come in time, or the process ended first."""
+    """The answer to a ping. None: it did not come in time, or one of the ends came first."""
     ping = asyncio.create_task(client.ping(timeout_s))
     try:
-        await asyncio.wait({ping, ended}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({ping, *ends}, return_when=asyncio.FIRST_COMPLETED)
         return ping.result() if ping.done() else None
     finally:
         ping.cancel()
-
-
-async def _breaks(client: StageClient, ended: asyncio.Future[Any], timeout_s: float) -> bool:
-    """Whether the connection breaks within that time. Returns early if the process ends."""
-    breaking = asyncio.create_task(client.broken.wait())
-    try:
-        waits = {breaking, ended}
-        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        breaking.cancel()
-    is_broken = client.broken.is_set()
-    client.broken.clear()
-    return is_broken
-
-
-def _same_process(one: Ready, other: Ready) -> bool:
-    # On another host a pid is not enough: each container may have the same one.
-    return (one.pid, one.startup_s) == (other.pid, other.startup_s)
 
 
 def loopback_address(run_dir: Path, stage: str, replica: int) -> str:

@@ -209,12 +209,6 @@ def test_what_is_left_serves_what_is_open(hosts):
         assert len(left) >= totals(now)["thinkers"]
 
 
-def test_a_wish_is_handed_to_ray_as_bundles():
-    wish = Scaling(CONFIG).wish(0.0, fleet(load(0), zones=("a",)))
-    bundles = wish.bundles({"thinkers": {"GPU": 2}, "talkers": {"GPU": 1, "talker": 1}})
-    assert bundles == [{"GPU": 2}, {"GPU": 1, "talker": 1}]
-
-
 def test_a_fleet_without_zones_and_a_host_of_no_pool_are_refused():
     with pytest.raises(ValueError, match="zones"):
         Scaling(CONFIG).wish(0.0, fleet(load(1), zones=()))

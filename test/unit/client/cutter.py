@@ -45,11 +45,11 @@ class Cutter:
         self.n_lines += 1
         far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
         self._ends += [writer, far_writer]
-        ways = (_pass_on(reader, far_writer), _pass_on(far_reader, writer))
+        ways = (pass_on(reader, far_writer), pass_on(far_reader, writer))
         await asyncio.gather(*ways)
 
 
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with suppress(OSError):
         while data := await reader.read(1 << 16):
             writer.write(data)

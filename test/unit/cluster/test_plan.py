@@ -59,6 +59,20 @@ def test_one_drains_at_a_time():
     assert steps([want(1, 2)], [*old, *(host(n) for n in "234")]).drain == []
 
 
+def test_of_many_a_twentieth_is_replaced_at_a_time_and_growth_does_not_wait():
+    old = [host(str(n), BEFORE) for n in range(40)]
+    few = steps([want(38, 2)], old)
+    assert (len(few.start), few.drain) == (2, ["0", "1"])
+    begun = [*old, host("40", is_up=False), host("41", is_up=False)]
+    assert steps([want(40)], begun) == Steps()
+    assert len(steps([want(60)], begun).start) == 21
+    # Old gateways keep them all: the new ones come beside them.
+    gateway = host("g", BEFORE, group="gateways", zone="", protocol="before")
+    kept = [replace(one, protocol="before") for one in old]
+    both = steps([want(40)], [gateway, *kept], "now")
+    assert (len(both.start), both.drain) == (40, [])
+
+
 def test_an_old_one_that_does_not_serve_goes_first_and_at_once():
     old = [host("0", BEFORE), host("1", BEFORE, is_up=False)]
     assert steps([want(1)], [*old, host("2", is_up=False)]).drain == ["1"]

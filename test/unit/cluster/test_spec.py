@@ -7,6 +7,7 @@ import pytest
 
 from sglang_live import launch_cluster
 from sglang_live.cluster.spec import ClusterSpec, check_model, read_spec
+from sglang_live.cluster.state import State
 from sglang_live.errors import BadInputError
 
 GOOD = """
@@ -29,6 +30,12 @@ flags = ["--talker.device", "cuda:0", "--vocoder.device", "cuda:1"]
 count = 2
 port = 0
 """
+
+
+def scaling(**values: float) -> str:
+    lines = {"sessions": 20, "most": 6} | values
+    fields = "\n".join(f"{name} = {value}" for name, value in lines.items())
+    return f"\n[hosts.scaling]\n{fields}\n\n[gateways]"
 
 
 @pytest.fixture
@@ -107,6 +114,27 @@ def test_a_file_has_what_it_says(read):
         ),
         ('"demo"', '"demo"\nstage_key_file = "/none"', "cannot read the stage key"),
         ('"demo"', '"demo"\ndrain_s = -1.0', "-1.0 is no time - at `$.drain_s`"),
+        (
+            "\n[gateways]",
+            scaling(sessions=0),
+            "0 is no number of sessions - at `$.hosts[1].scaling.sessions`",
+        ),
+        (
+            "\n[gateways]",
+            scaling(most=1),
+            "1 is less than their count, 2 - at `$.hosts[1].scaling.most`",
+        ),
+        (
+            "\n[gateways]",
+            scaling(cold_start_s=-1.0),
+            "-1.0 is no time - at `$.hosts[1].scaling.cold_start_s`",
+        ),
+        (
+            "\n[gateways]",
+            scaling(),
+            "without --shared-limits nothing tells how many calls there are - at "
+            "`$.gateways.flags`",
+        ),
         ("[gateways]", "[gateways", "(at line 17, column 10)"),
     ],
 )
@@ -153,6 +181,23 @@ def test_a_generation_is_of_what_the_processes_are_and_not_of_how_many(read):
     flags = 'flags = ["--max-sessions", "7"]\nzones'
     every = read(GOOD.replace("zones", flags))
     assert all(before.generation(n) != every.generation(n) for n in ("think", "voice", "gateways"))
+
+
+def test_the_number_of_hosts_follows_the_calls_within_its_bounds(read):
+    store = 'flags = ["--shared-limits", "valkey://store"]\nport = 0'
+    text = GOOD.replace("\n[gateways]", scaling()).replace("port = 0", store)
+    spec, before = read(text), read(GOOD)
+    think, voice = spec.hosts
+    assert [voice.needed(n) for n in (0, 2, 5, 9)] == [2, 2, 5, 6]
+    assert [think.needed(n) for n in (0, 9)] == [1, 1]
+    # In each zone a thinker, six voices and the spare one.
+    assert spec.size()[0] == 2 * (1 + 7) + 2 and before.size()[0] == 2 * (1 + 3) + 2
+    assert spec.generation("voice") == before.generation("voice")
+    state = State(spec=spec, sizes={"voice": {"a": 4}})
+    wanted = {(one.group, one.zone): (one.needed, one.total) for one in state.wanted()}
+    assert wanted[("voice", "a")] == (4, 5) and wanted[("voice", "b")] == (2, 3)
+    assert wanted[("think", "b")] == (1, 1) and wanted[("gateways", "")] == (2, 2)
+    assert state.needed("gone", "a") == 0
 
 
 def test_check_tells_what_there_would_be(tmp_path, capsys):

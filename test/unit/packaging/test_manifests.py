@@ -250,6 +250,7 @@ def test_a_node_has_exactly_what_one_host_or_gateway_takes():
             str(want.get("gpus", 0)),
         )
         assert node["minReplicas"] == want["count"] + want["spare"]
+    assert groups()["pairs"]["maxReplicas"] == host["scaling"]["most"] + host["spare"]
     assert groups()["head"]["rayStartParams"]["num-cpus"] == "0"
 
 

@@ -254,7 +254,8 @@ class StageClient(JobClient):
         patience_s: seconds that a message waits for a stage that does not read.
 
     Attributes:
-        broken: set when the connection breaks, to a stage on another host; cleared by its reader.
+        broken: set when the connection breaks, to a stage on another host. It may return, but what
+            was on its way is lost.
     """
 
     def __init__(
@@ -279,7 +280,7 @@ class StageClient(JobClient):
         # By this id the stage recognises the server when a broken connection is back.
         self._socket.setsockopt(zmq.ROUTING_ID, connection_name(run or new_run()))
         if not same_host:
-            wire.harden(self._socket)
+            wire.harden(self._socket, wire.STAGE_SILENT_MS)
         if key_file:
             stage_key.unlock(self._socket, key_file)
         self.broken = asyncio.Event()

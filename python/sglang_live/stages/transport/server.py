@@ -165,7 +165,7 @@ class StageServer:
         # A peer whose connection broke continues under its own id.
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         if not same_host:
-            wire.harden(self._socket)
+            wire.harden(self._socket, wire.SERVER_SILENT_MS)
         if key_file:
             stage_key.guard(self._socket, key_file)
         self._socket.bind(address)

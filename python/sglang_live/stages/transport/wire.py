@@ -37,7 +37,10 @@ SHM_PREFIX = "sglang_live-"
 NO_RUN = "none"
 # Below this a copy through the socket costs less than opening a file.
 SHM_MIN_BYTES = 256 * 1024
-HEARTBEAT_MS = 2000
+# Of a host, after which its connections are broken. A server's turns go on elsewhere then; a stage
+# that broke with a server which stood still for a moment would end all of them.
+STAGE_SILENT_MS, SERVER_SILENT_MS = 2000, 6000
+_HEARTBEATS = 4  # in that time
 # A connection that has not proved its key by then is closed; before that it can fill one frame.
 HANDSHAKE_MS = 10_000
 # From a peer on another host: more than a conversation's hidden states.
@@ -212,13 +215,13 @@ def _refs(message: AnyMessage) -> Iterator[TensorRef]:
         yield from (s.states for s in message.segments if s.states is not None)
 
 
-def harden(socket: zmq.Socket[Any]) -> None:
+def harden(socket: zmq.Socket[Any], silent_ms: int) -> None:
     """For peers on other hosts: reach them, bound their frames, detect broken connections."""
     socket.setsockopt(zmq.IPV6, 1)  # beside IPv4
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)  # applies before the handshake, too
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, silent_ms // _HEARTBEATS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, silent_ms)
 
 
 def sweep_shared_memory(run: str, pid: int | None = None) -> int:
