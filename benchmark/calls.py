@@ -45,6 +45,8 @@ N_PARTS = 10
 # A stop that takes longer is none.
 _STOP_S = 3.0
 _GAP_S = 0.3
+# What is found farther from a begin is the rest of an utterance that was cut in two.
+_NEAR_MS = 1500
 # With a larger share of late frames the machine was short of CPU for users and server.
 _LATE_LIMIT = 0.01
 SOCKET, CALLS = "websocket", "webrtc"
@@ -223,8 +225,9 @@ def drift_ms(users: list[User]) -> float | None:
         for came_s, kind, at_ms in user.events:
             if kind == STARTED and len(begins_ms):
                 behind_ms = at_ms - begins_ms
-                third = min(2, int(3 * came_s / length_s))
-                thirds[third].append(float(behind_ms[np.abs(behind_ms).argmin()]))
+                nearest_ms = float(behind_ms[np.abs(behind_ms).argmin()])
+                if abs(nearest_ms) < _NEAR_MS:
+                    thirds[min(2, int(3 * came_s / length_s))].append(nearest_ms)
     if not (thirds[0] and thirds[2]):
         return None
     return round(float(np.median(thirds[2]) - np.median(thirds[0])), 1)
@@ -280,11 +283,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmark.calls", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--calls", type=int, default=Options.calls)
-    parser.add_argument("--seconds", type=float, default=Options.seconds, help="of each arm")
-    parser.add_argument("--losses", default=Options.losses, help="shares, with an arm each")
+    usual = Options()
+    parser.add_argument("--calls", type=int, default=usual.calls)
+    parser.add_argument("--seconds", type=float, default=usual.seconds, help="of each arm")
+    parser.add_argument("--losses", default=usual.losses, help="shares, with an arm each")
     parser.add_argument("--jitter-ms", type=float, default=0.0, help="where there are losses")
-    parser.add_argument("--reply-s", type=float, default=Options.reply_s)
+    parser.add_argument("--reply-s", type=float, default=usual.reply_s)
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = vars(parser.parse_args(argv))
     path = args.pop("json")
