@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmark.call_tables import call_table, outside_rows, word_table
 from benchmark.hybrid import report as hybrid
 from benchmark.load.kept import conditions, load_table, loads, one, share, source
 from benchmark.modelled_turn import table as turn_table
@@ -429,6 +430,20 @@ def single_rows(results: Path) -> list[str]:
     return rows
 
 
+def call_tables(results: Path) -> str:
+    """Calls over WebRTC beside sessions of sockets, and what is heard over them."""
+    lines = call_table(documents(results, "calls"))
+    if words := newest(results, "words_over_calls"):
+        lines += ["", *word_table(words)]
+    return "\n".join(lines)
+
+
+def outside_table(results: Path) -> str:
+    """Benchmarks of others."""
+    names = ("voicebench", "voice_evals", "full_duplex_bench")
+    return "\n".join(outside_rows(*(newest(results, name) for name in names)))
+
+
 def _link(document: dict) -> str:
     if "device_model" in document:
         return f"the modelled device {document['device_model']['modelled_device']}"
@@ -449,6 +464,8 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "modelled_turn": modelled_turn_table,
     "best_effort": best_effort_tables,
     "single": single_figures,
+    "calls": call_tables,
+    "outside": outside_table,
 }
 REGIONS = {**TABLES, "baselines": baseline_tables}
 

@@ -70,7 +70,9 @@ class Browser:
 
     id = ""
 
-    def __init__(self, loss: float = 0.0):
+    def __init__(self, loss: float = 0.0, kinds: tuple[str, ...] = ()):
+        """kinds: of the server's addresses that are reached; (): all."""
+        self._kinds = kinds
         self.microphone = Microphone(loss)
         self.connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         self.events: list[dict[str, Any]] = []
@@ -125,6 +127,8 @@ class Browser:
         return response
 
     async def _answered(self, sdp: str) -> None:
+        if self._kinds:
+            sdp = "".join(line for line in sdp.splitlines(True) if self._is_reached(line))
         await self.connection.setRemoteDescription(RTCSessionDescription(sdp, "answer"))
         [receiver] = self.connection.getReceivers()
 
@@ -132,6 +136,9 @@ class Browser:
             self.heard.append((time.monotonic(), packet.payload))
 
         receiver._handle_rtp_packet = on_packet
+
+    def _is_reached(self, line: str) -> bool:
+        return not line.startswith("a=candidate:") or line.split()[7] in self._kinds
 
     def send(self, event_type: str, **fields: Any) -> None:
         self.channel.send(json.dumps({"type": event_type, **fields}))
@@ -161,10 +168,10 @@ class Browser:
 
 @asynccontextmanager
 async def calling(
-    http: httpx.AsyncClient, loss: float = 0.0, **request: Any
+    http: httpx.AsyncClient, loss: float = 0.0, *, kinds: tuple[str, ...] = (), **request: Any
 ) -> AsyncIterator[Browser]:
     """A browser whose session has begun."""
-    browser = Browser(loss)
+    browser = Browser(loss, kinds)
     try:
         response = await browser.connect(http, **request)
         assert response.status_code == 201, response.text
@@ -176,10 +183,15 @@ async def calling(
 
 @asynccontextmanager
 async def calling_live(
-    http: httpx.AsyncClient, loss: float = 0.0, *, headers: Any = None, **session: Any
+    http: httpx.AsyncClient,
+    loss: float = 0.0,
+    *,
+    kinds: tuple[str, ...] = (),
+    headers: Any = None,
+    **session: Any,
 ) -> AsyncIterator[Browser]:
     """The same over the Live API."""
-    browser = Browser(loss)
+    browser = Browser(loss, kinds)
     try:
         wanted = {"model": "default", **session}
         response = await browser.connect_live(http, wanted, headers=headers)

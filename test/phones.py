@@ -6,6 +6,7 @@ What the server sends is played at the pace of time; marks come back when what i
 import asyncio
 import base64
 import json
+import random
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -20,6 +21,23 @@ from sglang_live.sound import g711
 
 RATE_HZ, FRAME = 8_000, 160
 _SILENCE = b"\xff"
+# Of all services.
+FRAMES = (
+    '{"event": "start", "start": {"streamSid": "s", "callSid": "c", "call_control_id": "c"}}',
+    '{"event": "media", "sequenceNumber": "4", "media": {"chunk": "3", "payload": "YWJj"}}',
+    '{"event": "mark", "mark": {"name": "1"}}',
+    '{"event": "dtmf", "dtmf": {"digit": "1"}}',
+    "MEDIA_START connection_id:c format:ulaw optimal_frame_size:160",
+    '{"event": "MEDIA_START", "connection_id": "c", "format": "ulaw"}',
+    "DTMF_END digit:1",
+)
+
+
+def mutated_frame(rng: random.Random) -> str:
+    frame = list(rng.choice(FRAMES))
+    for _ in range(rng.randrange(4)):
+        frame[rng.randrange(len(frame))] = rng.choice('{}[]":,x0\u2028')
+    return "".join(frame)
 
 
 class Service:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 
 from benchmark.gateway_servers.serving import serve, speech
+from sglang_live.capacity.control import Capacity
 from sglang_live.core import (
     FRAME_S,
     OUTPUT_RATE_HZ,
@@ -36,6 +37,7 @@ CHUNKS_S = (0.16, 0.32)
 # Stages generate faster than real time; the factor only determines how deltas bunch.
 SPEED = 2.0
 WORDS_PER_S = 3.0
+MOST_CALLS = 1000
 
 
 class FakeSession:
@@ -100,6 +102,11 @@ class FakeOrchestrator:
 
     async def open_session(self, session_id: str) -> FakeSession:
         return FakeSession(session_id, self._response_pcm)
+
+    def capacity_now(self) -> Capacity:
+        return Capacity(
+            n_sessions=0, limit=MOST_CALLS, n_more=MOST_CALLS, why="", share=None, pools={}
+        )
 
     async def measure(self, content: PromptContent) -> None:
         """Returns None: all that these users say fits."""

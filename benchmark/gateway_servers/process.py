@@ -53,6 +53,10 @@ class ServerProcess:
             self._process.wait()
         self._process.stdout.close()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def cpu_s(self) -> float:
         """User and system time of all its threads since its start."""
         stat = Path(f"/proc/{self._process.pid}/stat").read_text("utf-8")

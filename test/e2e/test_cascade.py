@@ -75,7 +75,7 @@ def test_written_chat_is_the_language_models_own(server):
     assert content.startswith("The capital of France is Paris")
 
 
-@pytest.mark.parametrize("client", ["openai_transcription.py", "livekit_stt.py"])
+@pytest.mark.parametrize("client", ["openai_transcription.py", "livekit_stt.py", "pipecat_stt.py"])
 async def test_stock_clients_have_the_words_of_a_user_without_an_answer(
     server, question, tmp_path, client
 ):

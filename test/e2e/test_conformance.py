@@ -12,10 +12,13 @@ from test.e2e.test_examples import PYTHON, ROOT
 
 pytestmark = pytest.mark.e2e
 
+KEY = "k"
+
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory) -> Server:
-    with running_server("demo", tmp_path_factory.mktemp("conformance")) as running:
+    folder = tmp_path_factory.mktemp("conformance")
+    with running_server("demo", folder, "--api-key", KEY) as running:
         yield running
 
 
@@ -32,8 +35,9 @@ async def test_the_demo_conforms(demo, tmp_path, python, profiles):
     flags = [flag for profile in profiles for flag in ("--profile", profile)]
     report = tmp_path / "junit.xml"
     process = await asyncio.create_subprocess_exec(
-        str(python), "-m", "sglang_live.conformance", "--url", demo.http, "--junit", str(report),
-        *flags, env={"PYTHONPATH": str(ROOT / "python"), "PATH": "/usr/bin:/bin"},
+        str(python), "-m", "sglang_live.conformance", "--url", demo.http, "--key", KEY,
+        "--junit", str(report), *flags,
+        env={"PYTHONPATH": str(ROOT / "python"), "PATH": "/usr/bin:/bin"},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     try:

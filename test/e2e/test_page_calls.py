@@ -9,6 +9,7 @@ import pytest
 from sglang_live.interaction.silero import SileroModel
 from test.e2e.browser import Visit, microphone
 from test.e2e.scripted_page import KEEP, ask, page_of, says, status
+from test.turn_server import PASSWORD, USER, relaying
 from test.unit.gateway.fakes import FakeOrchestrator, app_of, spoken
 
 pytestmark = [pytest.mark.e2e]
@@ -18,6 +19,14 @@ _BLOCKED = r"""
 const answered = RTCPeerConnection.prototype.setRemoteDescription;
 RTCPeerConnection.prototype.setRemoteDescription = function ({ type, sdp }) {
   sdp = sdp.replace(/(candidate:.* 127\.0\.0\.1) \d+/g, "$1 9");
+  return answered.call(this, { type, sdp });
+};
+"""
+# As where the server has no address that the browser reaches.
+_RELAYED = r"""
+const answered = RTCPeerConnection.prototype.setRemoteDescription;
+RTCPeerConnection.prototype.setRemoteDescription = function ({ type, sdp }) {
+  sdp = sdp.replace(/a=candidate:.* typ host.*\r\n/g, "");
   return answered.call(this, { type, sdp });
 };
 """
@@ -102,6 +111,19 @@ async def test_the_live_api_is_spoken_over_a_call():
         assert await client.lines("server") == client.complaints == []
         await page.click("#talk")
         assert await client.text("#status") == "not connected"
+
+
+async def test_where_only_a_relay_is_reached_a_call_serves():
+    async with relaying() as relay:
+        turn = {"turn_url": relay.url, "turn_username": USER, "turn_password": PASSWORD}
+        app = app_of(scripted(spoken("Yes.", 1500)), **turn)
+        async with page_of(app, script=KEEP + _RELAYED, calls=True) as client:
+            await ask(client, "Is anyone there?")
+            await says(client, "Yes.")
+            await client.until(lambda: is_over(client), "the response is over")
+            assert await client.text("#line") == "WebRTC"
+            assert relay.n_relayed > 50
+            assert await client.lines("server") == client.complaints == []
 
 
 async def test_where_no_udp_passes_a_socket_serves():

@@ -9,7 +9,7 @@ from sglang_live.conformance.server import RATE_HZ, Server, Session, Skip, Viola
 
 MANUAL = {"input": {"turn_detection": None}}
 QUESTION = "What is the capital of France?"
-LONG = "Tell me a long story, with many sentences, about a river and the sea."
+LONG = "Tell me a story."
 WEATHER = {
     "type": "function",
     "name": "weather",

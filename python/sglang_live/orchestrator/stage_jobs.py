@@ -174,8 +174,8 @@ class ThinkerJob(_EngineJob):
 
     @property
     def _is_given(self) -> bool:
-        """Whether no engine generates the text."""
-        return self._turn.script is not None or self._turn.transcribes
+        """Whether no engine generates the text; a recogniser's has no tokens."""
+        return self._turn.script is not None or (self._turn.transcribes and not self._ids)
 
     async def _begin(self, job: Job) -> None:
         turn, known = self._turn, self._job.known

@@ -88,7 +88,7 @@ class Calls:
     async def _answer(self, offer: Offer) -> None:
         peer = self._peers[offer.call] = Peer(offer.call, self._tell, self._turn)
         try:
-            sdp = await peer.answer(offer.sdp)
+            sdp = await peer.answer(offer.sdp, offer.client)
         except UnusableOfferError as error:
             del self._peers[offer.call]
             self._tell(Refused(offer.call, str(error)))

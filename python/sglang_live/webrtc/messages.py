@@ -25,9 +25,13 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Offer(_Message, frozen=True):
-    """A call begins; answered by Answered or Refused."""
+    """A call begins; answered by Answered or Refused.
+
+    client: address from which it was asked for; "": unknown.
+    """
 
     sdp: str
+    client: str
 
 
 class Event(_Message, frozen=True):

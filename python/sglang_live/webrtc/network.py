@@ -5,9 +5,14 @@ aioice has neither a range of ports nor an address outside, and leaves out 127.0
 
 import asyncio
 import random
+from functools import partial
 from typing import Any
 
 import msgspec
+
+# A relay forgets whose packets it lets through after 5 minutes (RFC 8656, section 9); aioice tells
+# it again after more than 8.
+_TELL_RELAY_S = 240
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -37,6 +42,10 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
             ice.get_host_addresses = lambda use_ipv4, use_ipv6: list(self.addresses)
         if self.ports is not None:
             _choose_ports(loop, *self.ports)
+        if self.turn is not None:
+            ice.turn.create_turn_endpoint = partial(
+                ice.turn.create_turn_endpoint, channel_refresh_time=_TELL_RELAY_S
+            )
 
     def as_seen_from_outside(self, sdp: str) -> str:
         if not self.public_address:

@@ -7,6 +7,7 @@ sound are taken from its receiver before its jitter buffer, and given to its sen
 
 import asyncio
 import fractions
+import ipaddress
 import logging
 import re
 from collections.abc import Callable
@@ -70,6 +71,7 @@ class Peer:
         # Without a list, aiortc asks a public server for this machine's address.
         servers = [turn] if turn is not None else []
         self._connection = RTCPeerConnection(RTCConfiguration(iceServers=servers))
+        self._turn = turn
         self._heard, self._spoken = ReceivePath(), SendPath()
         self._out = _Packets()
         self._channel: Any = None
@@ -83,11 +85,13 @@ class Peer:
     def is_over(self) -> bool:
         return self._over
 
-    async def answer(self, offer: str) -> str:
-        """Raises UnusableOfferError."""
+    async def answer(self, offer: str, client: str) -> str:
+        """client: see Offer. Raises UnusableOfferError."""
         check_offer(offer)
         usable = usable_part(offer)
         try:
+            if self._turn is not None:
+                usable = with_address(usable, client)
             description = RTCSessionDescription(usable, "offer")
             await self._connection.setRemoteDescription(description)
             [transceiver] = self._connection.getTransceivers()
@@ -96,7 +100,10 @@ class Peer:
         except Exception as error:  # of any type: the parser checks little
             log.info("offer_refused call=%s error=%r", self.call, error)
             raise UnusableOfferError("The SDP offer cannot be read.") from error
-        return asking_for_fec(self._connection.localDescription.sdp)
+        answer = self._connection.localDescription.sdp
+        if self._turn is not None and " typ relay" not in answer:
+            log.warning("no_relay call=%s url=%s", self.call, self._turn.urls)
+        return asking_for_fec(answer)
 
     def _take_over(self, transceiver: Any) -> None:
         transceiver.direction = "sendrecv"
@@ -256,6 +263,22 @@ def usable_part(offer: str) -> str:
         if line.strip() != "a=end-of-candidates":
             kept.append(line)
     return "\r\n".join((*kept, ""))
+
+
+def with_address(offer: str, client: str) -> str:
+    """The offer with a candidate at the client's address, whose port is not known.
+
+    A relay lets packets through from addresses alone that were named to it (RFC 8656, section 9),
+    as aioice does with candidates. Browsers' offers have none.
+    """
+    try:
+        address = ipaddress.ip_address(client)
+    except ValueError:
+        return offer  # a name, or nothing: a proxy's word
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        address = address.ipv4_mapped
+    at = offer.index("\r\nm=", offer.index("\r\nm=") + 1)
+    return f"{offer[:at]}\r\na=candidate:0 1 udp 1 {address} 9 typ host{offer[at:]}"
 
 
 def asking_for_fec(answer: str) -> str:

@@ -120,6 +120,19 @@ async def test_text_that_is_given_is_told_and_spoken_once(world_of, stage, at):
     assert lost_jobs(world) == {(stage, "moved"): 1}
 
 
+@pytest.mark.parametrize("at", [None, 0, 1, 2])
+async def test_a_transcript_that_the_thinker_writes_is_whole(world_of, at):
+    turn = ask("t1", user("u1", "5 6 7"), wants_audio=False, stateless=True, transcribes=True)
+    world = await world_of(reply=REPLY, n_replicas=2)
+    session = await world.orchestrator.open_session("one")
+    running = asyncio.create_task(answer(session, turn))
+    if at is not None:
+        await Dying(world, "thinker", at).kill()
+    events = await running
+    assert transcript(events).split() == [str(n) for n in REPLY]
+    assert events[-1].item.token_ids == tuple(REPLY)
+
+
 @pytest.mark.parametrize("at", range(4))
 async def test_a_talker_that_reads_text_speaks_on_in_another_replica(world_of, at):
     turn = ask("t1", user("u1", "5 6 7"), script="5 6 7")

@@ -1,12 +1,19 @@
 """Offers and answers: what is left out, what is asked for, and the network outside."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
 from sglang_live.webrtc.host import Pace
-from sglang_live.webrtc.network import Network
-from sglang_live.webrtc.peer import UnusableOfferError, asking_for_fec, check_offer, usable_part
+from sglang_live.webrtc.network import Network, Turn
+from sglang_live.webrtc.peer import (
+    UnusableOfferError,
+    asking_for_fec,
+    check_offer,
+    usable_part,
+    with_address,
+)
 
 OFFER = "v=0\r\nm=audio 9 UDP/TLS/RTP/SAVPF 111\r\nm=application 9 UDP/DTLS/SCTP webrtc-datachannel"
 HOST = "a=candidate:1 1 udp 2130706431 192.0.2.7 40000 typ host"
@@ -42,6 +49,27 @@ def test_the_answer_asks_for_repetition_of_lost_packets():
     answer = asking_for_fec("a=rtpmap:111 opus/48000/2\r\na=rtpmap:0 PCMU/8000")
     assert answer.split("\r\n")[1] == "a=fmtp:111 minptime=10;useinbandfec=1"
     assert answer.count("useinbandfec") == 1
+
+
+@pytest.mark.parametrize(
+    ("client", "address"),
+    [("192.0.2.7", "192.0.2.7"), ("::ffff:192.0.2.7", "192.0.2.7"), ("2001:db8::1", "2001:db8::1")],
+)
+def test_a_relay_is_told_of_the_address_that_the_offer_came_from(client, address):
+    lines = with_address(OFFER, client).split("\r\n")
+    assert lines[2] == f"a=candidate:0 1 udp 1 {address} 9 typ host"
+    assert [*lines[:2], *lines[3:]] == OFFER.split("\r\n")
+
+
+@pytest.mark.parametrize("client", ["", "a proxy", "192.0.2.7:80"])
+def test_what_is_no_address_is_not_told(client):
+    assert with_address(OFFER, client) == OFFER
+
+
+def test_a_relay_is_told_again_before_it_forgets():
+    ice = SimpleNamespace(turn=SimpleNamespace(create_turn_endpoint=lambda **options: options))
+    Network(turn=Turn("turn:relay.example", "u", "p")).apply(None, ice)
+    assert ice.turn.create_turn_endpoint()["channel_refresh_time"] < 300
 
 
 def test_behind_a_nat_the_answer_has_the_address_outside():

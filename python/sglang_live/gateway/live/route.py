@@ -146,7 +146,9 @@ class LiveRoute:
             return live_link(wire, parts, self._sessions, owner, Track(call))
 
         try:
-            begun = await self._calls.begin(form.transport.sdp, owner, counted, link_of, opening)
+            begun = await self._calls.begin(
+                form.transport.sdp, request.client, owner, counted, link_of, opening
+            )
         except UnusableOfferError as error:
             error.param = "transport.sdp"
             raise

@@ -84,7 +84,7 @@ class RealtimeCalls:
                 sound_of=wire.open_sound,
             )
 
-        begun = await self._calls.begin(sdp, owner, counted, link_of)
+        begun = await self._calls.begin(sdp, request.client, owner, counted, link_of)
         headers = {"location": f"{CALLS_PATH}/{begun.call_id}"}
         return Response(begun.answer, 201, headers, media_type=_SDP)
 

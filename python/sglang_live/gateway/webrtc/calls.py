@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from starlette.datastructures import Address
+
 from sglang_live.aio import background, close_all
 from sglang_live.errors import BadInputError, CapacityError
 from sglang_live.gateway.call.link import CallLink
@@ -73,6 +75,7 @@ class OpenCalls:
     async def begin(
         self,
         sdp: str,
+        client: Address | None,
         owner: str,
         counted: ExitStack,
         link_of: Callable[[MediaCall, CallWire], CallLink],
@@ -81,6 +84,7 @@ class OpenCalls:
         """Begin a call, whose session runs on.
 
         Args:
+            client: from where the request came; None: it is not known.
             owner: of the client's key.
             counted: its session, among the open ones; taken over, and closed with the call.
             link_of: makes its link.
@@ -91,7 +95,7 @@ class OpenCalls:
         """
         parts = self._parts
         self._processes.check_installed()
-        call, answer = await self._processes.offer(sdp)
+        call, answer = await self._processes.offer(sdp, client.host if client else "")
         wire = CallWire(call, parts.metrics.events_shortened, opening)
         link = link_of(call, wire)
         self.start(call.id, wire, link, owner, counted)

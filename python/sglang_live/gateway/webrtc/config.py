@@ -9,7 +9,10 @@ from sglang_live.errors import BadInputError
 from sglang_live.settings import Settings, flag
 from sglang_live.webrtc.network import Network, Turn
 
-_TURN = re.compile(r"turns?:[^\s?]+(\?transport=(udp|tcp))?")
+# What aiortc reads: no IPv6 address, and TLS over TCP alone.
+_TURN = re.compile(
+    r"turn:[^\s?:]+(:\d{1,5})?(\?transport=(udp|tcp))?|turns:[^\s?:]+(:\d{1,5})?(\?transport=tcp)?"
+)
 
 
 def _ports(text: str) -> tuple[int, int]:
@@ -46,7 +49,7 @@ class WebRtcConfig(Settings):
     )
     turn_url: str = flag(
         "",
-        "relay for WebRTC clients that cannot send UDP to this machine, such as "
+        "relay for WebRTC clients whose UDP does not reach this machine, such as "
         "turn:relay.example:3478",
         name="turn-url",
         value="URL",
@@ -66,7 +69,12 @@ class WebRtcConfig(Settings):
         if self.ports and not 1024 <= self.ports[0] <= self.ports[1] < 65_536:
             raise BadInputError("--webrtc-ports: from 1024 to 65535, the smaller one first")
         if self.turn_url and not _TURN.fullmatch(self.turn_url):
-            raise BadInputError(f"--turn-url: {self.turn_url!r} is no turn: or turns: URL")
+            raise BadInputError(
+                f"--turn-url: {self.turn_url!r} is none as turn:HOST:PORT?transport=udp or "
+                "turns:HOST:PORT"
+            )
+        if self.turn_url and not (self.turn_username and self.turn_password):
+            raise BadInputError("--turn-url needs --turn-username and --turn-password")
         if self.public_address:
             try:
                 ipaddress.ip_address(self.public_address)

@@ -183,9 +183,11 @@ class MediaProcesses:
                 "serves the same over WebSocket."
             )
 
-    async def offer(self, sdp: str) -> tuple[MediaCall, str]:
+    async def offer(self, sdp: str, client: str) -> tuple[MediaCall, str]:
         """Begin a call.
 
+        Args:
+            client: see Offer.
         Returns:
             It, and the answer's SDP.
         Raises:
@@ -195,7 +197,7 @@ class MediaProcesses:
         process = await self._with_room()
         call = MediaCall(new_id("rtc"), process)
         process.calls[call.id] = call
-        call.tell(Offer(call.id, sdp))
+        call.tell(Offer(call.id, sdp, client))
         try:
             async with asyncio.timeout(_ANSWER_S):
                 message: Any = await call.received.get()

@@ -10,11 +10,13 @@ import httpx
 import numpy as np
 import psutil
 import pytest
+from aioice import stun
 from websockets.asyncio.client import connect
 
 from sglang_live.core import AudioDelta
 from sglang_live.webrtc.messages import SENT_RATE_HZ
 from test.calls import PATH, Browser, calling
+from test.protocol import ga_events
 from test.unit.gateway.fakes import FakeOrchestrator, app_of, paced, spoken, tone
 from test.unit.gateway.live_server import listening
 
@@ -114,7 +116,8 @@ async def test_a_call_needs_a_key(headers):
     async with serving(api_keys=("k",)) as (http, orchestrator):
         response = await Browser().connect(http, headers=headers)
         assert response.status_code == (201 if headers else 401)
-        assert bool(orchestrator.sessions) or response.status_code == 401
+        # Without one, a call costs neither a session nor a process.
+        assert [len(orchestrator.sessions), len(hosts())] == ([1, 1] if headers else [0, 0])
 
 
 async def test_settings_come_with_the_offer_and_with_client_secrets():
@@ -246,6 +249,54 @@ async def test_mutated_offers_are_answered_or_refused_and_the_process_lives():
             statuses.add(response.status_code)
         assert statuses <= {201, 400}
         assert len(hosts()) == 1
+
+
+async def test_a_channel_takes_any_frame_and_the_call_goes_on():
+    rng, n_frames = random.Random(7), 300
+    every = [event for event in ga_events.events() if event["type"] != "response.create"]
+    valid = [json.dumps(event) for event in every]
+    async with serving() as (http, orchestrator), calling(http) as browser:
+        for _ in range(n_frames):
+            frame = list(rng.choice(valid))
+            for _ in range(rng.choice((1, 3, 30))):
+                frame[rng.randrange(len(frame))] = rng.choice('{}[]":,x0\u2028\x00')
+            text = "".join(frame[: rng.choice((len(frame), rng.randrange(1, len(frame))))])
+            browser.channel.send(text if rng.random() < 0.9 else rng.randbytes(len(text)))
+            await asyncio.sleep(0)
+        browser.send("conversation.item.retrieve", item_id="the last one")
+        while (await browser.find("error"))["error"]["param"] != "item_id":
+            pass
+        browser.send("session.update", session={"type": "realtime"})
+        await browser.find("session.updated")
+        assert types(browser.events).count("error") > n_frames / 2
+        assert len(hosts()) == 1 and orchestrator.session.n_closed == 0
+
+
+async def test_an_address_that_answers_no_check_gets_no_sound():
+    """Nothing but the checks themselves, also while there is a response to send."""
+    got: list[bytes] = []
+
+    class Silent(asyncio.DatagramProtocol):
+        def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+            got.append(data)
+
+    loop = asyncio.get_running_loop()
+    silent, _ = await loop.create_datagram_endpoint(Silent, local_addr=("127.0.0.1", 0))
+    port = silent.get_extra_info("sockname")[1]
+    candidate = f"a=candidate:1 1 udp 2130706431 127.0.0.1 {port} typ host"
+    async with serving(spoken("It rains.", 2000)) as (http, _):
+        browser = Browser()
+        lines = (await browser.offer()).splitlines()
+        at = next(n for n, line in enumerate(lines) if line.startswith("m=application"))
+        offer = "\r\n".join((*lines[:at], candidate, *lines[at:], ""))
+        begun = await http.post(PATH, content=offer, headers={"content-type": "application/sdp"})
+        url = f"ws://{http.base_url.host}:{http.base_url.port}/v1/realtime?call_id="
+        async with connect(url + begun.headers["location"].rpartition("/")[2]) as side:
+            await side.send('{"type": "response.create"}')
+            await asyncio.sleep(3.0)
+        await browser.connection.close()
+    silent.close()
+    assert got and all(stun.parse_message(data).message_class == stun.Class.REQUEST for data in got)
 
 
 async def test_a_sideband_sees_the_calls_events_and_sends_some():

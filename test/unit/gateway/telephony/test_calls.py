@@ -5,7 +5,8 @@ import base64
 import hashlib
 import hmac
 import json
-from contextlib import asynccontextmanager
+import random
+from contextlib import asynccontextmanager, suppress
 
 import httpx
 import numpy as np
@@ -16,7 +17,17 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from sglang_live.core import AudioDelta
 from sglang_live.gateway.telephony.config import TelephonyConfig
-from test.phones import RATE_HZ, Asterisk, AsteriskJson, Plain, Service, Telnyx, Twilio, phoning
+from test.phones import (
+    RATE_HZ,
+    Asterisk,
+    AsteriskJson,
+    Plain,
+    Service,
+    Telnyx,
+    Twilio,
+    mutated_frame,
+    phoning,
+)
 from test.unit.gateway.fakes import FakeOrchestrator, app_of, done, paced, spoken, tone, voice
 from test.unit.gateway.live_server import listening
 
@@ -250,6 +261,25 @@ async def test_what_is_no_call_is_refused_by_its_reason(kind, frames, code):
                     await asyncio.wait_for(socket.recv(), 10)
             assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, code)
         assert all(session.n_closed for session in orchestrator.sessions)
+
+
+@KINDS
+async def test_a_socket_takes_any_frame_and_the_next_call_is_served(kind):
+    rng = random.Random(3)
+    async with serving(*[spoken("Yes.", 800)] * 20) as (address, orchestrator):
+        url, headers = f"ws://{address}{kind.path}", admission(kind, address)
+        for _ in range(15):
+            async with connect(url, additional_headers=headers) as socket:
+                with suppress(ConnectionClosed):
+                    for _ in range(20):
+                        frame = mutated_frame(rng)
+                        await socket.send(frame if rng.random() < 0.8 else frame.encode())
+        async with asyncio.timeout(10):
+            while not all(session.n_closed for session in orchestrator.sessions):
+                await asyncio.sleep(0.05)
+        async with calling(kind, address) as service:
+            service.say(VOICE)
+            await service.until_played(0.3)
 
 
 async def test_unknown_services_and_parameters_are_refused():
