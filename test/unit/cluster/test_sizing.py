@@ -39,7 +39,7 @@ def spec_of(store: StoreServer, *zones: str) -> ClusterSpec:
 
 
 async def report(store: StoreServer, n_open: int, *gateways: str) -> None:
-    """Each of these gateways has so many sessions."""
+    """Each of these gateways has n_open sessions."""
     load = GatewayLoad(
         n_open=n_open, limit=500, why="", share=0.5, arrivals_per_s=0.0, ends_per_s=0.0
     )
