@@ -113,10 +113,10 @@ BUDGETS = {
     "kv": 1_020,
     "models": 14_840,
     "orchestrator": 3_420,
-    "policy": 2_000,
+    "policy": 2_020,
     "sound": 1_420,
     "speakable": 2_000,
-    "stages": 9_080,
+    "stages": 9_180,
     "telemetry": 760,
     "webrtc": 980,
 }
