@@ -4,13 +4,16 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sglang_live.models.codecs.snac import NOISE_SIZE, noise_table
-from test.flow import reference3
+from test.flow import reference3, reference_s3gen
 from test.flow.reference import N_MELS, Encoder, Estimator, Flow, Hift, Stream
 
 N_CODES, WIDTH = 120, 32
+# With Turbo's silence.
+N_S3GEN_CODES = 4300
 # Codes of each voice's recording: the first chunk ends where they are a multiple of 25.
 PROMPTS = {"ada": 10, "ben": 31, "eve": 50}
 HARMONICS = 9
@@ -60,6 +63,50 @@ def _enlarge(flow: nn.Module, hift: nn.Module) -> None:
         # In Hz: some columns have a voice, others none.
         hift.f0_predictor["classifier"].weight *= 400.0
         hift.conv_post.parametrizations.weight.original0 *= 2.0
+
+
+@cache
+def s3gen(is_mean: bool) -> reference_s3gen.S3Gen:
+    """Chatterbox's, or Turbo's."""
+    torch.manual_seed(4 + is_mean)
+    sizes = {"n_heads": 2, "head_dim": 64, "n_layers": 1, "n_mid": 1}
+    encoder = Encoder(WIDTH, n_heads=2, wide=48, n_layers=1, n_up_layers=1)
+    if is_mean:
+        estimator = reference_s3gen.MeanEstimator(WIDTH, **sizes)
+        flow = reference_s3gen.MeanFlow(N_S3GEN_CODES, WIDTH, encoder, estimator)
+    else:
+        flow = Flow(N_S3GEN_CODES, WIDTH, encoder, Estimator(WIDTH, **sizes))
+    seeded = torch.Generator().manual_seed(0)
+    phases = torch.pi * (2 * torch.rand(HARMONICS, generator=seeded) - 1)
+    phases[0] = 0
+    torch.manual_seed(14)
+    hift = reference_s3gen.Hift(16, n_pitch=8, noise=noise_at, phases=phases)
+    _enlarge(flow, hift)
+    return reference_s3gen.S3Gen(flow, hift).eval()
+
+
+def save_s3gen(path: Path, is_mean: bool) -> None:
+    """Voices are "default", and "ben", whose recording has a column of mel more than codes."""
+    file = "s3gen_meanflow.safetensors" if is_mean else "s3gen.safetensors"
+    left_out = {"tokenizer.window": torch.zeros(4)}  # that makes codes of recordings
+    save_file(s3gen(is_mean).state_dict() | left_out, path / file)
+    (path / "voices").mkdir()
+    for name, voice in s3gen_voices().items():
+        codes, mel, speaker = voice
+        known = {
+            "prompt_token": codes[None],
+            "prompt_token_len": torch.tensor([len(codes)]),
+            "prompt_feat": mel[None],
+            "prompt_feat_len": None,
+            "embedding": speaker[None],
+        }
+        place = path / ("conds.pt" if name == "default" else f"voices/{name}.pt")
+        torch.save({"t3": {}, "gen": known}, place)
+
+
+def s3gen_voices() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    codes, mel, speaker = voices()["ben"]
+    return {"default": voices()["ada"], "ben": (codes, torch.cat((mel, mel[:1])), speaker)}
 
 
 @cache

@@ -111,7 +111,7 @@ BUDGETS = {
     "journal": 800,
     "kernels": 20,
     "kv": 1_020,
-    "models": 16_000,
+    "models": 16_140,
     "orchestrator": 3_420,
     "policy": 2_020,
     "sound": 1_420,

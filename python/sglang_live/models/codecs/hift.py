@@ -152,6 +152,28 @@ class CausalHift(Hift):
         ]
 
 
+class WholeHift(Hift):
+    """Chatterbox's, for streams that come whole: what is left of the prompt's sound in their begin
+    is faded out."""
+
+    def __init__(self, tensors: dict[str, Tensor], device: torch.device, dtype: torch.dtype):
+        """tensors: by the names of hift_layers."""
+        weights = Weights(tensors, device, dtype)
+        self._pitch = Pitch(weights, Pads.BOTH, Pads.BOTH)
+        self._network = Network(weights, Pads.BOTH, Pads.BOTH)
+        n = self._network.samples_per_column
+        self._source = Source(weights, noise_table(device, dtype), _by_samples, n)
+        rise = (torch.linspace(math.pi, 0, n, dtype=torch.float64).cos() + 1) / 2
+        self._fade = torch.cat((torch.zeros(n), rise)).to(device, dtype)
+
+    def _vocode(
+        self, states: list[HiftState], mel: Tensor, is_end: bool
+    ) -> list[tuple[Tensor, HiftState]]:
+        sounds = self._network(mel, self._source(self._pitch(mel), [0] * len(states)))
+        sounds[:, : len(self._fade)] *= self._fade[: sounds.shape[1]]
+        return [(sound, HiftState(mel.shape[2])) for sound in sounds]
+
+
 def hift_of(tensors: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> Hift:
     """CosyVoice 2's or 3's, as the shapes tell.
 
@@ -188,3 +210,12 @@ def _by_columns(turns: Tensor, n: int) -> Tensor:
 def _angles(turns: Tensor, n: int) -> Tensor:
     """At the columns."""
     return (turns % 1).cumsum(2) * (2 * math.pi) * n
+
+
+def _by_samples(turns: Tensor, n: int) -> Tensor:
+    """From phases that the reference draws anew for each call."""
+    seeded = torch.Generator().manual_seed(0)
+    phases = math.pi * (2 * torch.rand(turns.shape[1], generator=seeded) - 1)
+    phases[0] = 0
+    angles = 2 * math.pi * (turns.repeat_interleave(n, 2).cumsum(2) % 1)
+    return angles + phases.to(turns)[:, None]

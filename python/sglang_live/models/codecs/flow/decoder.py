@@ -4,7 +4,8 @@ In: frames of a code. Out: samples at 24 kHz.
 Owner: VocoderEngine holds one FlowStream per job and batches them through one FlowDecoder.
 A stream's chunks are those of CosyVoice: the first ends where prompt and chunk are a multiple of 25
 codes, to which attention is cut; then 50, and 100 at a time. The last one sees the whole stream, as
-in the reference.
+in the reference. A flow that was not trained with such cuts has no exact chunks: its streams are
+decoded whole, when they have ended.
 Source: FunAudioLLM/CosyVoice (cli/model.py: CosyVoice2Model), whose chunks grow from stream to
 stream, because it counts them in the model.
 """
@@ -53,8 +54,23 @@ class FlowDecoder:
 
     n_quantizers = n_tail_frames = 1
 
-    def __init__(self, flow: TokenFlow, hift: Hift, voices: Mapping[str, FlowVoice]):
+    def __init__(
+        self,
+        flow: TokenFlow,
+        hift: Hift,
+        voices: Mapping[str, FlowVoice],
+        *,
+        is_whole: bool = False,
+        silence: Sequence[int] = (),
+    ):
+        """
+        Args:
+            is_whole: whether streams are decoded when they have ended.
+            silence: codes behind the last one of a stream.
+        """
         self._flow, self._hift, self._voices = flow, hift, voices
+        self._is_whole = is_whole
+        self._silence = torch.tensor(silence, dtype=torch.int64)
         self.voices = tuple(voices)
 
     def new_stream(self, voice: str) -> FlowStream:
@@ -62,8 +78,10 @@ class FlowDecoder:
         if voice not in self._voices:
             raise BadInputError(f"there is no voice {voice!r}; there are {', '.join(self.voices)}")
         known = self._voices[voice]
-        first = CHUNK + -len(known.codes) % CHUNK + self._flow.ahead
-        rule = ChunkRule(first=first, second=2 * CHUNK, growth=2, most=LONGEST_CHUNK)
+        rule = ChunkRule(first=CHUNK, second=CHUNK, most=CHUNK)
+        if not self._is_whole:
+            first = CHUNK + -len(known.codes) % CHUNK + self._flow.ahead
+            rule = ChunkRule(first=first, second=2 * CHUNK, growth=2, most=LONGEST_CHUNK)
         return FlowStream(known, rule, torch.empty(0, dtype=torch.int64))
 
     def use_graphs(self, max_streams: int) -> None:
@@ -93,17 +111,22 @@ class FlowDecoder:
             torch.cat((stream.codes, chunk[: len(chunk) - is_end, 0]))
             for stream, chunk, is_end in zip(streams, codes, ends, strict=True)
         ]
-        mels = self._flow.mels([*map(self._input, streams, said, ends)])
+        waves = [torch.empty(0, device=self._flow.device)] * len(streams)
         sounds = [stream.sound for stream in streams]
-        fresh = [mel[:, state.n_columns :] for mel, state in zip(mels, sounds, strict=True)]
-        found = self._hift.vocode(sounds, fresh, ends)
-        for stream, all_codes, (_, sound) in zip(streams, said, found, strict=True):
+        if due := [i for i, is_end in enumerate(ends) if is_end or not self._is_whole]:
+            mels = self._flow.mels([self._input(streams[i], said[i], ends[i]) for i in due])
+            states = [sounds[i] for i in due]
+            fresh = [mel[:, state.n_columns :] for mel, state in zip(mels, states, strict=True)]
+            found = self._hift.vocode(states, fresh, [ends[i] for i in due])
+            for i, (wave, state) in zip(due, found, strict=True):
+                waves[i], sounds[i] = wave, state
+        for stream, all_codes, sound in zip(streams, said, sounds, strict=True):
             stream.codes, stream.sound = all_codes, sound
-        return [wave for wave, _ in found]
+        return waves
 
     def _input(self, stream: FlowStream, said: Tensor, is_end: bool) -> FlowInput:
         if is_end:
-            return FlowInput(stream.voice, said, n_ahead=0, chunk=0)
+            return FlowInput(stream.voice, torch.cat((said, self._silence)), n_ahead=0, chunk=0)
         return FlowInput(stream.voice, said, self._flow.ahead, CHUNK)
 
 

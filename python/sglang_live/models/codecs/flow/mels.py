@@ -11,6 +11,7 @@ arXiv:2412.10117; classifier-free guidance: arXiv:2207.12598.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,7 @@ from sglang_live.models.codecs.flow.estimator import Estimator
 from sglang_live.models.codecs.flow.layers import Linear, visible
 from sglang_live.models.codecs.snac import Weights
 
-N_STEPS = 10
+N_STEPS, N_MEAN_STEPS = 10, 2
 GUIDANCE = 0.7
 # Of the noise, which begins anew behind them: 300 s.
 _NOISE_COLUMNS = 15_000
@@ -68,6 +69,7 @@ class TokenFlow:
         device: of its tensors.
         n_codes: of the codebook.
         ahead: see Lookahead.
+        is_mean: whether it flows by means of whole steps: few, without guidance.
     """
 
     def __init__(self, tensors: dict[str, Tensor], device: torch.device, dtype: torch.dtype):
@@ -85,6 +87,9 @@ class TokenFlow:
         else:
             self._encoder = Encoder(weights, "encoder")
             self._estimator = Estimator(weights, estimator)
+        mixer = f"{estimator}.time_embed_mixer"
+        self.is_mean = weights.has(f"{mixer}.weight")
+        self._mixer = Linear(weights, mixer) if self.is_mean else None
         self.n_codes, self.ahead = len(self._table), self._encoder.ahead
         n_mels = self._speaker.weight.shape[0]
         seeded = torch.Generator().manual_seed(0)
@@ -123,7 +128,8 @@ class TokenFlow:
         given = torch.cat((said, speakers, prompts), 2)
         at = torch.arange(given.shape[1], device=self.device) % _NOISE_COLUMNS
         noise = self._noise[at].expand(len(given), -1, -1)
-        mel = self._guided_flow(noise, given, seen).transpose(1, 2)
+        flow = self._guided_flow if self._mixer is None else self._mean_flow
+        mel = flow(noise, given, seen).transpose(1, 2)
         return [
             columns[:, len(each.voice.mel) : UPSAMPLING * length]
             for columns, each, length in zip(mel, inputs, lengths, strict=True)
@@ -140,4 +146,14 @@ class TokenFlow:
             moved = self._estimator(torch.cat((x.repeat(2, 1, 1), both), 2), time[None], seen)
             guided, free = moved.chunk(2)
             x = x + length * ((1 + GUIDANCE) * guided - GUIDANCE * free)
+        return x
+
+    def _mean_flow(self, x: Tensor, given: Tensor, seen: Tensor) -> Tensor:
+        """As _guided_flow; each step knows its begin and its end. Source: arXiv:2510.07979."""
+        assert self._mixer is not None
+        ends = torch.linspace(0, 1, N_MEAN_STEPS + 1, device=x.device, dtype=x.dtype)
+        times = self._estimator.time(ends)
+        for begin, end in pairwise(times):
+            time = self._mixer(torch.cat((begin, end)))[None]
+            x = x + self._estimator(torch.cat((x, given), 2), time, seen) / N_MEAN_STEPS
         return x
