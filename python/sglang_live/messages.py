@@ -501,7 +501,7 @@ class SoundPlace(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class VocoderRequest(Message, frozen=True):
     """
-    voice: of a vocoder that reads text; codes have theirs. flex: see TurnRequest.
+    voice: of a vocoder that reads text, or whose decoder has voices. flex: see TurnRequest.
     sent: all input comes again, and the sound up to there was sent by another replica. None: none.
     each_frame: every frame sounds at once, alone.
     """

@@ -105,7 +105,7 @@ def save(path: Path, kind: str, n_books: int, tensors: dict[str, Tensor], **conf
 
 
 class Tones:
-    """A decoder (stages/vocoder/batcher.py: StreamDecoder): each code of a frame is a tone, which
+    """A decoder (stages/vocoder/decoders.py: StreamDecoder): each code of a frame is a tone, which
     has whole waves in the frame. An encoder as well, which finds them.
 
     Attributes:

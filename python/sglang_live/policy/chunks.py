@@ -39,6 +39,29 @@ class Ahead:
         return max(self.runs_out_s - LEAD_S, ready_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkRule:
+    """The chunks in which a stream is decoded, if its sound depends on them: neither load nor
+    listener change them.
+
+    first: frames of the first one, with those that the decoder looks ahead.
+    second, growth, most: frames of the second; each later one has `growth` times as many as the
+        one before it, and at most `most`.
+    """
+
+    first: int
+    second: int
+    growth: int = 1
+    most: int
+
+    def frames(self, n_chunks: int) -> int:
+        """Of the chunk behind n_chunks, unless the stream ends before it."""
+        if not n_chunks:
+            return self.first
+        grown: int = self.second * self.growth ** (n_chunks - 1)
+        return min(grown, self.most)
+
+
 def chunk_frames(n_pending: int, small: int, large: int, *, is_first: bool, ends: bool) -> int:
     """Frames of the next chunk.
 

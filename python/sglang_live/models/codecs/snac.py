@@ -71,7 +71,7 @@ def _layer_of(direction: str) -> tuple[str, str]:
 
 
 # Entries of the table of noise, 44 s at 24 kHz. Each block begins a quarter further on.
-_NOISE_SIZE = 1 << 20
+NOISE_SIZE = 1 << 20
 
 
 class ChunkTape:
@@ -138,8 +138,16 @@ class Weights:
     def take(self, name: str) -> Tensor:
         """Raises BadInputError if the checkpoint lacks the tensor."""
         if name not in self._tensors:
-            raise BadInputError(f"SNAC's weights lack {name}")
+            raise BadInputError(f"the codec's weights lack {name}")
         return self._tensors[name].to(self._device, self._dtype, copy=True).contiguous()
+
+    def has(self, name: str) -> bool:
+        return name in self._tensors
+
+    def count(self, name: str) -> int:
+        """Of the layers of a list, which are numbered from 0."""
+        at = name.count(".") + 1
+        return len({key.split(".")[at] for key in self._tensors if key.startswith(f"{name}.")})
 
 
 class Snake:
@@ -219,18 +227,18 @@ class Noise:
     def __init__(self, weights: Weights, name: str, block: int, table: Tensor):
         self._weight = weights.take(f"{name}.weight")
         self._table = table
-        self._shift = block * (_NOISE_SIZE // 4)
+        self._shift = block * (NOISE_SIZE // 4)
 
     def __call__(self, x: Tensor, tape: ChunkTape) -> Tensor:
         at = tape.positions(x.shape[2]) + self._shift
-        noise = self._table[at & (_NOISE_SIZE - 1)].unsqueeze(1)
+        noise = self._table[at & (NOISE_SIZE - 1)].unsqueeze(1)
         return torch.addcmul(x, noise, F.conv1d(x, self._weight))
 
 
 def noise_table(device: torch.device, dtype: torch.dtype) -> Tensor:
-    """[_NOISE_SIZE] standard normal, the same in every process."""
+    """[NOISE_SIZE] standard normal, the same in every process."""
     seeded = torch.Generator().manual_seed(0)
-    return torch.randn(_NOISE_SIZE, generator=seeded).to(device, dtype)
+    return torch.randn(NOISE_SIZE, generator=seeded).to(device, dtype)
 
 
 class ResidualUnit:

@@ -5,10 +5,9 @@ Owner: one VocoderEngine per vocoder worker; not thread-safe, never sleeps.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +18,10 @@ from sglang_live.core import OUTPUT_RATE_HZ
 from sglang_live.errors import BadInputError, CapacityError, LiveError
 from sglang_live.messages import SoundPlace
 from sglang_live.models.codecs import END_CODE
-from sglang_live.policy.chunks import SHORT_BELOW_S, Ahead, chunk_frames
+from sglang_live.policy.chunks import SHORT_BELOW_S, Ahead, ChunkRule, chunk_frames
 from sglang_live.policy.flex import FlexConfig, FlexDebt
 from sglang_live.stages.vocoder.config import VocoderConfig
+from sglang_live.stages.vocoder.decoders import StreamDecoder, VoiceDecoder
 
 
 class UnknownJobError(LiveError):
@@ -29,28 +29,6 @@ class UnknownJobError(LiveError):
 
     code = "unknown_job"
     http_status = 404
-
-
-class StreamDecoder(Protocol):
-    """A codec decoder that carries left context as state; see StreamingCode2Wav.
-
-    Attributes:
-        n_tail_frames: frames of END_CODE behind the last one of a stream, which bring its last
-            samples; 0 for a decoder that does not look ahead (see SnacDecoder).
-        n_context_frames: on which the sound of the next one depends. None: on the whole stream.
-    """
-
-    n_quantizers: int
-    n_tail_frames: int
-    n_context_frames: int | None
-
-    def new_stream(self) -> Any: ...
-
-    def check_codes(self, codes: Tensor) -> None: ...
-
-    def decode(self, streams: list[Any], codes: Tensor) -> Sequence[Tensor]:
-        """[n_samples] of each stream, which may be none."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +56,12 @@ class _Job:
 
     Attributes:
         stream: the decoder's state.
+        voice: of its streams, if the decoder has voices.
         pending: [n, n_quantizers] int64 on the CPU, frames of the stream not yet decoded, oldest
             first.
         later: frames of the next utterances, each of which gets a stream of its own. The last of
             them, or `pending` if there are none, may grow.
-        is_begun: whether frames of the stream were decoded.
+        n_chunks: of the stream, that were decoded.
         utterance, n_done: number of the stream's, and frames of it that are done with.
         n_left_out: next frames of the utterance that the sound no longer depends on.
         n_silent: next frames of the stream whose sound was sent by another vocoder.
@@ -93,10 +72,11 @@ class _Job:
     """
 
     job_id: str
+    voice: str
     stream: Any
     pending: Tensor
     later: list[Tensor] = field(default_factory=list)
-    is_begun: bool = False
+    n_chunks: int = 0
     utterance: int = 0
     n_done: int = 0
     n_left_out: int = 0
@@ -110,6 +90,10 @@ class _Job:
     @property
     def n_pending(self) -> int:
         return len(self.pending) + sum(len(frames) for frames in self.later)
+
+    @property
+    def is_begun(self) -> bool:
+        return self.n_chunks > 0
 
     @property
     def is_complete(self) -> bool:
@@ -151,24 +135,24 @@ class Decoding:
 class VocoderBatch:
     """Chunks decoded together.
 
-    codes: [n_jobs, n_frames, n_quantizers], None for empty ends.
+    codes: [n_frames, n_quantizers] of each job; None for empty ends.
     shape: what is equal in all chunks, see VocoderEngine.
     """
 
-    decoder: StreamDecoder
+    decoder: StreamDecoder | VoiceDecoder
     jobs: list[_Job]
-    codes: Tensor | None
+    codes: list[Tensor] | None
     shape: tuple[bool, int]
-
-    @property
-    def n_frames(self) -> int:
-        return 0 if self.codes is None else self.codes.shape[1]
 
     def launch(self) -> Decoding:
         """Decode, on a GPU without waiting for the result."""
         if self.codes is None:
             return Decoding(torch.empty(0, dtype=torch.int16), [0] * len(self.jobs), None)
-        waves = list(self.decoder.decode([job.stream for job in self.jobs], self.codes))
+        streams = [job.stream for job in self.jobs]
+        if isinstance(self.decoder, VoiceDecoder):
+            waves = list(self.decoder.decode(streams, self.codes))
+        else:
+            waves = list(self.decoder.decode(streams, torch.stack(self.codes)))
         ends = list(accumulate(len(wave) for wave in waves))
         # One copy from the device for all of them.
         samples = (torch.cat(waves) * 32767.0).round_().to(torch.int16)
@@ -184,7 +168,12 @@ class VocoderBatch:
 class VocoderEngine:
     """Owns the streams of all open jobs and decodes their chunks in batches."""
 
-    def __init__(self, decoder: StreamDecoder, config: VocoderConfig, clock: Clock | None = None):
+    def __init__(
+        self,
+        decoder: StreamDecoder | VoiceDecoder,
+        config: VocoderConfig,
+        clock: Clock | None = None,
+    ):
         self._decoder = decoder
         self._config = config
         self._clock = clock or MonotonicClock()
@@ -199,6 +188,9 @@ class VocoderEngine:
         The kernels of a shape are chosen and compiled when it first comes: on a CPU that took up
         to half a second, a gap in all users' audio.
         """
+        if isinstance(self._decoder, VoiceDecoder):
+            self._warm_up_voice(self._decoder)
+            return
         config = self._config
         full = {config.first_chunk_frames, config.chunk_frames}
         shapes = [(n, frames) for n in range(1, config.max_batch + 1) for frames in full]
@@ -209,23 +201,34 @@ class VocoderEngine:
             for _ in range(2):  # a first chunk is shorter in samples than those that follow
                 self._decoder.decode(streams, codes)
 
+    def _warm_up_voice(self, decoder: VoiceDecoder) -> None:
+        """The first two chunks of a stream: the lengths of the others are too many."""
+        stream = decoder.new_stream(decoder.voices[0])
+        for n_chunks in range(2):
+            n_frames = stream.rule.frames(n_chunks)
+            codes = torch.zeros(n_frames, decoder.n_quantizers, dtype=torch.int64)
+            decoder.decode([stream], [codes])
+
     def open(
         self,
         job_id: str,
         *,
+        voice: str = "",
         flex: bool = False,
         each_frame: bool = False,
         sent: SoundPlace | None = None,
     ) -> None:
         """
         Args:
+            voice: of a decoder that has voices.
             each_frame: whether it comes frame by frame.
             flex: whether it is not heard while it is made: it comes in large chunks, and beside
                 heard ones has a small share (policy/flex.py).
             sent: where its sound begins, if another vocoder has sent the rest; in an utterance of
                 which all frames are fed.
         Raises:
-            CapacityError: it is full. BadInputError: the job is open already.
+            CapacityError: it is full. BadInputError: the job is open already, there is no such
+            voice, or a chunk of it cannot be buffered.
         """
         if job_id in self._jobs:
             raise BadInputError(f"vocoder job {job_id!r} is open already")
@@ -233,11 +236,15 @@ class VocoderEngine:
             raise CapacityError(
                 f"vocoder full: {len(self._jobs)} of {self._config.max_streams} streams"
             )
-        stream = self._decoder.new_stream()
-        job = _Job(job_id, stream, self._no_frames(), flex=flex, each_frame=each_frame)
+        stream = self._new_stream(voice)
+        job = _Job(job_id, voice, stream, self._no_frames(), flex=flex, each_frame=each_frame)
+        rule, cap = self._rule(job), self._config.max_buffered_frames
+        if rule is not None and max(rule.first, rule.most) > cap:
+            raise BadInputError(f"--vocoder.max-buffered-frames {cap} cannot hold a chunk: {rule}")
         self._jobs[job_id] = job
         if sent is not None:
-            context = self._decoder.n_context_frames
+            decoder = self._decoder
+            context = None if isinstance(decoder, VoiceDecoder) else decoder.n_context_frames
             job.utterance = sent.utterance
             job.n_silent = sent.n_done if context is None else min(sent.n_done, context)
             job.n_left_out = job.n_done = sent.n_done - job.n_silent
@@ -315,10 +322,10 @@ class VocoderEngine:
         jobs = self._pick_batch()
         if not jobs:
             return None
-        shape = self._chunk_shape(jobs[0], self._is_contended)
-        n_frames = shape[1]
-        codes = torch.stack([job.pending[:n_frames] for job in jobs]) if n_frames else None
-        batch = VocoderBatch(self._decoder, jobs, codes, shape)
+        contended = self._is_contended
+        codes = [job.pending[: self._chunk_frames(job, contended)] for job in jobs]
+        shape = self._chunk_shape(jobs[0], contended)
+        batch = VocoderBatch(self._decoder, jobs, codes if len(codes[0]) else None, shape)
         self._decoding.append(batch)
         return batch
 
@@ -334,13 +341,14 @@ class VocoderEngine:
     def end(self, batch: VocoderBatch, pcm: list[bytes]) -> list[VocoderChunk]:
         """Account for a decoded batch; chunks of jobs cancelled meanwhile are dropped."""
         self._decoding.remove(batch)
-        n_flex = batch.n_frames * sum(job.flex for job in batch.jobs)
-        n_heard = batch.n_frames * len(batch.jobs) - n_flex
+        sizes = [0] * len(batch.jobs) if batch.codes is None else [*map(len, batch.codes)]
+        n_flex = sum(n for job, n in zip(batch.jobs, sizes, strict=True) if job.flex)
+        n_heard = sum(sizes) - n_flex
         waits = any(job.flex for job in self._ready())
         self._flex_debt = self._flex_debt.after(n_heard, n_flex, waits, self._flex)
         return [
-            self._emit(job, data, batch.n_frames)
-            for job, data in zip(batch.jobs, pcm, strict=True)
+            self._emit(job, data, n_frames)
+            for job, data, n_frames in zip(batch.jobs, pcm, sizes, strict=True)
             if self._jobs.get(job.job_id) is job
         ]
 
@@ -365,12 +373,23 @@ class VocoderEngine:
             job.utterance += 1
             job.n_done = 0
             if job.is_begun:
-                job.stream = self._decoder.new_stream()
-                job.is_begun = False
+                job.stream = self._new_stream(job.voice)
+                job.n_chunks = 0
+
+    def _new_stream(self, voice: str) -> Any:
+        if isinstance(self._decoder, VoiceDecoder):
+            return self._decoder.new_stream(voice)
+        return self._decoder.new_stream()
+
+    def _rule(self, job: _Job) -> ChunkRule | None:
+        """None: chunks of any size sound alike."""
+        return job.stream.rule if isinstance(self._decoder, VoiceDecoder) else None
 
     def _wanted_frames(self, job: _Job) -> int:
         """Frames that make the next chunk ready."""
-        config = self._config
+        config, rule = self._config, self._rule(job)
+        if rule is not None:
+            return rule.frames(job.n_chunks)
         if job.each_frame:
             return 1
         if job.n_silent:
@@ -382,22 +401,34 @@ class VocoderEngine:
 
     def _chunk_shape(self, job: _Job, contended: bool) -> tuple[bool, int]:
         """Return what must be equal in a batch: later chunk of a stream or first, and its
-        frames.
+        frames. With a rule: whether it has frames, and the magnitude of its whole stream, so that
+        no shorter one is padded to more than twice its length."""
+        n_frames = self._chunk_frames(job, contended)
+        if self._rule(job) is None:
+            return job.is_begun, n_frames
+        return n_frames > 0, (job.stream.n_frames + n_frames).bit_length()
+
+    def _chunk_frames(self, job: _Job, contended: bool) -> int:
+        """Frames of its next chunk.
 
         contended: a heard chunk is ready, so that one of flex is no longer than it may be.
         """
         config, n_pending = self._config, len(job.pending)
+        if self._rule(job) is not None:
+            wanted = self._wanted_frames(job)
+            is_last = job.is_complete and n_pending - self._decoder.n_tail_frames < wanted
+            return n_pending if is_last else wanted
         if job.each_frame:
-            return job.is_begun, min(1, n_pending)
+            return min(1, n_pending)
         if job.n_silent:
-            return job.is_begun, min(self._wanted_frames(job), n_pending)
+            return min(self._wanted_frames(job), n_pending)
         if job.flex:
             wanted = config.chunk_frames if contended else self._wanted_frames(job)
-            return job.is_begun, min(wanted, n_pending)
+            return min(wanted, n_pending)
         small, large = config.first_chunk_frames, config.chunk_frames
         is_first = not job.ahead.has_sound
         ends = job.is_complete
-        return job.is_begun, chunk_frames(n_pending, small, large, is_first=is_first, ends=ends)
+        return chunk_frames(n_pending, small, large, is_first=is_first, ends=ends)
 
     def _note_readiness(self, job: _Job) -> None:
         is_ready = job.is_complete or len(job.pending) >= self._wanted_frames(job)
@@ -444,7 +475,7 @@ class VocoderEngine:
 
     def _emit(self, job: _Job, pcm: bytes, n_frames: int) -> VocoderChunk:
         job.pending = job.pending[n_frames:]
-        job.is_begun = job.is_begun or n_frames > 0
+        job.n_chunks += n_frames > 0
         job.n_done += n_frames
         place = SoundPlace(job.utterance, job.n_done)
         if job.n_silent:

@@ -90,7 +90,11 @@ class VocoderStage:
             return
         assert isinstance(request, VocoderRequest)
         self._engine.open(  # raises if it is full
-            job.job_id, flex=request.flex, each_frame=request.each_frame, sent=request.sent
+            job.job_id,
+            voice=request.voice,
+            flex=request.flex,
+            each_frame=request.each_frame,
+            sent=request.sent,
         )
         outputs = self._outputs[job.job_id] = asyncio.Queue()  # _feed_when_room bounds it
         feeding = asyncio.create_task(self._feed(job))

@@ -1,0 +1,153 @@
+"""Codes to sound by flow matching, over streams: one code of 40 ms a frame.
+
+In: frames of a code. Out: samples at 24 kHz.
+Owner: VocoderEngine holds one FlowStream per job and batches them through one FlowDecoder.
+A stream's chunks are those of CosyVoice: the first ends where prompt and chunk are a multiple of 25
+codes, to which attention is cut; then 50, and 100 at a time. The last one sees the whole stream, as
+in the reference. A flow that was not trained with such cuts has no exact chunks: its streams are
+decoded whole, when they have ended.
+Source: FunAudioLLM/CosyVoice (cli/model.py: CosyVoice2Model), whose chunks grow from stream to
+stream, because it counts them in the model.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sglang_live.errors import BadInputError
+from sglang_live.models.codecs import END_CODE
+from sglang_live.models.codecs.flow import CHUNK, LONGEST_CHUNK
+from sglang_live.models.codecs.flow.encoder import UPSAMPLING
+from sglang_live.models.codecs.flow.mels import FlowInput, FlowVoice, TokenFlow
+from sglang_live.models.codecs.hift import Hift, HiftState
+from sglang_live.models.speech_lm.frame_decoder import check_codes
+from sglang_live.policy.chunks import ChunkRule
+
+
+@dataclass(slots=True, eq=False)
+class FlowStream:
+    """The state of one stream. Dropping it frees everything but its voice, which others share.
+
+    Attributes:
+        rule: see VoiceStream.
+        codes: [n] int64 on the CPU, all that came.
+    """
+
+    voice: FlowVoice
+    rule: ChunkRule
+    codes: Tensor
+    sound: HiftState = field(default_factory=HiftState)
+
+    @property
+    def n_frames(self) -> int:
+        return len(self.voice.codes) + len(self.codes)
+
+
+class FlowDecoder:
+    """A VoiceDecoder. Not thread-safe per stream, safe across streams.
+
+    Attributes:
+        voices, n_quantizers, n_tail_frames: see VoiceDecoder.
+    """
+
+    n_quantizers = n_tail_frames = 1
+
+    def __init__(
+        self,
+        flow: TokenFlow,
+        hift: Hift,
+        voices: Mapping[str, FlowVoice],
+        *,
+        is_whole: bool = False,
+        silence: Sequence[int] = (),
+    ):
+        """
+        Args:
+            is_whole: whether streams are decoded when they have ended.
+            silence: codes behind the last one of a stream.
+        """
+        self._flow, self._hift, self._voices = flow, hift, voices
+        self._is_whole = is_whole
+        self._silence = torch.tensor(silence, dtype=torch.int64)
+        self.voices = tuple(voices)
+
+    def new_stream(self, voice: str) -> FlowStream:
+        """Raises BadInputError if there is no such voice."""
+        if voice not in self._voices:
+            raise BadInputError(f"there is no voice {voice!r}; there are {', '.join(self.voices)}")
+        known = self._voices[voice]
+        rule = ChunkRule(first=CHUNK, second=CHUNK, most=CHUNK)
+        if not self._is_whole:
+            first = CHUNK + -len(known.codes) % CHUNK + self._flow.ahead
+            rule = ChunkRule(first=first, second=2 * CHUNK, growth=2, most=LONGEST_CHUNK)
+        return FlowStream(known, rule, torch.empty(0, dtype=torch.int64))
+
+    def use_graphs(self, max_streams: int) -> None:
+        """There are none: lengths are too many."""
+
+    def check_codes(self, codes: Tensor) -> None:
+        """See frame_decoder.check_codes."""
+        check_codes(codes, self.n_quantizers, self._flow.n_codes)
+
+    @torch.inference_mode()
+    def decode(self, streams: list[FlowStream], codes: Sequence[Tensor]) -> list[Tensor]:
+        """Decode the next chunk of several streams; their states change together or not at all.
+
+        Args:
+            streams: of any ages.
+            codes: [n_frames, 1] int64 of each stream, as many as its rule says; or fewer, with
+                END_CODE behind the last one.
+        Returns:
+            [n_samples] in [-1, 1] of each, on the decoder's device.
+        Raises:
+            ValueError: if a stream is repeated, or the numbers do not fit.
+        """
+        if len(codes) != len(streams) or len(set(streams)) != len(streams):
+            raise ValueError(f"{len(codes)} chunks do not fit {len(streams)} different streams")
+        ends = [bool(chunk[-1, 0] == END_CODE) for chunk in codes]
+        said = [
+            torch.cat((stream.codes, chunk[: len(chunk) - is_end, 0]))
+            for stream, chunk, is_end in zip(streams, codes, ends, strict=True)
+        ]
+        waves = [torch.empty(0, device=self._flow.device)] * len(streams)
+        sounds = [stream.sound for stream in streams]
+        if due := [i for i, is_end in enumerate(ends) if is_end or not self._is_whole]:
+            mels = self._flow.mels([self._input(streams[i], said[i], ends[i]) for i in due])
+            states = [sounds[i] for i in due]
+            fresh = [mel[:, state.n_columns :] for mel, state in zip(mels, states, strict=True)]
+            found = self._hift.vocode(states, fresh, [ends[i] for i in due])
+            for i, (wave, state) in zip(due, found, strict=True):
+                waves[i], sounds[i] = wave, state
+        for stream, all_codes, sound in zip(streams, said, sounds, strict=True):
+            stream.codes, stream.sound = all_codes, sound
+        return waves
+
+    def _input(self, stream: FlowStream, said: Tensor, is_end: bool) -> FlowInput:
+        if is_end:
+            return FlowInput(stream.voice, torch.cat((said, self._silence)), n_ahead=0, chunk=0)
+        return FlowInput(stream.voice, said, self._flow.ahead, CHUNK)
+
+
+def flow_voice(
+    flow: TokenFlow, known: Mapping[str, Tensor], names: Sequence[str], spare: int, source: str
+) -> FlowVoice:
+    """
+    Args:
+        known: what a file knows of a voice.
+        names: in it of the recording's codes and mel, and of the speaker.
+        spare: columns of mel that there may be behind the last code.
+        source: for errors.
+    Raises:
+        BadInputError: the voice lacks something, or its parts do not fit each other.
+    """
+    try:
+        codes, mel, embedding = (known[name] for name in names)
+        codes, mel, embedding = codes.flatten().long(), mel.flatten(0, -2), embedding.flatten()
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BadInputError(f"{source} is no voice for a flow: {error}") from error
+    if not 0 <= len(mel) - UPSAMPLING * len(codes) <= spare:
+        raise BadInputError(f"{source}: {len(codes)} codes do not fit {len(mel)} columns of mel")
+    check_codes(codes[:, None], 1, flow.n_codes)
+    return flow.voice(codes, mel, embedding)

@@ -1,0 +1,145 @@
+"""What makes two columns of every code, and looks a few codes ahead: CosyVoice 2's is a conformer.
+
+Streams of different lengths share a batch: they are padded on the right, and only attention and the
+first convolution look there. Source: FunAudioLLM/CosyVoice (transformer/upsample_encoder.py, which
+is from WeNet and ESPnet), arXiv:1901.02860 for its relative positions.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sglang_live.models.codecs.flow.layers import CausalConv, Linear, Norm, split_heads, visible
+from sglang_live.models.codecs.snac import Weights
+
+UPSAMPLING = 2
+
+
+class Lookahead:
+    """CosyVoice 3's: only convolutions.
+
+    Attributes:
+        ahead: codes behind a code that its columns need.
+    """
+
+    def __init__(self, weights: Weights, name: str):
+        self._weight = weights.take(f"{name}.conv1.weight")
+        self._bias = weights.take(f"{name}.conv1.bias")
+        self._second = CausalConv(weights, f"{name}.conv2")
+        self.ahead = self._weight.shape[2] - 1
+
+    def look(self, x: Tensor, n_codes: Tensor) -> Tensor:
+        """[n_streams, n_positions, width] of this shape; right where all ahead is known, and at a
+        stream's end."""
+        at = torch.arange(x.shape[1], device=x.device)
+        x = x.masked_fill((at >= n_codes[:, None])[..., None], 0.0)
+        ahead = F.pad(x.transpose(1, 2), (0, self.ahead))
+        seen = F.leaky_relu(F.conv1d(ahead, self._weight, self._bias))
+        return self._second(seen.transpose(1, 2)) + x
+
+    def __call__(
+        self, x: Tensor, n_codes: Tensor, lengths: Tensor, chunks: Tensor, longest: int
+    ) -> Tensor:
+        """See Encoder."""
+        return self.look(x, n_codes)[:, :longest].repeat_interleave(UPSAMPLING, 1)
+
+
+class Encoder:
+    """
+    Attributes:
+        ahead: see Lookahead.
+    """
+
+    def __init__(self, weights: Weights, name: str):
+        self._embed = _Embedding(weights, f"{name}.embed.out")
+        self._lookahead = Lookahead(weights, f"{name}.pre_lookahead_layer")
+        self.ahead = self._lookahead.ahead
+        self._layers = _layers(weights, f"{name}.encoders")
+        self._up = CausalConv(weights, f"{name}.up_layer.conv")
+        self._up_embed = _Embedding(weights, f"{name}.up_embed.out")
+        self._up_layers = _layers(weights, f"{name}.up_encoders")
+        self._norm = Norm(weights, f"{name}.after_norm")
+        self._to_mel = Linear(weights, f"{name}_proj")
+
+    def __call__(
+        self, x: Tensor, n_codes: Tensor, lengths: Tensor, chunks: Tensor, longest: int
+    ) -> Tensor:
+        """
+        Args:
+            x: [n_streams, n_positions, width], embeddings of codes.
+            n_codes: [n_streams], those of each stream.
+            lengths: [n_streams], codes of it that have columns: all, or without those ahead.
+            chunks: [n_streams], codes to which attention is cut.
+            longest: of lengths.
+        Returns:
+            [n_streams, UPSAMPLING * longest, n_mels].
+        """
+        x = self._lookahead.look(self._embed(x), n_codes)[:, :longest]
+        x = _through(self._layers, x, lengths, chunks)
+        x = self._up_embed(self._up(x.repeat_interleave(UPSAMPLING, 1)))
+        x = _through(self._up_layers, x, UPSAMPLING * lengths, UPSAMPLING * chunks)
+        return self._to_mel(self._norm(x))
+
+
+class _Embedding:
+    def __init__(self, weights: Weights, name: str):
+        self._linear, self._norm = Linear(weights, f"{name}.0"), Norm(weights, f"{name}.1")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._norm(self._linear(x)) * math.sqrt(self._linear.weight.shape[0])
+
+
+class _Layer:
+    def __init__(self, weights: Weights, name: str):
+        self._attention_norm = Norm(weights, f"{name}.norm_mha", 1e-12)
+        attention = f"{name}.self_attn"
+        self._q, self._k, self._v, self._out, self._place = (
+            Linear(weights, f"{attention}.linear_{part}") for part in ("q", "k", "v", "out", "pos")
+        )
+        self._content_bias = weights.take(f"{attention}.pos_bias_u")
+        self._place_bias = weights.take(f"{attention}.pos_bias_v")
+        self._head_dim = self._content_bias.shape[1]
+        self._forward_norm = Norm(weights, f"{name}.norm_ff", 1e-12)
+        self._wide = Linear(weights, f"{name}.feed_forward.w_1")
+        self._narrow = Linear(weights, f"{name}.feed_forward.w_2")
+
+    def __call__(self, x: Tensor, distances: Tensor, seen: Tensor) -> Tensor:
+        x = x + self._attend(self._attention_norm(x), distances, seen)
+        return x + self._narrow(F.silu(self._wide(self._forward_norm(x))))
+
+    def _attend(self, x: Tensor, distances: Tensor, seen: Tensor) -> Tensor:
+        n, dim = x.shape[1], self._head_dim
+        query = self._q(x).unflatten(2, (-1, dim))
+        key, value = split_heads(self._k(x), dim), split_heads(self._v(x), dim)
+        places = split_heads(self._place(distances)[None], dim)
+        scores = (query + self._place_bias).transpose(1, 2) @ places.transpose(2, 3)
+        # Row i has the distances n - 1 to 1 - n, of which key j is at i - j.
+        strides = (*scores.stride()[:2], 2 * n - 2, 1)
+        bias = scores.as_strided((*scores.shape[:2], n, n), strides, n - 1) / math.sqrt(dim)
+        content = (query + self._content_bias).transpose(1, 2)
+        bias = bias.masked_fill(~seen, -math.inf)
+        found = F.scaled_dot_product_attention(content, key, value, attn_mask=bias)
+        return self._out(found.transpose(1, 2).flatten(2))
+
+
+def _layers(weights: Weights, name: str) -> list[_Layer]:
+    return [_Layer(weights, f"{name}.{i}") for i in range(weights.count(name))]
+
+
+def _through(layers: list[_Layer], x: Tensor, lengths: Tensor, chunks: Tensor) -> Tensor:
+    n, width = x.shape[1:]
+    seen = visible(lengths, chunks, n)
+    distances = _distances(n, width, x.device).to(x.dtype)
+    for layer in layers:
+        x = layer(x, distances, seen)
+    return x
+
+
+def _distances(n: int, width: int, device: torch.device) -> Tensor:
+    """[2 * n - 1, width], sines and cosines of the distances n - 1 to 1 - n in turn."""
+    steps = torch.arange(0, width, 2, device=device)
+    rates = torch.exp(steps * -(math.log(10_000.0) / width))
+    angles = torch.arange(n - 1, -n, -1, device=device)[:, None] * rates
+    return torch.stack((angles.sin(), angles.cos()), 2).flatten(1)
