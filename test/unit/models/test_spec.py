@@ -28,6 +28,7 @@ def test_the_demo_models_spec_matches_its_tokenizer(demo_spec, demo_checkpoint):
         "<|im_start|>": demo_spec.im_start_id,
         "<|im_end|>": demo_spec.im_end_id,
         "<|audio_pad|>": demo_spec.audio_pad_id,
+        "<|image_pad|>": demo_spec.image_pad_id,
         "user": demo_spec.user_id,
         "assistant": demo_spec.assistant_id,
         "system": demo_spec.system_id,
