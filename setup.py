@@ -90,6 +90,7 @@ setup(
         "onnx>=1.19",
         "onnxruntime>=1.20",
         "orjson",
+        "pillow",
         "pybase64",
         "python-multipart",
         "prometheus-client",

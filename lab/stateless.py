@@ -14,6 +14,7 @@ import numpy as np
 
 from sglang_live import ids
 from sglang_live.core import AudioPart, HistoryItem
+from sglang_live.messages import Picture
 from sglang_live.models.prompt import NO_OPENING, Append, Opening, Words
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.thinker import stage
@@ -43,9 +44,9 @@ class KeptStates(AudioStates):
 
     def __init__(self) -> None:
         super().__init__()
-        self._kept: dict[tuple[str, int], np.ndarray] = {}
+        self._kept: dict[tuple[str, int], tuple[np.ndarray, list[Picture]]] = {}
 
-    async def of(self, rid: str, n_rows: int, begin: int) -> np.ndarray:
+    async def of(self, rid: str, n_rows: int, begin: int) -> tuple[np.ndarray, list[Picture]]:
         if (rid, begin) not in self._kept:
             self._kept[rid, begin] = await super().of(rid, n_rows, begin)
         return self._kept[rid, begin]
@@ -117,7 +118,9 @@ class StatelessSession(ThinkerSession):
                 self._salt = rid
 
     def _whole(self, appends: Sequence[Append], sampling: dict[str, Any]) -> dict[str, Any]:
-        clips = [wav_bytes(clip) for append in appends for clip in append.clips]
+        media = [clip for append in appends for clip in append.clips]
+        clips = [wav_bytes(clip) for clip in media if isinstance(clip, AudioPart)]
+        assert len(clips) == len(media), "this arm is measured without pictures"
         # Another user's equal clip behind equal words would leave the talker without its states.
         own = {"sampling_params": sampling, "cache_salt": f"{self.session_id}{self._salt}"}
         if not clips:

@@ -7,6 +7,7 @@ only that they do not have yet. Everything here is frozen.
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
 from itertools import groupby
 from typing import Literal
 
@@ -81,6 +82,46 @@ class AudioPart:
         return self if self.is_packed or not self.n_samples else AudioPart(PackedSound.of(self.pcm))
 
 
+# Side of the square of pixels that becomes one token, where a picture is as large as it comes
+# (Qwen3-Omni: patches of 16, merged by 2), and tokens of the smallest picture, which is enlarged.
+_TOKEN_PIXELS, _MOST_SMALLEST = 32, 128
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImagePart:
+    """
+    png: written by this server, so that no engine reads a client's file (sound/pictures.py).
+    width, height: in pixels.
+    """
+
+    png: bytes
+    width: int
+    height: int
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.png)
+
+    @property
+    def digest(self) -> bytes:
+        return blake2b(self.png, digest_size=32).digest()
+
+    @property
+    def least_tokens(self) -> int:
+        """A lower bound of the tokens that it adds to a prompt."""
+        return (self.width // _TOKEN_PIXELS) * (self.height // _TOKEN_PIXELS)
+
+    @property
+    def most_tokens(self) -> int:
+        """An upper bound of them."""
+        columns, rows = self.width // _TOKEN_PIXELS + 1, self.height // _TOKEN_PIXELS + 1
+        return columns * rows + _MOST_SMALLEST
+
+
+Medium = AudioPart | ImagePart
+Part = TextPart | Medium
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HistoryItem:
     """One message of the conversation as the model sees it, or one piece of an utterance.
@@ -97,7 +138,7 @@ class HistoryItem:
 
     key: str
     role: Role
-    parts: tuple[TextPart | AudioPart, ...]
+    parts: tuple[Part, ...]
     token_ids: tuple[int, ...] | None = None
     opens: bool = True
     closes: bool = True
@@ -108,8 +149,8 @@ class HistoryItem:
 
     @property
     def size_bytes(self) -> int:
-        """Of text and audio."""
-        return sum(p.size_bytes if isinstance(p, AudioPart) else len(p.text) for p in self.parts)
+        """Of text, audio and pictures."""
+        return sum(len(p.text) if isinstance(p, TextPart) else p.size_bytes for p in self.parts)
 
     @property
     def raw_s(self) -> float:
@@ -231,12 +272,14 @@ class PromptContent:
     functions: see Tools.
     texts: of the messages.
     clips_s: duration of each recording in the messages, in seconds.
+    pictures: in the messages.
     """
 
     instructions: str = ""
     functions: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
     clips_s: tuple[float, ...] = ()
+    pictures: tuple[ImagePart, ...] = ()
 
     @staticmethod
     def of(
@@ -245,17 +288,20 @@ class PromptContent:
         # Within a message a token may span two texts.
         texts: list[str] = []
         clips_s: list[float] = []
+        pictures: list[ImagePart] = []
         for item in items:
             for _, parts in groupby(item.parts, key=type):
                 run = list(parts)
                 if isinstance(run[0], TextPart):
                     texts.append("".join(p.text for p in run if isinstance(p, TextPart)))
                 clips_s += [p.duration_s for p in run if isinstance(p, AudioPart)]
+                pictures += [p for p in run if isinstance(p, ImagePart)]
         return PromptContent(
             instructions=instructions,
             functions=functions,
             texts=tuple(texts),
             clips_s=tuple(clips_s),
+            pictures=tuple(pictures),
         )
 
     @property
@@ -267,7 +313,13 @@ class PromptContent:
         """An upper bound of the prompt's tokens: each token of text is at least one byte."""
         texts = (self.instructions, *self.functions, *self.texts)
         n_audio = sum(_MOST_AUDIO_TOKENS_PER_S * (clip_s + 1) for clip_s in self.clips_s)
-        return sum(len(text.encode()) for text in texts) + int(n_audio)
+        n_seen = sum(picture.most_tokens for picture in self.pictures)
+        return sum(len(text.encode()) for text in texts) + int(n_audio) + n_seen
+
+    @property
+    def picture_tokens(self) -> int:
+        """A lower bound of those of the pictures."""
+        return sum(picture.least_tokens for picture in self.pictures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,9 +342,14 @@ class PromptSize:
 class Usage:
     input_text_tokens: int = 0
     input_audio_tokens: int = 0
+    input_image_tokens: int = 0
     cached_tokens: int = 0
     output_text_tokens: int = 0
     output_audio_tokens: int = 0
+
+    @property
+    def input_tokens(self) -> int:
+        return self.input_text_tokens + self.input_audio_tokens + self.input_image_tokens
 
     def __add__(self, other: "Usage") -> "Usage":
         more = asdict(other)

@@ -360,6 +360,7 @@ def _gateway_config(
             hears=model.hears,
             recogniser_gives=model.recogniser_gives,
             hears_one_utterance=model.hears_one_utterance,
+            sees=model.sees,
             knows_voices=config.speaker_model is not None,
             follows_instructions=model.follows_instructions,
         ),

@@ -177,28 +177,42 @@ class WireAudio(msgspec.Struct, frozen=True, tag="audio"):
     pcm: TensorRef
 
 
+class WireImage(msgspec.Struct, frozen=True, tag="image"):
+    """An ImagePart of core.py. png: uint8, the file."""
+
+    png: TensorRef
+    width: int
+    height: int
+
+
 class WireItem(msgspec.Struct, frozen=True, omit_defaults=True):
     """A HistoryItem of core.py."""
 
     key: str
     role: str
-    parts: list[WireText | WireAudio]
+    parts: list[WireText | WireAudio | WireImage]
     token_ids: list[int] | None = None
     opens: bool = True
     closes: bool = True
 
 
+# Place of a picture's first token, and its rows and columns of tokens.
+Picture = tuple[int, int, int]
+
+
 class WireSegment(msgspec.Struct, frozen=True, omit_defaults=True):
     """One user message as the talker needs it.
 
-    token_ids: with one placeholder per audio token.
+    token_ids: with one placeholder for each token of audio or of a picture.
     states: the thinker's hidden states at the placeholders, [n_placeholders, thinker_hidden], as
-        engine_channel/states.py stores their dtype. None: the message has no audio.
+        engine_channel/states.py stores their dtype. None: the message has neither.
+    pictures: (place of its first token in token_ids, rows, columns) of each, in order.
     """
 
     key: str
     token_ids: list[int]
     states: TensorRef | None = None
+    pictures: list[Picture] = []
 
 
 # --- thinker ---
@@ -301,7 +315,7 @@ class ThinkerDone(Message, frozen=True):
     ids: tokens of the whole response, function calls included.
     text: what is to be spoken of it.
     n_prompt: tokens of the prompt, without those of the response that it continues.
-    n_audio: those of them that stand for new audio.
+    n_audio, n_image: those of them that stand for new audio, and for new pictures.
     n_cached: those of them whose KV was not computed anew.
     rebuilt: whether the session's KV was computed anew.
     gone: keys of items of which the session holds nothing any more.
@@ -321,6 +335,7 @@ class ThinkerDone(Message, frozen=True):
     function_calls: list[str] = []
     shares: list[float] = []
     heard: list[HeardToken] = []
+    n_image: int = 0
 
 
 class RetainNative(Message, frozen=True):
@@ -343,6 +358,7 @@ class MeasurePrompt(Message, frozen=True):
     instructions, functions: see ThinkerRequest.
     texts: of the messages.
     clips_s: duration of each recording in the messages, in seconds.
+    picture_tokens: of all pictures in them, at least.
     """
 
     instructions: str
@@ -350,6 +366,7 @@ class MeasurePrompt(Message, frozen=True):
     texts: list[str]
     clips_s: list[float]
     timeout_s: float
+    picture_tokens: int = 0
 
 
 class PromptMeasured(Message, frozen=True):
@@ -676,6 +693,7 @@ class TalkerPrompt(EngineMessage, frozen=True):
     Attributes:
         temperature: of code 0, unless greedy; the model samples it from seed and frame alone.
         audio_at: prompt positions of thinker states.
+        pictures: those of them that are of pictures (see Picture), ascending.
         states: of TalkerStates, the ids, in the order of the prompt.
         window_frames: newest frames that a long request keeps beside its prompt; 0: all frames
             (TalkerWindow in bridge/scheduler/talker.py).
@@ -696,6 +714,7 @@ class TalkerPrompt(EngineMessage, frozen=True):
     slack_frames: int = 1
     codes: bytes = b""
     n_frames: int = 0
+    pictures: list[Picture] = []
 
 
 class TalkerStates(EngineMessage, frozen=True):
@@ -756,10 +775,11 @@ class Frames(EngineMessage, frozen=True):
 
 
 class HiddenRows(EngineMessage, frozen=True):
-    """Thinker states at audio positions of one prefill chunk.
+    """Thinker states at positions of audio and pictures of one prefill chunk.
 
     Attributes:
         at: absolute positions in the session.
+        pictures: of which some of the positions are; their places are such positions, too.
         dtype: as numpy writes it (engine_channel/states.py).
         rows: [len(at), thinker_hidden], row-major.
     """
@@ -768,6 +788,7 @@ class HiddenRows(EngineMessage, frozen=True):
     at: list[int]
     dtype: str
     rows: bytes
+    pictures: list[Picture] = []
 
 
 class Truncated(SessionMessage, frozen=True):

@@ -1,17 +1,19 @@
 """transformers' own Qwen3-Omni on the same weights, whose greedy outputs the stages reproduce."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from PIL.Image import Image
 from transformers import AutoProcessor
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeForConditionalGeneration,
 )
 
 AUDIO = "<|audio_start|><|audio_pad|><|audio_end|>"
+IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
 @dataclass
@@ -24,13 +26,18 @@ class Reference:
         model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(path, dtype=torch.float32)
         return Reference(model.eval(), AutoProcessor.from_pretrained(path))
 
-    def inputs(self, text: str, clips: list[np.ndarray]) -> dict:
-        """clips: int16 at 16 kHz, one per placeholder in text."""
+    @property
+    def image_id(self) -> int:
+        return self.model.thinker.config.image_token_id
+
+    def inputs(self, text: str, clips: list[np.ndarray], pictures: Sequence[Image] = ()) -> dict:
+        """clips: int16 at 16 kHz, one per placeholder in text; so are pictures."""
         audio = [clip.astype(np.float32) / 32768 for clip in clips]
         return dict(
             self.processor(
                 text=[text],
                 audio=audio or None,
+                images=list(pictures) or None,
                 return_tensors="pt",
                 padding=True,
                 audio_kwargs={"truncation": False},
@@ -49,7 +56,8 @@ class Reference:
     def logprobs(self, inputs: dict, sink: int, seen_from: list[int]) -> torch.Tensor:
         """[n_tokens, vocabulary] of one pass over a whole conversation with bounded attention.
 
-        inputs: input_ids, and under "clips" the result of `inputs()` for each message with audio.
+        inputs: input_ids, and under "clips" and "pictures" the result of `inputs()` for each
+            message with audio, and with pictures.
         seen_from: token i attends to the first `sink` tokens, and from seen_from[i] to itself.
         """
         thinker, ids = self.model.thinker, inputs["input_ids"]
@@ -62,14 +70,34 @@ class Reference:
                 for clip in clips
             ]
             embeds[ids == thinker.config.audio_token_id] = torch.cat(heard).to(embeds.dtype)
+        grids, seen = None, {}
+        if found := inputs.get("pictures"):
+            grids = torch.cat([each["image_grid_thw"] for each in found])
+            patches = torch.cat([each["pixel_values"] for each in found])
+            pictures = thinker.get_image_features(patches, grids, return_dict=True)
+            is_image = ids == thinker.config.image_token_id
+            embeds[is_image] = torch.cat(tuple(pictures.pooler_output)).to(embeds.dtype)
+            deep = [torch.cat(tuple(layer)) for layer in pictures.deepstack_features]
+            seen = {"visual_pos_masks": is_image, "deepstack_visual_embeds": deep}
         at = torch.arange(ids.shape[1])
-        seen = (at < sink) | (at >= torch.tensor(seen_from)[:, None])
-        seen &= at <= at[:, None]
-        mask = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+        attended = (at < sink) | (at >= torch.tensor(seen_from)[:, None])
+        attended &= at <= at[:, None]
+        mask = torch.zeros(attended.shape).masked_fill(~attended, torch.finfo(torch.float32).min)
         # Text and audio advance by one on all three axes.
         positions = at.expand(3, 1, -1)
+        if grids is not None:
+            lengths = [each["feature_attention_mask"].sum(-1) for each in inputs.get("clips") or ()]
+            positions, _ = thinker.get_rope_index(
+                ids,
+                image_grid_thw=grids,
+                attention_mask=torch.ones_like(ids),
+                audio_seqlens=torch.cat(lengths) if lengths else None,
+            )
         states = thinker.model(
-            inputs_embeds=embeds, attention_mask=mask[None, None], position_ids=positions
+            inputs_embeds=embeds,
+            attention_mask=mask[None, None],
+            position_ids=positions.long(),
+            **seen,
         ).last_hidden_state
         return torch.log_softmax(thinker.lm_head(states[0]).float(), dim=-1)
 

@@ -6,20 +6,23 @@ Dropped KV is overwritten with NaN, so that a read of it is detected.
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import pytest_asyncio
 import torch
+from PIL.Image import Image
 
 from lab.poison import POISON
-from sglang_live.core import AudioPart, HistoryItem
+from sglang_live.core import AudioPart, HistoryItem, ImagePart, TextPart
 from sglang_live.kv.retention import RetentionConfig
 from test.engine.bounded_sessions import SINK, SLACK, WINDOW, Engine, run_session
 from test.engine.conftest import IS_NIGHTLY, running_stages
-from test.engine.reference import AUDIO, Reference
+from test.engine.reference import AUDIO, IMAGE, Reference
 from test.engine.turns import greedy_turn, reply_of, think, user
+from test.pictures import noise, part_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
@@ -110,16 +113,23 @@ class SpokenSession:
         self.history: list[HistoryItem] = []
         self.ids: list[int] = []
         self.seen_from: list[int] = []
-        self.features: list[dict] = []
+        self.features: dict[str, list[dict]] = {"clips": [], "pictures": []}
         self.responses: list[tuple[int, list[int]]] = []  # position and ids of each
         self.gone: list[str] = []
         self.n_dropped = 0
 
-    async def turn(self, item: HistoryItem, clips: list[np.ndarray], n_response: int) -> None:
+    async def turn(
+        self,
+        item: HistoryItem,
+        clips: list[np.ndarray],
+        n_response: int,
+        pictures: Sequence[Image] = (),
+    ) -> None:
         if not self.ids:
             self._prefill_turn(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>", [])
             self.sink = -(-len(self.ids) // self.engine.page) * self.engine.page
-        content = "".join(AUDIO if isinstance(p, AudioPart) else p.text for p in item.parts)
+        marks = {AudioPart: lambda _: AUDIO, ImagePart: lambda _: IMAGE, TextPart: lambda p: p.text}
+        content = "".join(marks[type(part)](part) for part in item.parts)
         if not self.history:
             self.base = await self.engine.load("policy_tokens_compacted")
         turn = replace(
@@ -129,7 +139,8 @@ class SpokenSession:
         done = await think(self.links, turn)
         assert not done.rebuilt
         assert done.n_prompt <= self.sink + WINDOW + LONGEST_TURN + 2 * self.engine.page
-        self._prefill_turn(f"user\n{content}<|im_end|>\n<|im_start|>assistant\n", clips)
+        text = f"user\n{content}<|im_end|>\n<|im_start|>assistant\n"
+        self._prefill_turn(text, clips, pictures=pictures)
         self.responses.append((len(self.ids), done.ids))
         self.ids += done.ids
         self._see(len(self.ids) - 1)
@@ -139,11 +150,19 @@ class SpokenSession:
         self.gone += done.gone
         self._prefill_turn("<|im_end|>\n<|im_start|>", [], seen=False)
 
-    def _prefill_turn(self, text: str, clips: list[np.ndarray], seen: bool = True) -> None:
-        inputs = self.reference.inputs(text, clips)
+    def _prefill_turn(
+        self,
+        text: str,
+        clips: list[np.ndarray],
+        seen: bool = True,
+        pictures: Sequence[Image] = (),
+    ) -> None:
+        inputs = self.reference.inputs(text, clips, pictures)
         self.ids += inputs["input_ids"][0].tolist()
         if clips:
-            self.features.append(inputs)
+            self.features["clips"].append(inputs)
+        if pictures:
+            self.features["pictures"].append(inputs)
         if seen:
             self._see(len(self.ids))
 
@@ -153,7 +172,7 @@ class SpokenSession:
 
     def check(self) -> None:
         rows = self.seen_from + [self.seen_from[-1]] * (len(self.ids) - len(self.seen_from))
-        inputs = {"input_ids": torch.tensor([self.ids]), "clips": self.features}
+        inputs = {"input_ids": torch.tensor([self.ids]), **self.features}
         best = self.reference.logprobs(inputs, self.sink, rows).argmax(-1)
         for begin, ids in self.responses:
             assert best[begin - 1 : begin - 1 + len(ids)].tolist() == ids
@@ -171,6 +190,28 @@ async def test_a_spoken_session_drops_whole_clips(bounded, reference, speech):
         # So short that no compaction falls into a response, where its position is unpredictable.
         await session.turn(items[-1], clips, n_response=2)
     assert session.n_dropped > 3 * WINDOW
+    assert items[0].key in session.gone and items[-1].key not in session.gone
+    session.check()
+    session.links.close()
+
+
+async def test_a_session_drops_whole_pictures(bounded, reference, speech):
+    """Pictures take fewer positions than tokens, which the tokens behind them count on."""
+    rng = random.Random(6)
+    session = SpokenSession(bounded, reference, "seen")
+    items = []
+    # In one variant, long enough to drop the window many times.
+    n_turns, n_windows = (130, 50) if bounded.page == 1 else (24, 3)
+    for n in range(n_turns):
+        sides = 32 * rng.randrange(2, 7), 32 * rng.randrange(2, 6)
+        image = noise(*sides, seed=n)
+        start = rng.randrange(100_000)
+        clip = speech[start : start + rng.randrange(8_000, 20_000)]
+        parts = [("look", part_of(image)), (clip, part_of(image), "why"), ("go on",)][n % 3]
+        items.append(user(*parts))
+        clips = [p.pcm for p in items[-1].parts if isinstance(p, AudioPart)]
+        await session.turn(items[-1], clips, n_response=2, pictures=[image] if n % 3 < 2 else [])
+    assert session.n_dropped > n_windows * WINDOW
     assert items[0].key in session.gone and items[-1].key not in session.gone
     session.check()
     session.links.close()

@@ -94,29 +94,29 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_660,
+    "": 4_740,
     "bridge": 9_960,
     "capacity": 940,
     "client": 1_240,
     "cluster": 1_600,
     "conformance": 1_700,
-    "engine_channel": 285,
+    "engine_channel": 300,
     "extensions/batches": 2_850,
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
     "extensions/planner": 7_000,
     "extensions/traces": 240,
-    "gateway": 23_740,
+    "gateway": 23_920,
     "interaction": 3_320,
     "journal": 800,
     "kernels": 20,
     "kv": 1_020,
-    "models": 16_140,
+    "models": 16_300,
     "orchestrator": 3_420,
     "policy": 2_020,
-    "sound": 1_420,
+    "sound": 1_560,
     "speakable": 2_000,
-    "stages": 9_180,
+    "stages": 9_240,
     "telemetry": 760,
     "webrtc": 1_020,
 }
@@ -319,7 +319,8 @@ def test_a_server_starts_without_what_only_engines_need():
     code = (
         "import sys, sglang_live.launch_server; found = {*sys.modules}; "
         "print({'torch', 'transformers', 'sglang', 'xgrammar', 'benchmark', 'lab', 'av', "
-        "'aiortc', 'ray', 'sglang_live.cluster', 'sglang_live.journal', 'valkey', 'cryptography', "
+        "'PIL', 'aiortc', 'ray', 'sglang_live.cluster', 'sglang_live.journal', 'valkey', "
+        "'cryptography', "
         "'sglang_live.capacity.scaling'} & found)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -32,6 +32,9 @@ class PrefillGraphs(PrefillCudaGraphRunner):
     def can_run_graph(self, forward_batch: ForwardBatch) -> bool:
         # Features of pictures enter at several layers, and the graphs have no input for them.
         pictures = forward_batch.contains_image_inputs() or forward_batch.contains_video_inputs()
+        # A talker has their states, at positions of three axes.
+        talker_sees = getattr(self.model_runner.model, "sees", None)
+        pictures = pictures or (talker_sees is not None and talker_sees(forward_batch))
         return not pictures and super().can_run_graph(forward_batch)
 
     def load_batch(

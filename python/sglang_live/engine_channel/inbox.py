@@ -3,13 +3,14 @@
 import os
 import queue
 import threading
+from collections.abc import Sequence
 
 import msgspec
 import torch
 import zmq
 
 from sglang_live.engine_channel.states import to_array
-from sglang_live.messages import Feed, HiddenRows, Report
+from sglang_live.messages import Feed, HiddenRows, Picture, Report
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.policies import Policies
 
@@ -66,7 +67,7 @@ class Outbox:
 
 
 # Request id, positions, their states on the host, event of the copy (None on a CPU).
-_Pending = tuple[str, list[int], torch.Tensor, torch.cuda.Event | None]
+_Pending = tuple[str, list[int], torch.Tensor, list[Picture], torch.cuda.Event | None]
 
 
 class RowsOutbox:
@@ -80,11 +81,13 @@ class RowsOutbox:
         self._address = address
         threading.Thread(target=self._run, name="hidden-rows", daemon=True).start()
 
-    def send(self, rid: str, at: list[int], rows: torch.Tensor) -> None:
+    def send(
+        self, rid: str, at: list[int], rows: torch.Tensor, pictures: Sequence[Picture] = ()
+    ) -> None:
         """Queue the states of one request.
 
         Args:
-            at: positions in the session.
+            at, pictures: see HiddenRows.
             rows: [len(at), hidden] on the model's device.
         """
         event = None
@@ -92,16 +95,16 @@ class RowsOutbox:
         if rows.is_cuda:
             event = torch.cuda.Event()
             event.record()
-        self._pending.put((rid, at, host, event))
+        self._pending.put((rid, at, host, list(pictures), event))
 
     def _run(self) -> None:
         outbox = Outbox(self._address)
         while True:
-            rid, at, host, event = self._pending.get()
+            rid, at, host, pictures, event = self._pending.get()
             if event is not None:
                 event.synchronize()
             states = to_array(host)
-            outbox.send(HiddenRows(rid, at, states.dtype.str, states.tobytes()))
+            outbox.send(HiddenRows(rid, at, states.dtype.str, states.tobytes(), pictures))
 
 
 def address_from_env(name: str) -> str:

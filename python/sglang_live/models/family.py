@@ -80,6 +80,7 @@ class ModelFacts:
         hears: the one language of its recogniser; "": it detects the language, or there is none.
         recogniser_gives: see SpeechModel.gives.
         hears_one_utterance: whether it loses what is said behind a pause.
+        sees: whether it takes pictures.
         vocab_size, context_tokens: of the thinker; 0: the family has none.
         kv_values: numbers in the thinker's KV of one token; 0: not known.
         good_tokens: length of a conversation that the thinker is good for, if its training was
@@ -103,6 +104,7 @@ class ModelFacts:
     hears: str = ""
     recogniser_gives: tuple[str, ...] = ()
     hears_one_utterance: bool = False
+    sees: bool = False
     vocab_size: int = 0
     context_tokens: int = 0
     good_tokens: int = 0
@@ -227,7 +229,7 @@ class TalkerModel(Protocol):
 
         Args:
             token_ids: in the thinker's vocabulary, with a placeholder for each state.
-            states: [n_states, thinker_hidden]; None: it has no audio.
+            states: [n_states, thinker_hidden]; None: it has neither audio nor pictures.
         """
         ...
 

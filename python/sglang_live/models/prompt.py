@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sglang_live.core import AudioPart, HistoryItem
+from sglang_live.core import HistoryItem, Medium
 from sglang_live.models.tool_prompt import CALL_BEGIN, instructions_with, opening_of
 from sglang_live.speakable.style import SpeechStyle
 
@@ -37,9 +37,9 @@ class Words:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clip:
-    """One clip of audio. markup: its placeholder, one token, and what is around it."""
+    """One clip of audio, or a picture. markup: its placeholder, one token, and what is around."""
 
-    audio: AudioPart
+    medium: Medium
     markup: str
 
 
@@ -69,7 +69,7 @@ class Append:
 
     token_ids: tuple[int, ...] = ()
     text: str = ""
-    clips: tuple[AudioPart, ...] = ()
+    clips: tuple[Medium, ...] = ()
 
 
 class PiecewisePrompt(ABC):
@@ -181,7 +181,7 @@ class PiecewisePrompt(ABC):
             else:
                 if clip is not None:
                     flush()
-                markup, clip = markup + piece.markup, piece.audio
+                markup, clip = markup + piece.markup, piece.medium
         flush()
         if ids:
             out.append(Append(token_ids=tuple(ids)))
@@ -240,9 +240,11 @@ class TalkerReadPrompt(PiecewisePrompt):
     """A prompt whose user messages a talker reads, too.
 
     script_style: of texts that it speaks word for word (speakable/pieces.py).
+    placeholders: tokens that stand for audio or a picture.
     """
 
     script_style: SpeechStyle | None = None
+    placeholders: frozenset[int]
 
     @abstractmethod
     def segment_ids(self, item: HistoryItem, n_places: list[int]) -> list[int]:

@@ -18,6 +18,9 @@ from sglang_live.core import (
     AudioPart,
     BegunTurn,
     HistoryItem,
+    ImagePart,
+    Part,
+    TextPart,
     TurnRequest,
 )
 from sglang_live.errors import StageFailedError
@@ -27,6 +30,7 @@ from sglang_live.messages import (
     Heard,
     Interrupt,
     Pcm,
+    Picture,
     Promote,
     ScriptRequest,
     SegmentsNeeded,
@@ -46,6 +50,7 @@ from sglang_live.messages import (
     VocoderRequest,
     VocoderText,
     WireAudio,
+    WireImage,
     WireItem,
     WireSegment,
     WireText,
@@ -85,6 +90,7 @@ class Segment:
 
     token_ids: list[int]
     states: np.ndarray | None
+    pictures: list[Picture] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -155,7 +161,7 @@ class ThinkerJob(_EngineJob):
             match message:
                 case UserSegment(segment=came):
                     states = wire.take(came.states, frames) if came.states else None
-                    self._segments[came.key] = Segment(came.token_ids, states)
+                    self._segments[came.key] = Segment(came.token_ids, states, came.pictures)
                 case TextTokens():
                     if self._is_given and self._said:
                         continue  # all of it comes at once, and has come before a loss
@@ -561,18 +567,26 @@ class VocoderJob:
 
 
 def _wire_item(item: HistoryItem, tensors: wire.TensorFrames) -> WireItem:
-    parts = [
-        WireAudio(tensors.put(p.pcm)) if isinstance(p, AudioPart) else WireText(p.text)
-        for p in item.parts
-    ]
+    parts = [_wire_part(part, tensors) for part in item.parts]
     ids = list(item.token_ids) if item.token_ids is not None else None
     said = parts if ids is None else []
     return WireItem(item.key, item.role, said, ids, opens=item.opens, closes=item.closes)
 
 
+def _wire_part(part: Part, tensors: wire.TensorFrames) -> WireText | WireAudio | WireImage:
+    match part:
+        case AudioPart():
+            return WireAudio(tensors.put(part.pcm))
+        case ImagePart():
+            png = tensors.put(np.frombuffer(part.png, np.uint8))
+            return WireImage(png, part.width, part.height)
+        case TextPart():
+            return WireText(part.text)
+
+
 def _wire_segment(key: str, segment: Segment, tensors: wire.TensorFrames) -> WireSegment:
     ref = tensors.put(segment.states) if segment.states is not None else None
-    return WireSegment(key, segment.token_ids, ref)
+    return WireSegment(key, segment.token_ids, ref, segment.pictures)
 
 
 def seed_of(turn: TurnRequest) -> int:

@@ -250,6 +250,7 @@ async def measure_prompt(replica: Replica, content: PromptContent) -> PromptMeas
                 texts=list(content.texts),
                 clips_s=list(content.clips_s),
                 timeout_s=_MEASURE_TIMEOUT_S,
+                picture_tokens=content.picture_tokens,
             )
         )
         events = job.events(PromptMeasured, silence_limit_s=_MEASURE_TIMEOUT_S)

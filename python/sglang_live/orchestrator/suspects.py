@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from sglang_live.clock import Clock
-from sglang_live.core import AudioPart, HistoryItem, TurnRequest
+from sglang_live.core import HistoryItem, TextPart, TurnRequest
 from sglang_live.errors import BadInputError
 from sglang_live.ids import turn_of
 
@@ -197,7 +197,7 @@ class TurnContent:
 
 def _item(item: HistoryItem) -> bytes:
     parts = [
-        part.digest if isinstance(part, AudioPart) else part.text.encode("utf-8", "surrogatepass")
+        part.text.encode("utf-8", "surrogatepass") if isinstance(part, TextPart) else part.digest
         for part in item.parts
     ]
     shape = repr((item.role, item.token_ids, item.opens, item.closes))

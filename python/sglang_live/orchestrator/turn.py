@@ -118,8 +118,9 @@ def _turn_done(
             token_ids=tuple(done.ids),
         ),
         usage=Usage(
-            input_text_tokens=done.n_prompt - done.n_audio,
+            input_text_tokens=done.n_prompt - done.n_audio - done.n_image,
             input_audio_tokens=done.n_audio,
+            input_image_tokens=done.n_image,
             cached_tokens=done.n_cached,
             # Text that no thinker generated has no tokens but the talker's.
             output_text_tokens=len(done.ids) or talker.n_read,

@@ -10,7 +10,7 @@ import logging
 from dataclasses import replace
 
 from sglang_live.aio import background
-from sglang_live.core import TurnDone, TurnRequest
+from sglang_live.core import HistoryItem, ImagePart, TurnDone, TurnRequest
 from sglang_live.errors import LiveError
 from sglang_live.orchestrator.stage_jobs import ScriptJob, ThinkerJob
 from sglang_live.orchestrator.stage_links import ScriptLink, ThinkerLink
@@ -27,7 +27,8 @@ class TurnPrefill:
         self._suspects = suspects
         self._task: asyncio.Task[None] | None = None
         self._job: ThinkerJob | ScriptJob | None = None  # None: none has begun yet
-        self._prefilled: set[str] = set()  # keys of pieces, since the last response
+        # Keys of pieces, and of messages with pictures, since the last response.
+        self._prefilled: set[str] = set()
 
     @property
     def runs(self) -> bool:
@@ -52,23 +53,21 @@ class TurnPrefill:
             await asyncio.wait({self._task})
 
     def with_usage(self, done: TurnDone, turn: TurnRequest) -> TurnDone:
-        """The turn's usage, with the audio that was prefilled before the turn."""
-        segments, prefilled = self._thinker.segments, self._prefilled
-        states = [
-            segments[item.key].states
-            for item in turn.history
-            if item.key in prefilled and item.key in segments
-        ]
-        n_audio = sum(len(rows) for rows in states if rows is not None)
+        """The turn's usage, with the audio and pictures that were prefilled before the turn."""
+        keys = [item.key for item in turn.history if item.key in self._prefilled]
+        segments = [self._thinker.segments[key] for key in keys if key in self._thinker.segments]
+        n_states = sum(len(each.states) for each in segments if each.states is not None)
+        n_image = sum(rows * columns for each in segments for _, rows, columns in each.pictures)
         usage = replace(
             done.usage,
-            input_text_tokens=done.usage.input_text_tokens - n_audio,
-            input_audio_tokens=done.usage.input_audio_tokens + n_audio,
+            input_text_tokens=done.usage.input_text_tokens - n_states,
+            input_audio_tokens=done.usage.input_audio_tokens + n_states - n_image,
+            input_image_tokens=done.usage.input_image_tokens + n_image,
         )
         return replace(done, usage=usage)
 
     def answered(self) -> None:
-        """The turn is part of the conversation: the next one's usage is without its audio."""
+        """The turn is part of the conversation: the next one's usage is without its media."""
         self._prefilled = set()
 
     def close(self) -> None:
@@ -76,6 +75,9 @@ class TurnPrefill:
             self._task.cancel()
 
     async def _run(self, turn: TurnRequest, content: bytes) -> None:
+        # Those of earlier turns were told before.
+        told = self._thinker.segments.keys()
+        new = {item.key for item in turn.history if item.key not in told and _is_counted(item)}
         try:
             with self._suspects.turn(turn.turn_id, content):
                 async with self._thinker.open(turn) as thinker:
@@ -83,9 +85,14 @@ class TurnPrefill:
                     async for _ in thinker.tokens():
                         pass
             if not turn.preheat:
-                self._prefilled |= {item.key for item in turn.history if not item.closes}
+                self._prefilled |= new
         except LiveError as error:
             # The turn itself prefills it, or fails for a reason that its client sees.
             log.warning("not_prefilled turn=%s: %s", turn.turn_id, error)
         finally:
             self._job = None
+
+
+def _is_counted(item: HistoryItem) -> bool:
+    """Whether it has media that a turn may find prefilled."""
+    return not item.closes or any(isinstance(part, ImagePart) for part in item.parts)

@@ -3,6 +3,7 @@
 In: bytes, as they were uploaded. Out: samples, or BadInputError; of aac also the way back.
 FFmpeg works, through PyAV, in a forked process for each file (media_host.py): a fault of a demuxer
 ends that process alone. PyAV is an extra, because its wheel contains code under the GPL (NOTICE).
+Pictures (pictures.py) need no PyAV, and are decoded in such a process, too.
 """
 
 import array
@@ -69,6 +70,19 @@ def decode(data: bytes, container: str, *, rate_hz: int, max_s: float) -> npt.ND
             "sglang-live[media]"
         )
     asked = {"container": container, "rate_hz": rate_hz, "max_s": max_s}
+    blocks = decoded(data, asked, f"{_NAMES.get(container, container)} file")
+    if not any(blocks):
+        raise BadInputError("The audio file holds no samples.")
+    return np.frombuffer(b"".join(blocks), "<i2").astype(np.int16, copy=False)
+
+
+def decoded(data: bytes, asked: dict[str, Any], what: str) -> list[bytes]:
+    """What a forked process makes of a file. Blocks; several threads may call it.
+
+    Args:
+        what: the file is, for errors.
+    Raises: as decode().
+    """
     with _AT_ONCE:
         results, end = os.pipe()
         file = os.memfd_create("media")
@@ -84,7 +98,7 @@ def decode(data: bytes, container: str, *, rate_hz: int, max_s: float) -> npt.ND
             os.close(file)
             os.close(end)
         try:
-            return _collected(results, container)
+            return _collected(results, what)
         finally:
             os.close(results)
 
@@ -153,19 +167,16 @@ def _encoder_ended() -> LiveError:
     return LiveError("The encoder of aac has ended.")
 
 
-def _collected(results: int, container: str) -> npt.NDArray[np.int16]:
+def _collected(results: int, what: str) -> list[bytes]:
     blocks: list[bytes] = []
     for kind, payload in _messages(results):
         if kind == DECODED:
             blocks.append(payload)
         elif kind == REFUSED:
             raise BadInputError(payload.decode())
-        elif not any(blocks):
-            raise BadInputError("The audio file holds no samples.")
         else:
-            return np.frombuffer(b"".join(blocks), "<i2").astype(np.int16, copy=False)
-    name = _NAMES.get(container, container)
-    raise BadInputError(f"This {name} file takes more time or memory to decode than a file may.")
+            return blocks
+    raise BadInputError(f"This {what} takes more time or memory to decode than a file may.")
 
 
 def _messages(results: int) -> Iterator[tuple[bytes, bytes]]:
@@ -203,7 +214,7 @@ class _Messages:
 
 
 class _Host:
-    """The process that has imported PyAV, and forks one for each file."""
+    """The process that has imported the decoders, and forks one for each file."""
 
     def __init__(self) -> None:
         self._requests, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -1,4 +1,5 @@
-"""Decodes media files with PyAV, and encodes speech, one forked process for each.
+"""Decodes media files with PyAV, pictures with Pillow, and encodes speech, one forked process for
+each.
 
     python -m sglang_live.sound.media_host FD      started by media.py
 
@@ -19,10 +20,25 @@ import socket
 import sys
 from typing import Any, Literal
 
-import av
 import numpy as np
+from PIL import Image, ImageFile, ImageOps, MpoImagePlugin, TiffImagePlugin
 
-from sglang_live.sound.media import CPU_S, DECODED, ENDED, MEMORY_BYTES, REFUSED, WALL_S
+from sglang_live.sound.media import (
+    CPU_S,
+    DECODED,
+    ENDED,
+    MEMORY_BYTES,
+    REFUSED,
+    WALL_S,
+    is_installed,
+)
+
+if is_installed():
+    import av
+
+    _DAMAGED: tuple[type[Exception], ...] = (av.FFmpegError, MemoryError)
+else:
+    _DAMAGED = (MemoryError,)
 
 _NO_NEW_PRIVILEGES, _DUMPABLE = 38, 4  # of prctl
 _ASKED_BYTES = 4096
@@ -59,7 +75,12 @@ def _receive(requests: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _warm_up() -> None:
-    """What PyAV imports only when it is used, is imported before files can no longer be opened."""
+    """What is imported only when it is used, is imported before files can no longer be opened."""
+    Image.preinit()
+    Image.MAX_IMAGE_PIXELS = None  # that of a request is lower
+    assert ImageFile and MpoImagePlugin and TiffImagePlugin  # of JPEG files, and their orientation
+    if not is_installed():
+        return
     file = io.BytesIO()
     _encode(io.BytesIO(bytes(16_000)), file, "adts", 8000)
     file.seek(0)
@@ -74,7 +95,10 @@ def _work_and_exit(asked: dict[str, Any], source: int, results: int) -> None:
         with os.fdopen(results, "wb", buffering=0) as out:
             try:
                 _limit()
-                if "encode" in asked:
+                if "most_pixels" in asked:
+                    signal.setitimer(signal.ITIMER_REAL, WALL_S)
+                    _draw(os.fdopen(source, "rb"), out, asked)
+                elif "encode" in asked:
                     with os.fdopen(source, "rb") as pcm:
                         _encode(pcm, _Told(out), asked["encode"], asked["rate_hz"])
                 else:
@@ -82,8 +106,9 @@ def _work_and_exit(asked: dict[str, Any], source: int, results: int) -> None:
                     _decode(os.fdopen(source, "rb"), out, asked)
                 _say(out, ENDED, b"")
                 status = 0
-            except (av.FFmpegError, MemoryError):
-                _say(out, REFUSED, b"This is no audio file that can be read: it is damaged.")
+            except _DAMAGED:
+                what = b"picture" if "most_pixels" in asked else b"audio file"
+                _say(out, REFUSED, b"This is no %s that can be read: it is damaged." % what)
             except _UnusableError as error:
                 _say(out, REFUSED, str(error).encode())
     finally:
@@ -98,6 +123,44 @@ def _decode(file: Any, out: Any, asked: dict[str, Any]) -> None:
             if n_samples > asked["max_s"] * asked["rate_hz"]:
                 raise _UnusableError(f"The audio is longer than {asked['max_s']:g} s.")
             _say(out, DECODED, block)
+
+
+def _draw(file: Any, out: Any, asked: dict[str, Any]) -> None:
+    """Tells width, height and a PNG file of what is seen, with at most as many pixels as asked."""
+    try:
+        seen = _seen(file, asked)
+    except (MemoryError, _UnusableError):
+        raise
+    except Exception as error:  # of any kind, where a file is made to break the decoder
+        why = str(error).rstrip(".")
+        raise _UnusableError(f"The picture cannot be read: {why}.") from error
+    png = io.BytesIO()
+    seen.save(png, "PNG", compress_level=1)
+    _say(out, DECODED, b"".join(side.to_bytes(4, "little") for side in seen.size))
+    _say(out, DECODED, png.getvalue())
+
+
+def _seen(file: Any, asked: dict[str, Any]) -> Image.Image:
+    with Image.open(file, formats=("PNG", "JPEG")) as image:
+        width, height = image.size
+        if width * height > asked["max_pixels"]:
+            raise _UnusableError(
+                f"The picture has {width} x {height} pixels, at most {asked['max_pixels']} in all."
+            )
+        if max(width, height) > asked["max_ratio"] * min(width, height):
+            raise _UnusableError(
+                f"The picture has {width} x {height} pixels: one side is more than "
+                f"{asked['max_ratio']} times as long as the other."
+            )
+        seen: Image.Image = image
+        if (share := asked["most_pixels"] / (width * height)) < 1:
+            if image.mode not in ("L", "RGB", "RGBA", "CMYK"):
+                seen = image.convert("RGB")  # others are scaled by the nearest pixel
+            sides = (max(1, int(width * share**0.5)), max(1, int(height * share**0.5)))
+            seen.thumbnail(sides, Image.Resampling.BICUBIC)
+        upright: Image.Image = ImageOps.exif_transpose(seen).convert("RGB")
+    upright.info.clear()  # nothing of the file but its pixels
+    return upright
 
 
 def _encode(pcm: Any, file: Any, container: str, rate_hz: int) -> None:

@@ -17,7 +17,7 @@ TOKENIZER = build_tokenizer(1024)
 SPECIAL_IDS = set(TOKENIZER.convert_tokens_to_ids(SPECIAL_TOKENS))
 PAD_ID = TOKENIZER.convert_tokens_to_ids("<|audio_pad|>")
 PROMPT = ChatPrompt(
-    SimpleNamespace(audio_pad_id=PAD_ID, end_of_turn_ids=(), script_style=None, gives_up=""),
+    SimpleNamespace(placeholders={PAD_ID}, end_of_turn_ids=(), script_style=None, gives_up=""),
     TOKENIZER,
 )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sglang_live.errors import BadInputError
+from sglang_live.models.demo.location import TRAINED
 from sglang_live.models.qwen3_omni.family import Qwen3OmniSpec
 
 
@@ -28,6 +29,7 @@ def test_the_demo_models_spec_matches_its_tokenizer(demo_spec, demo_checkpoint):
         "<|im_start|>": demo_spec.im_start_id,
         "<|im_end|>": demo_spec.im_end_id,
         "<|audio_pad|>": demo_spec.audio_pad_id,
+        "<|image_pad|>": demo_spec.image_pad_id,
         "user": demo_spec.user_id,
         "assistant": demo_spec.assistant_id,
         "system": demo_spec.system_id,
@@ -93,3 +95,31 @@ def test_a_config_that_is_not_a_json_object_is_refused_with_its_path(tmp_path, t
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(BadInputError, match=str(tmp_path / "config.json")):
         Qwen3OmniSpec.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "processor", "sees"),
+    [
+        ("processor_config.json", {"image_processor": {"patch_size": 16}}, True),
+        ("processor_config.json", {"image_processor": {"patch_size": 14}}, False),
+        ("processor_config.json", {"image_processor": None}, False),
+        ("preprocessor_config.json", {"patch_size": 16, "feature_size": 128}, True),
+        ("preprocessor_config.json", {"feature_size": 128}, False),
+        ("other.json", {}, False),
+    ],
+)
+def test_a_model_sees_what_its_processor_cuts_for_its_tower(directory, file, processor, sees):
+    (directory / file).write_text(json.dumps(processor))
+    assert Qwen3OmniSpec.load(directory).sees == sees
+    assert not Qwen3OmniSpec.load(TRAINED).sees
+
+
+def test_a_model_without_a_vision_tower_sees_nothing(directory, demo_checkpoint):
+    name = "processor_config.json"
+    (directory / name).write_text((demo_checkpoint / name).read_text())
+    assert Qwen3OmniSpec.load(directory).sees
+    config = json.loads((directory / "config.json").read_text())
+    edit(
+        directory / "config.json", thinker_config=config["thinker_config"] | {"vision_config": None}
+    )
+    assert not Qwen3OmniSpec.load(directory).sees

@@ -34,7 +34,7 @@ def test_the_ranges_of_ids_do_not_overlap(codec, text):
 
 
 def audio_keys(states: np.ndarray, ids: TalkerIds = IDS) -> list[int]:
-    return ids.user_segment([PAD] * len(states), PAD, states)
+    return ids.user_segment([PAD] * len(states), {PAD}, states)
 
 
 @settings(max_examples=60)
@@ -65,7 +65,7 @@ def test_keys_stay_in_their_range_when_the_count_overflows():
 
 def test_a_segment_keeps_text_in_place_and_has_one_key_per_audio_position():
     states = np.arange(6, dtype=np.float32).reshape(2, 3)
-    segment = IDS.user_segment([7, PAD, 8, PAD, 9], PAD, states)
+    segment = IDS.user_segment([7, PAD, 8, PAD, 9], {PAD}, states)
     first, second = audio_keys(states)
     assert segment == [IDS.text + 7, first, IDS.text + 8, second, IDS.text + 9]
 
@@ -73,12 +73,12 @@ def test_a_segment_keeps_text_in_place_and_has_one_key_per_audio_position():
 @pytest.mark.parametrize("n_rows", [None, 0, 1, 3])
 def test_states_must_match_the_audio_positions(n_rows):
     states = None if n_rows is None else np.zeros((n_rows, 3), np.float32)
-    with pytest.raises(ValueError, match=f"2 audio positions, {n_rows or 0} hidden states"):
-        IDS.user_segment([1, PAD, PAD], PAD, states)
+    with pytest.raises(ValueError, match=f"2 placeholders, {n_rows or 0} hidden states"):
+        IDS.user_segment([1, PAD, PAD], {PAD}, states)
 
 
 def test_a_segment_without_audio_needs_no_states():
-    assert IDS.user_segment([1, 2], PAD, None) == [IDS.text + 1, IDS.text + 2]
+    assert IDS.user_segment([1, 2], {PAD}, None) == [IDS.text + 1, IDS.text + 2]
 
 
 def test_a_response_begins_with_role_controls_speaker_and_first_word(demo_spec):

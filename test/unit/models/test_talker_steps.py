@@ -13,7 +13,7 @@ from lab.cpu_graphs.tape import Tape
 from sglang_live.bridge.scheduler.codes_observer import CodesObserver
 from sglang_live.messages import Frames
 from sglang_live.models.qwen3_omni.engine.talker import Qwen3OmniTalker
-from sglang_live.models.speech_lm.engine.steps import logical_positions
+from sglang_live.models.speech_lm.engine.steps import logical_positions, three_axes
 from sglang_live.models.speech_lm.talker_state import AudioStates, TalkerRows, TalkerStream
 
 PAD, HIDDEN, N_RESIDUAL, MAX_FRAMES, VOCAB, N_ROWS = 9, 4, 3, 16, 20, 6
@@ -185,3 +185,29 @@ def test_positions_behind_dropped_frames_are_changed_where_a_prefill_graph_reads
     found = logical_positions(positions, batch, {"compacted": compacted})
     assert found is positions
     assert positions.tolist() == [0, 1, 3, 4, 5, 26, 27]
+
+
+def test_positions_of_pictures_are_those_of_the_reference():
+    """As transformers' get_rope_index: rows and columns count on from the text before."""
+    stream = TalkerStream("r", 40, None, np.zeros(0, np.int64), 0, True, 0.9, 1.0)
+    stream.pictures = ((3, 2, 4), (14, 3, 1))
+    picture = [[3] * 8, [3] * 4 + [4] * 4, [3, 4, 5, 6] * 2]
+    text = [7, 8, 9]
+    tall = [[10] * 3, [10, 11, 12], [10] * 3]
+    after = list(range(13, 20))
+    expected = torch.tensor(
+        [[0, 1, 2, *p, *text, *t, *after] for p, t in zip(picture, tall, strict=True)]
+    )
+    n = expected.shape[1]
+    for prefix in (0, 5, 12, 15, 18):
+        fake = SimpleNamespace(
+            rids=["plain", "r"],
+            extend_prefix_lens_cpu=[4, prefix],
+            extend_seq_lens_cpu=[2, n - prefix],
+        )
+        positions = torch.cat([torch.arange(4, 6), torch.arange(prefix, n)])
+        found = three_axes(positions, fake, {"r": stream})
+        assert found[:, :2].tolist() == [[4, 5]] * 3
+        assert torch.equal(found[:, 2:], expected[:, prefix:])
+    assert stream.shift == 13 - 17
+    assert three_axes(positions, fake, {}) is positions

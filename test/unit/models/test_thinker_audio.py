@@ -13,7 +13,7 @@ pytest.importorskip("sglang")
 from sglang.srt.models.qwen3_omni_moe import _get_feat_extract_output_lengths
 
 from lab.cpu_graphs.tape import Tape
-from sglang_live.models.qwen3_omni.engine.thinker import Lengths, audio_spans, encode
+from sglang_live.models.qwen3_omni.engine.thinker import Lengths, encode, media_spans
 
 CHUNK, WINDOW_CHUNKS = 100, 8
 
@@ -94,6 +94,9 @@ class FakeItem:
     def is_audio(self) -> bool:
         return self.audio
 
+    def is_image(self) -> bool:
+        return False
+
 
 @dataclass
 class FakeBatch:
@@ -142,7 +145,7 @@ def test_the_rows_of_audio_are_those_of_its_tokens(batch):
         if at:
             expected.append((f"r{i}", at, [place - prefix + start for place in at]))
         start += n
-    found = audio_spans(fake)
+    found = media_spans(fake, merge=2)
     # A recording refuses whatever reads a tensor's data.
     with Tape().recording():
         rows = [audio.rows(states) for audio in found]

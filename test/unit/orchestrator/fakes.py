@@ -43,6 +43,7 @@ from sglang_live.messages import (
     VocoderFrames,
     VocoderText,
     WireAudio,
+    WireImage,
     WireSegment,
 )
 from sglang_live.orchestrator.sessions import Orchestrator
@@ -153,7 +154,8 @@ class FakeThinker(FakeStage):
         self.remember(request.session_id, {item.key: item for item in request.items}, request.keys)
         for item in request.items:
             if item.role == "user":
-                await self._report(job, item.key, len(clips[item.key]))
+                n_pictures = sum(isinstance(part, WireImage) for part in item.parts)
+                await self._report(job, item.key, len(clips[item.key]), n_pictures)
         said, finish = await (self._ahead(job) if request.prefill_only else self._reply(job))
         if request.session_id and not request.prefill_only:
             self.items[request.session_id][request.item_key] = "reply"
@@ -165,6 +167,8 @@ class FakeThinker(FakeStage):
                 text="".join(f" {token}" for token in said),
                 n_prompt=20,
                 n_audio=N_STATES * sum(len(c) for c in clips.values()),
+                n_image=N_STATES
+                * sum(isinstance(part, WireImage) for item in request.items for part in item.parts),
                 n_cached=7,
                 rebuilt=False,
             )
@@ -226,10 +230,12 @@ class FakeThinker(FakeStage):
                 self.n_ended += 1
                 ended.set()
 
-    async def _report(self, job: ServedJob, key: str, n_clips: int) -> None:
-        tensors = job.tensors()
-        ref = tensors.put(np.full((N_STATES * n_clips, 2), 0.5, np.float32)) if n_clips else None
-        await job.send(UserSegment(job.job_id, WireSegment(key, [1, 2, 3], ref)), tensors)
+    async def _report(self, job: ServedJob, key: str, n_clips: int, n_pictures: int = 0) -> None:
+        tensors, n = job.tensors(), n_clips + n_pictures
+        ref = tensors.put(np.full((N_STATES * n, 2), 0.5, np.float32)) if n else None
+        pictures = [(1, 1, N_STATES)] * n_pictures
+        segment = WireSegment(key, [1, 2, 3], ref, pictures)
+        await job.send(UserSegment(job.job_id, segment), tensors)
 
 
 class FakeTalker(FakeStage):

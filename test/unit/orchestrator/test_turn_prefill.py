@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sglang_live.core import AudioPart, HistoryItem, TurnDone
+from sglang_live.core import AudioPart, HistoryItem, ImagePart, TurnDone
 
 from .fakes import N_STATES, ask, user
 
@@ -129,3 +129,23 @@ async def test_the_preheat_of_a_thinker_that_is_down_is_refused(world):
     replica.client = client
     assert session.prefill_turn(preheat_of("a", user("u0", "hi")))
     await until_idle(session)
+
+
+async def test_a_picture_before_the_utterance_counts_in_its_turns_usage_alone(world):
+    session = await world.orchestrator.open_session("session")
+    seen = HistoryItem(key="look", role="user", parts=(ImagePart(b"png", 64, 32),))
+    assert session.prefill_turn(prefill_only("a", seen, piece(0)))
+    await until_idle(session)
+    end = await done(session, ask("t", seen, piece(0), piece(1, closes=True)))
+    assert (end.usage.input_image_tokens, end.usage.input_audio_tokens) == (N_STATES, 2 * N_STATES)
+    reply = HistoryItem(key="response-t", role="assistant", parts=(), token_ids=(1,))
+    history = (seen, piece(0), piece(1, closes=True), reply)
+    assert session.prefill_turn(prefill_only("b", *history, replace(piece(2), opens=True)))
+    await until_idle(session)
+    last = replace(piece(3, closes=True), opens=False)
+    end = await done(session, ask("u", *history, replace(piece(2), opens=True), last))
+    assert (end.usage.input_image_tokens, end.usage.input_audio_tokens) == (0, 2 * N_STATES)
+    [told] = [
+        item for opener in world.thinker.openers for item in opener.items if item.key == "look"
+    ]
+    assert (told.parts[0].width, told.parts[0].height) == (64, 32)

@@ -16,7 +16,7 @@ NOT_THE_SERVER = ("bridge", "conformance", "kernels", "models", "report", "stage
 # From the extras, which also say whether it is built for CUDA. Only stages import its users.
 OF_EXTRAS = {"aioice", "aiortc", "av", "cryptography", "ray", "torch", "valkey"}
 # Names of distributions that are not those of their modules.
-DISTRIBUTIONS = {"zmq": "pyzmq"}
+DISTRIBUTIONS = {"PIL": "pillow", "zmq": "pyzmq"}
 
 
 def required() -> set[str]:

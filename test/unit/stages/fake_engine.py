@@ -11,7 +11,9 @@ TOKENIZER = build_tokenizer(1024)
 END_ID = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
 PAD_ID = TOKENIZER.convert_tokens_to_ids("<|audio_pad|>")
 PROMPT = ChatPrompt(
-    SimpleNamespace(audio_pad_id=PAD_ID, end_of_turn_ids=(END_ID,), script_style=None, gives_up=""),
+    SimpleNamespace(
+        placeholders={PAD_ID}, end_of_turn_ids=(END_ID,), script_style=None, gives_up=""
+    ),
     TOKENIZER,
 )
 N_PLACES = 3  # per clip

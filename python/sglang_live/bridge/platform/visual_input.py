@@ -6,8 +6,8 @@ from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
-# A camera's 48 megapixels, 144 MB as RGB. Models scale images down to a few megapixels.
-MAX_PIXELS = 50_000_000
+from sglang_live.sound.pictures import MAX_PIXELS
+
 # Ten minutes at 60 frames per second; models sample a few hundred frames.
 MAX_FRAMES = 36_000
 MAX_FRAME_PIXELS = 3840 * 2160

@@ -43,6 +43,7 @@ class PromptStates:
             penalty=prompt.penalty,
             n_frames=prompt.n_frames,
             begun=begun_codes(prompt),
+            pictures=tuple(prompt.pictures),
         )
 
 

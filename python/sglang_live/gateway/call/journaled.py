@@ -19,9 +19,9 @@ import msgspec
 
 from sglang_live.gateway.call.call import Call
 from sglang_live.gateway.call.conversation.item_records import (
+    media_of,
+    medium_record,
     record_of,
-    sound_record,
-    sounds_of,
     state_of,
 )
 from sglang_live.gateway.call.conversation.items import Item
@@ -72,7 +72,7 @@ class _Shown:
 
     state: tuple[Any, ...]
     at: int
-    n_sounds: int
+    n_media: int
 
 
 class JournaledCall:
@@ -109,7 +109,7 @@ class JournaledCall:
         self._items: dict[str, _Shown] = {}
         if saved is not None:
             for item in call.conversation.items:
-                self._items[item.id] = _Shown(state_of(item), 0, len(sounds_of(item)))
+                self._items[item.id] = _Shown(state_of(item), 0, len(media_of(item)))
         self._n_read = self._n_settled = saved.n_settled if saved else 0
         self._heard_at: tuple[float, int] = (self._now_s, self._n_read)
         self._is_reading = self._is_due = self._settles = False
@@ -216,7 +216,7 @@ class JournaledCall:
         for item_id in gone:
             shown = self._items.pop(item_id)
             records[item_record(item_id)] = None
-            records |= {sound_record_of(item_id, n): None for n in range(shown.n_sounds)}
+            records |= {sound_record_of(item_id, n): None for n in range(shown.n_media)}
         config = self._current()
         if config is not self._config:
             self._config = config
@@ -232,13 +232,13 @@ class JournaledCall:
         if shown is not None and shown.state == state:
             return {}
         records: dict[str, Record] = {item_record(item.id): record_of(item)}
-        sounds = sounds_of(item)
+        media = media_of(item)
         if shown is None:
-            for n, audio in enumerate(sounds):
-                made = Lazy(partial(sound_record, audio), audio.size_bytes)
+            for n, medium in enumerate(media):
+                made = Lazy(partial(medium_record, medium), medium.size_bytes)
                 records[sound_record_of(item.id, n)] = made
         at = self._outbox.n_events
-        self._items[item.id] = _Shown(state, at, len(sounds))
+        self._items[item.id] = _Shown(state, at, len(media))
         return records
 
     def _if_new(self, name: str, data: bytes) -> dict[str, Record]:

@@ -50,7 +50,7 @@ class InputLimits(Settings):
     """
     max_body_bytes: body of one HTTP request.
     max_frame_bytes: one event of a session, as text.
-    max_append_bytes: audio in one event, decoded from base64.
+    max_append_bytes: audio in one event, or a picture, decoded from base64.
     max_input_audio_s: seconds of uncommitted audio; with voice detection, of one turn.
     """
 

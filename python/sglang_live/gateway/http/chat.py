@@ -21,6 +21,7 @@ from sglang_live.core import (
     AudioDelta,
     AudioPart,
     HistoryItem,
+    Part,
     PromptContent,
     TextPart,
     TranscriptDelta,
@@ -37,11 +38,13 @@ from sglang_live.gateway.call.conversation.items import call_as_text
 from sglang_live.gateway.chat.form import ChatForm, check_spoken
 from sglang_live.gateway.chat.messages import AudioPart as AudioForm
 from sglang_live.gateway.chat.messages import AudioUrlPart as AudioUrlForm
+from sglang_live.gateway.chat.messages import ImageUrlPart as ImageUrlForm
 from sglang_live.gateway.chat.messages import Message, SpokenAnswers, read_messages
 from sglang_live.gateway.chat.messages import TextPart as TextForm
 from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.flex.tier import Tier
 from sglang_live.gateway.http.body import (
+    InputLimits,
     Streamed,
     begun,
     read_body,
@@ -53,6 +56,7 @@ from sglang_live.gateway.http.body import (
 )
 from sglang_live.gateway.model import known_voice
 from sglang_live.gateway.parts import GatewayParts
+from sglang_live.gateway.pictures import check_number, read_picture
 from sglang_live.gateway.realtime.item_schema import check_text
 from sglang_live.gateway.tools import read_calls, tools_of
 from sglang_live.ids import new_id
@@ -104,7 +108,10 @@ class ChatRoute:
         orchestrator, config = self._parts.orchestrator, self._parts.config
         self._parts.check_model(form.model)
         instructions, history = history_of(
-            form.messages, self._parts.answers, max_audio_s=config.inputs.max_input_audio_s
+            form.messages,
+            self._parts.answers,
+            limits=config.inputs,
+            sees=config.model.sees,
         )
         return TurnRequest(
             instructions=instructions or config.model.default_instructions,
@@ -328,7 +335,7 @@ def _has_sound(messages: Any) -> bool:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    n_in = usage.input_text_tokens + usage.input_audio_tokens
+    n_in = usage.input_tokens
     n_out = usage.output_text_tokens + usage.output_audio_tokens
     return {
         "prompt_tokens": n_in,
@@ -336,6 +343,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "total_tokens": n_in + n_out,
         "prompt_tokens_details": {
             "audio_tokens": usage.input_audio_tokens,
+            "image_tokens": usage.input_image_tokens,
             "cached_tokens": usage.cached_tokens,
         },
         "completion_tokens_details": {
@@ -349,20 +357,22 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def history_of(
-    messages: list[Message], answers: SpokenAnswers, *, max_audio_s: float
+    messages: list[Message], answers: SpokenAnswers, *, limits: InputLimits, sees: bool
 ) -> tuple[str, tuple[HistoryItem, ...]]:
     """The instructions, and the history without them.
 
     Args:
         answers: earlier ones, to which messages may refer.
-        max_audio_s: seconds of audio in all messages together.
+        limits: of audio in all messages together, and of one picture.
+        sees: whether the model takes pictures.
     Raises:
-        ClientEventError: see read_messages; audio that cannot be read, or no message.
+        ClientEventError: see read_messages; a medium that cannot be read, or no message.
     """
-    reading = _Reading(max_audio_s)
+    reading = _Reading(limits)
+    takes = (AudioUrlForm, ImageUrlForm) if sees else (AudioUrlForm,)
     instructions: list[str] = []
     items: list[HistoryItem] = []
-    for n, message in enumerate(read_messages(messages, answers, (AudioUrlForm,))):
+    for n, message in enumerate(read_messages(messages, answers, takes)):
         if message.role == "system" or message.role == "developer":
             parts = [part.text for part in message.parts if isinstance(part, TextForm)]
             instructions += [text for text in parts if text]
@@ -374,15 +384,17 @@ def history_of(
 
 
 class _Reading:
-    """State from message to message: seconds of audio left."""
+    """State from message to message: seconds of audio left, and pictures so far."""
 
-    def __init__(self, left_s: float):
-        self._left_s = left_s
+    def __init__(self, limits: InputLimits):
+        self._left_s: float = limits.max_input_audio_s
+        self._max_bytes: int = limits.max_append_bytes
+        self._n_pictures = 0
 
     def items(self, message: Message, at: str) -> list[HistoryItem]:
         """None for an answer that said nothing."""
         assert message.role != "system" and message.role != "developer"
-        parts: list[TextPart | AudioPart] = []
+        parts: list[Part] = []
         for n, part in enumerate(message.parts):
             if isinstance(part, TextForm):
                 parts.append(TextPart(part.text))
@@ -398,6 +410,12 @@ class _Reading:
                         param=at_url,
                     )
                 parts.append(self._audio(part.audio_url.url, at_url))
+            elif isinstance(part, ImageUrlForm):
+                self._n_pictures += 1
+                check_number(self._n_pictures, "messages")
+                url, path = part.image_url, f"{at}.content[{n}].image_url.url"
+                read = read_picture(url.url, url.detail, max_bytes=self._max_bytes, path=path)
+                parts.append(read.image)
         found = []
         if message.text or message.role != "assistant":
             found.append(HistoryItem(key=new_id("key"), role=message.role, parts=tuple(parts)))

@@ -182,7 +182,10 @@ def _in_words(item: Item) -> BackendItem | None:
         case AssistantItem():
             role, text = "assistant", item.visible_text
         case MessageItem():
-            words = (c.text if isinstance(c, TextContent) else c.transcript for c in item.content)
+            words = (
+                part.text if isinstance(part, TextContent) else getattr(part, "transcript", None)
+                for part in item.content
+            )
             role, text = item.role, " ".join(filter(None, words))
         case FunctionItem():  # the application's report on work
             role, text = "system", item.fields["output"]

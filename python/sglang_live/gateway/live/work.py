@@ -87,7 +87,7 @@ class Worker(Protocol):
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
-    read = usage.input_text_tokens + usage.input_audio_tokens
+    read = usage.input_tokens
     return {
         "input_tokens": read,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},

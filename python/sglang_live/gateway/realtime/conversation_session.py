@@ -22,6 +22,7 @@ from sglang_live.gateway.realtime.events import (
     SessionForm,
     SessionUpdate,
 )
+from sglang_live.gateway.realtime.item_schema import Input
 from sglang_live.gateway.realtime.response_plan import check_length, plan_response
 from sglang_live.gateway.realtime.session import Client, RealtimeSession
 from sglang_live.gateway.realtime.session_config import config_json, first_config, update_config
@@ -81,11 +82,13 @@ class ConversationSession(RealtimeSession):
                 code="frame_mode",
                 param="type",
             )
-        plan = plan_response(
+        config = self._parts.config
+        given = Input(self._config.input_format, config.inputs.max_append_bytes, config.model.sees)
+        plan = await plan_response(
             event.response,
             self._config,
             self._call.conversation,
-            max_audio_bytes=self._parts.config.inputs.max_append_bytes,
+            given=given,
             now_s=self._parts.clock.now_s(),
             voice_locked=self._call.responses.has_spoken,
         )

@@ -15,6 +15,7 @@ from msgspec import UNSET, Meta, UnsetType
 from sglang_live.gateway.beta_names import ga_event
 from sglang_live.gateway.errors import ClientEventError, cut
 from sglang_live.gateway.json_forms import Ignored, Strict, loosely_read, read_form
+from sglang_live.gateway.pictures import Detail
 
 # Characters. Responses and errors repeat these texts, and must not fill the send buffer.
 MAX_ID, MAX_NAME, MAX_HINT = 128, 512, 16_384
@@ -163,14 +164,12 @@ class SessionForm(_Settings, kw_only=True):
 
 
 class ContentForm(Strict):
-    """image_url, detail: keys of a part that its type refuses."""
-
     type: str
     text: NullableStr = None
     audio: NullableStr = None
     transcript: NullableStr = None
-    image_url: Ignored = None
-    detail: Ignored = None
+    image_url: NullableStr = None
+    detail: Detail | None = None
 
 
 class _ItemForm(Strict, kw_only=True):

@@ -17,7 +17,7 @@ from sglang_live.gateway.realtime.events import (
     ItemTruncate,
 )
 from sglang_live.gateway.realtime.item_json import item_json
-from sglang_live.gateway.realtime.item_schema import build_item, place_in
+from sglang_live.gateway.realtime.item_schema import Input, build_item, place_in
 
 # Clients compute the end from what they have played, rounded and sometimes a buffer too late. Some
 # of them end at an error, so a small excess is accepted.
@@ -34,13 +34,10 @@ class ItemEvents:
     async def create(self, event: ItemCreate, audio_format: WireFormat) -> None:
         """Raises ClientEventError, or CapacityError while all conversations together are full."""
         self._conversation.check_insert(event.item.id, event.previous_item_id)
-        item = build_item(
-            event.item,
-            audio_format,
-            max_bytes=self._parts.config.inputs.max_append_bytes,
-            path="item",
-            call_ids=self._conversation.call_ids,
-        )
+        config = self._parts.config
+        given = Input(audio_format, config.inputs.max_append_bytes, config.model.sees)
+        call_ids = self._conversation.call_ids
+        item = await build_item(event.item, given, path="item", call_ids=call_ids)
         await self._parts.context_limit.check_item(item, f"item{place_in(event.item)}")
         # Meanwhile a response may have inserted or dropped an item.
         self._conversation.check_insert(event.item.id, event.previous_item_id)

@@ -8,9 +8,10 @@ from sglang_live.gateway.call.conversation.assistant_item import (
     AssistantItem,
 )
 from sglang_live.gateway.call.conversation.items import (
-    AudioContent,
+    Content,
     FunctionCallItem,
     FunctionItem,
+    ImageContent,
     Item,
     MessageItem,
     TextContent,
@@ -18,7 +19,7 @@ from sglang_live.gateway.call.conversation.items import (
 
 
 def item_json(item: Item, audio_format: WireFormat | None = None) -> dict[str, Any]:
-    """audio_format: of the audio in it; None: without audio."""
+    """audio_format: of the audio in it; None: without audio and pictures."""
     match item:
         case AssistantItem():
             content = [_spoken(item, with_audio=audio_format is not None)]
@@ -50,9 +51,14 @@ def _spoken(item: AssistantItem, *, with_audio: bool) -> dict[str, Any]:
     return shown
 
 
-def _content(part: TextContent | AudioContent, audio_format: WireFormat | None) -> dict[str, Any]:
+def _content(part: Content, audio_format: WireFormat | None) -> dict[str, Any]:
     if isinstance(part, TextContent):
         return {"type": part.kind, "text": part.text}
+    if isinstance(part, ImageContent):
+        seen = {"type": "input_image", "detail": part.detail}
+        if audio_format and part.size_bytes <= MAX_RETRIEVED_AUDIO_BYTES:
+            seen["image_url"] = f"data:image/png;base64,{encode_base64(part.image.png)}"
+        return seen
     shown: dict[str, Any] = {"type": "input_audio", "transcript": part.transcript}
     if audio_format:
         duration_ms = part.audio.duration_s * 1000

@@ -3,7 +3,10 @@
 In: ItemForm. Out: Item, or ClientEventError with the path of the faulty field.
 """
 
+import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import orjson
@@ -13,6 +16,7 @@ from sglang_live.gateway.audio.codec import WireFormat, decode_base64, decode_cl
 from sglang_live.gateway.beta_names import ga_part
 from sglang_live.gateway.call.conversation.items import (
     AudioContent,
+    Content,
     FunctionItem,
     Item,
     MessageItem,
@@ -23,6 +27,7 @@ from sglang_live.gateway.call.conversation.items import (
 )
 from sglang_live.gateway.errors import ClientEventError, cut
 from sglang_live.gateway.json_forms import missing_parameter
+from sglang_live.gateway.pictures import check_number, read_picture
 from sglang_live.gateway.realtime.events import (
     ContentForm,
     FunctionCallForm,
@@ -34,7 +39,7 @@ from sglang_live.gateway.realtime.events import (
 from sglang_live.gateway.tools import check_name
 from sglang_live.ids import new_id
 
-ContentKind = TextKind | Literal["input_audio"]
+ContentKind = TextKind | Literal["input_audio", "input_image"]
 
 # Of one item: more than any model reads, and short enough to be echoed to the client.
 MAX_TEXT_CHARACTERS = 1 << 20
@@ -42,24 +47,33 @@ _MAX_PARTS = 256
 
 _CONTENT_OF_ROLE: dict[str, tuple[ContentKind, ...]] = {
     "system": ("input_text",),
-    "user": ("input_text", "input_audio"),
+    "user": ("input_text", "input_audio", "input_image"),
     "assistant": ("output_text",),
 }
+# Where a part has its content; others have a text.
+_FIELDS = {"input_audio": "audio", "input_image": "image_url"}
 _ROLES: dict[str, MessageRole] = {"system": "system", "user": "user", "assistant": "assistant"}
 
 
-def build_item(
-    form: ItemForm,
-    audio_format: WireFormat,
-    *,
-    max_bytes: int,
-    path: str,
-    call_ids: Mapping[str, bool],
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What of a client's message can be read.
+
+    max_bytes: audio, or one picture, in one event, decoded from base64.
+    sees: whether the model takes pictures.
+    """
+
+    audio_format: WireFormat
+    max_bytes: int
+    sees: bool
+
+
+async def build_item(
+    form: ItemForm, given: Input, *, path: str, call_ids: Mapping[str, bool]
 ) -> Item:
-    """Check a client's item and decode its audio.
+    """Check a client's item and decode its audio and pictures.
 
     Args:
-        max_bytes: audio in one event, decoded.
         path: place of the item in the event, for errors.
         call_ids: whether a function call has an output, by its id.
     Raises:
@@ -91,8 +105,9 @@ def build_item(
         raise ClientEventError(f"Unknown role {cut(form.role)!r}.", param=f"{path}.role")
     if len(form.content) > _MAX_PARTS:
         raise ClientEventError(f"At most {_MAX_PARTS} parts.", param=f"{path}.content")
+    check_number(sum(part.type == "input_image" for part in form.content), f"{path}.content")
     content = [
-        _content(part, form, audio_format, max_bytes=max_bytes, path=f"{path}.content[{index}]")
+        await _content(part, form, given, f"{path}.content[{index}]")
         for index, part in enumerate(form.content)
     ]
     return MessageItem(item_id, role, content)
@@ -126,28 +141,35 @@ def _characters(form: ItemForm) -> int:
     return sum(len(part.text or "") + len(part.transcript or "") for part in form.content)
 
 
-def _content(
-    part: ContentForm, form: MessageForm, audio_format: WireFormat, *, max_bytes: int, path: str
-) -> TextContent | AudioContent:
-    kind = next((kind for kind in _CONTENT_OF_ROLE[form.role] if kind == part.type), None)
+async def _content(part: ContentForm, form: MessageForm, given: Input, path: str) -> Content:
+    kinds = _CONTENT_OF_ROLE[form.role]
+    if not given.sees:
+        kinds = tuple(kind for kind in kinds if kind != "input_image")
+    kind = next((kind for kind in kinds if kind == part.type), None)
     if kind is None:
-        allowed = " or ".join(_CONTENT_OF_ROLE[form.role])
+        allowed = " or ".join(kinds)
         known = ga_part(form.role, part.type)
         hint = f" The protocol has '{known}'." if known else ""
+        if part.type == "input_image" and form.role == "user":
+            hint = " This model sees no pictures."
         raise ClientEventError(
             f"Content {cut(part.type)!r} is not supported in a {form.role} message, only "
             f"{allowed}.{hint}",
             code="unsupported_content_type",
             param=f"{path}.type",
         )
-    field = "audio" if kind == "input_audio" else "text"
+    field = _FIELDS.get(kind, "text")
     value = getattr(part, field)
     if value is None:
         raise missing_parameter(f"{path}.{field}")
+    if kind == "input_image":
+        read = partial(read_picture, max_bytes=given.max_bytes, path=f"{path}.{field}")
+        return await asyncio.to_thread(read, value, part.detail)
     if kind != "input_audio":
         return TextContent(kind, value)
-    raw = decode_base64(value, audio_format, max_bytes=max_bytes, param=f"{path}.audio")
-    return AudioContent(AudioPart(decode_clip(raw, audio_format)), part.transcript)
+    form_of = given.audio_format
+    raw = decode_base64(value, form_of, max_bytes=given.max_bytes, param=f"{path}.audio")
+    return AudioContent(AudioPart(decode_clip(raw, form_of)), part.transcript)
 
 
 def _function_call(item_id: str, form: FunctionCallForm) -> FunctionItem:
@@ -174,7 +196,7 @@ def place_in(form: ItemForm | ItemReference) -> str:
         case FunctionCallForm():
             return ".arguments"
         case MessageForm(content=[part]):
-            return ".content[0].audio" if part.type == "input_audio" else ".content[0].text"
+            return f".content[0].{_FIELDS.get(part.type, 'text')}"
         case MessageForm():
             return ".content"
     return ".id"

@@ -15,7 +15,7 @@ from sglang_live.gateway.call.responses.plan import ResponsePlan
 from sglang_live.gateway.call.settings import SessionConfig
 from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.realtime.events import ItemReference, ResponseForm
-from sglang_live.gateway.realtime.item_schema import build_item, place_in
+from sglang_live.gateway.realtime.item_schema import Input, build_item, place_in
 from sglang_live.gateway.realtime.session_config import (
     check_voice,
     common_changes,
@@ -28,12 +28,12 @@ _MAX_METADATA_KEYS = 16
 _MAX_METADATA_KEY, _MAX_METADATA_VALUE = 64, 512
 
 
-def plan_response(
+async def plan_response(
     form: ResponseForm | None,
     config: SessionConfig,
     conversation: Conversation,
     *,
-    max_audio_bytes: int,
+    given: Input,
     now_s: float,
     voice_locked: bool = False,
 ) -> ResponsePlan:
@@ -64,7 +64,7 @@ def plan_response(
     return ResponsePlan(
         config=config,
         decided_at_s=now_s,
-        context=_context(form, config, conversation, max_audio_bytes),
+        context=await _context(form, conversation, given),
         instructed=form.instructions not in (None, UNSET),
         in_conversation=form.conversation != "none",
         metadata=form.metadata,
@@ -106,8 +106,8 @@ def _check_metadata(metadata: dict[str, str]) -> None:
         )
 
 
-def _context(
-    form: ResponseForm, config: SessionConfig, conversation: Conversation, max_audio_bytes: int
+async def _context(
+    form: ResponseForm, conversation: Conversation, given: Input
 ) -> tuple[Item, ...] | None:
     if form.input is None:
         return None
@@ -118,15 +118,7 @@ def _context(
         if isinstance(entry, ItemReference):
             items.append(_referenced(entry, conversation, path))
         else:
-            items.append(
-                build_item(
-                    entry,
-                    config.input_format,
-                    max_bytes=max_audio_bytes,
-                    path=path,
-                    call_ids=call_ids,
-                )
-            )
+            items.append(await build_item(entry, given, path=path, call_ids=call_ids))
             if call_id := items[-1].call_id:
                 call_ids[call_id] = False
             if answered := items[-1].answers:

@@ -270,7 +270,7 @@ def _details(writer: ResponseWriter) -> dict[str, Any] | None:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    input_tokens = usage.input_text_tokens + usage.input_audio_tokens
+    input_tokens = usage.input_tokens
     output_tokens = usage.output_text_tokens + usage.output_audio_tokens
     return {
         "total_tokens": input_tokens + output_tokens,
@@ -279,7 +279,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "input_token_details": {
             "text_tokens": usage.input_text_tokens,
             "audio_tokens": usage.input_audio_tokens,
-            "image_tokens": 0,
+            "image_tokens": usage.input_image_tokens,
             "cached_tokens": usage.cached_tokens,
         },
         "output_token_details": {

@@ -119,7 +119,9 @@ class CallWire:
         self._call.received.put_nowait(Ended(self._call.id, "hung up"))
 
     def _fitting(self, frame: str) -> str:
-        """The event without its audio, if it exceeds what the client accepts in one message."""
+        """The event without audio and pictures, if it exceeds what the client accepts in one
+        message.
+        """
         if len(frame.encode()) <= self._most_bytes:
             return frame
         event = orjson.loads(frame)
@@ -142,7 +144,7 @@ class CallWire:
 
 
 def _drop_audio(value: Any) -> None:
-    """From parts of items. Their transcripts stay."""
+    """From parts of items, and pictures. Transcripts stay."""
     if isinstance(value, list):
         for one in value:
             _drop_audio(one)
@@ -151,5 +153,7 @@ def _drop_audio(value: Any) -> None:
             value.get("audio"), str
         ):
             del value["audio"]
+        if value.get("type") == "input_image":
+            value.pop("image_url", None)
         for one in value.values():
             _drop_audio(one)

@@ -101,9 +101,13 @@ def build_tokenizer(vocab_size: int, corpus: str | None = None) -> PreTrainedTok
     return tokenizer
 
 
-def save_processor(tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
+def save_processor(
+    tokenizer: PreTrainedTokenizerFast, directory: Path, *, sees: bool = False
+) -> None:
+    """sees: pictures are cut for the vision tower, so that the server takes some."""
+    sides = {"patch_size": 16} if sees else {}
     processor = Qwen3OmniMoeProcessor(
-        image_processor=Qwen2VLImageProcessor(),
+        image_processor=Qwen2VLImageProcessor(**sides),
         video_processor=Qwen2VLVideoProcessor(),
         feature_extractor=WhisperFeatureExtractor(feature_size=128),
         tokenizer=tokenizer,
@@ -260,7 +264,7 @@ def build(directory: Path, size: DemoSize) -> None:
     _mark_endings(model, size)
     _level_voice(model, size)
     model.save_pretrained(directory)
-    save_processor(tokenizer, directory)
+    save_processor(tokenizer, directory, sees=True)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     # The end is random per step; this keeps outputs from ending at once.
     sampling = {"temperature": 0.9, "top_k": 50, "min_new_tokens": 8}

@@ -25,6 +25,7 @@ class Qwen3OmniSpec:
     Attributes:
         good_tokens: length of a conversation that it is good for, by the demo model's own key of
             config.json; 0: not told.
+        sees: see ModelFacts.
         gives_up: how its responses begin to what it does not understand, by another such key; "":
             it calls functions (models/stand_ins.py).
         kv_values: see ModelFacts.
@@ -47,6 +48,8 @@ class Qwen3OmniSpec:
     im_start_id: int
     im_end_id: int
     audio_pad_id: int
+    image_pad_id: int
+    sees: bool
     system_id: int
     user_id: int
     assistant_id: int
@@ -106,6 +109,8 @@ class Qwen3OmniSpec:
             im_start_id=config["im_start_token_id"],
             im_end_id=config["im_end_token_id"],
             audio_pad_id=thinker["audio_token_id"],
+            image_pad_id=thinker["image_token_id"],
+            sees=_sees(path, thinker),
             system_id=config["system_token_id"],
             user_id=config["user_token_id"],
             assistant_id=config["assistant_token_id"],
@@ -127,8 +132,33 @@ class Qwen3OmniSpec:
         )
 
     @property
+    def placeholders(self) -> frozenset[int]:
+        """Tokens of the thinker that stand for audio and for pictures."""
+        return frozenset((self.audio_pad_id, self.image_pad_id))
+
+    @property
     def voices(self) -> tuple[str, ...]:
         return tuple(self.speakers)
+
+
+# The first is of newer checkpoints; the other has clips and pictures in one.
+_PROCESSORS = (("processor_config.json", "image_processor"), ("preprocessor_config.json", ""))
+
+
+def _sees(path: Path, thinker: dict[str, Any]) -> bool:
+    """Whether there is a vision tower that the checkpoint's processor cuts pictures for.
+
+    Every configuration that transformers writes has a tower, that of the demo model too.
+    """
+    tower = thinker.get("vision_config")
+    if not tower:
+        return False
+    for name, part in _PROCESSORS:
+        if (path / name).exists():
+            found = read_json(path / name)
+            patch = (found.get(part) or {} if part else found).get("patch_size")
+            return patch is not None and patch == tower.get("patch_size", 16)
+    return False
 
 
 def _script_style(talker: dict[str, Any]) -> SpeechStyle | None:
@@ -194,6 +224,7 @@ class Qwen3Omni:
             weights=path,
             voices=spec.voices,
             hears_one_utterance=spec.hears_one_utterance,
+            sees=spec.sees,
             vocab_size=spec.thinker_vocab,
             context_tokens=spec.thinker_context,
             good_tokens=spec.good_tokens,

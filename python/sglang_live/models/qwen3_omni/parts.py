@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sglang_live.core import AudioPart, HistoryItem, TextPart
+from sglang_live.core import AudioPart, HistoryItem, ImagePart, Medium, TextPart
 from sglang_live.errors import BadInputError
 from sglang_live.models.prompt import Clip, Markup, Piece, TalkerReadPrompt, Tokenizer, Words
 from sglang_live.models.qwen3_omni.family import FRAME_RATE_HZ, Qwen3OmniSpec
@@ -30,6 +30,7 @@ def _talker_config(config: dict) -> dict:
     talker, thinker = config["talker_config"], config["thinker_config"]
     text = dict(talker["text_config"])
     rope = text.pop("rope_parameters", None) or {}
+    scaling = text.get("rope_scaling") or {}  # in older checkpoints
     return {
         **text,
         "model_type": "qwen3_moe",
@@ -37,13 +38,14 @@ def _talker_config(config: dict) -> dict:
         "num_experts": text.get("num_experts") or text["num_local_experts"],
         "rope_theta": rope.get("rope_theta") or text["rope_theta"],
         # Text and audio advance all three axes of the talker's rotary embedding together, which
-        # is the plain rotary embedding. Images would not: they are refused in the gateway.
+        # is the plain rotary embedding. Pictures do not (engine/talker.py: _TalkerLayer).
         "rope_scaling": None,
         "eos_token_id": talker["codec_eos_token_id"],
         "bos_token_id": None,
         "dtype": config.get("dtype") or config.get("torch_dtype") or "bfloat16",
         "talker": {
             **{k: v for k, v in talker.items() if k != "text_config"},
+            "mrope_section": (rope or scaling).get("mrope_section", [24, 20, 20]),
             "thinker_vocab_size": thinker["text_config"]["vocab_size"],
             "tts_bos_token_id": config["tts_bos_token_id"],
             "tts_pad_token_id": config["tts_pad_token_id"],
@@ -60,6 +62,7 @@ class ChatPrompt(TalkerReadPrompt):
         self._spec = spec
         self.script_style = spec.script_style
         self.gives_up = spec.gives_up
+        self.placeholders = spec.placeholders
         self.newline_id = self.markup_ids("\n")[0]
 
     def header(self, instructions: str) -> list[Piece]:
@@ -95,7 +98,7 @@ class ChatPrompt(TalkerReadPrompt):
                     ids += piece.token_ids
                 case Clip():
                     for token_id in self.markup_ids(piece.markup):
-                        n = next(places) if token_id == self._spec.audio_pad_id else 1
+                        n = next(places) if token_id in self.placeholders else 1
                         ids += [token_id] * n
         return ids
 
@@ -112,9 +115,8 @@ class ChatPrompt(TalkerReadPrompt):
         pieces: list[Piece] = [role]
         for _, group in groupby(item.parts, key=type):
             parts = list(group)
-            clips = [_clip(part) for part in parts if isinstance(part, AudioPart)]
+            pieces += [_clip(part) for part in parts if not isinstance(part, TextPart)]
             text = "".join(part.text for part in parts if isinstance(part, TextPart))
-            pieces += clips
             if text:
                 # A token may span two texts, or the role's newline and the text after it.
                 if pieces == [role]:
@@ -124,10 +126,12 @@ class ChatPrompt(TalkerReadPrompt):
         return pieces
 
 
-def _clip(audio: AudioPart, *, begins: bool = True, ends: bool = True) -> Clip:
+def _clip(medium: Medium, *, begins: bool = True, ends: bool = True) -> Clip:
     """begins, ends: whether the audio span begins, and ends, with this clip."""
+    if isinstance(medium, ImagePart):
+        return Clip(medium, "<|vision_start|><|image_pad|><|vision_end|>")
     begin, end = "<|audio_start|>" * begins, "<|audio_end|>" * ends
-    return Clip(audio, f"{begin}<|audio_pad|>{end}")
+    return Clip(medium, f"{begin}<|audio_pad|>{end}")
 
 
 _ENGINE = "sglang_live.models.qwen3_omni.engine"
@@ -177,7 +181,7 @@ class OmniTalker:
         }
 
     def message(self, token_ids: list[int], states: np.ndarray | None) -> list[int]:
-        return self._ids.user_segment(token_ids, self._spec.audio_pad_id, states)
+        return self._ids.user_segment(token_ids, self._spec.placeholders, states)
 
     def response(self, voice: str, first_id: int) -> list[int]:
         spec = self._spec

@@ -33,15 +33,16 @@ def view_of_talker(
         prefixes: of the names of its weights.
     """
     checkpoint = checkpoint.resolve()
-    stamp = f"{checkpoint}:{(checkpoint / 'config.json').stat().st_mtime_ns}"
+    file = checkpoint / "config.json"
+    config = json.dumps(config_of(json.loads(file.read_text("utf-8"))), indent=2)
+    stamp = f"{checkpoint}:{file.stat().st_mtime_ns}:{config}"
     view = cache / f"talker-{hashlib.sha256(stamp.encode()).hexdigest()[:12]}"
     if (view / "config.json").exists():
         return view
     cache.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="view-", dir=cache))
     try:
-        config = config_of(json.loads((checkpoint / "config.json").read_text("utf-8")))
-        (scratch / "config.json").write_text(json.dumps(config, indent=2), "utf-8")
+        (scratch / "config.json").write_text(config, "utf-8")
         _link_weights(checkpoint, scratch, prefixes)
         os.replace(scratch, view)
     except OSError:

@@ -15,7 +15,7 @@ text ids the id space is
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,20 +50,21 @@ class TalkerIds:
         return self.bos + 1
 
     def user_segment(
-        self, token_ids: list[int], audio_pad_id: int, audio_rows: np.ndarray | None
+        self, token_ids: list[int], placeholders: Collection[int], rows: np.ndarray | None
     ) -> list[int]:
         """Prompt ids of one user segment, `<|im_start|>user … <|im_end|>\\n`.
 
         Args:
             token_ids: the segment in the thinker's vocabulary, placeholders expanded.
-            audio_rows: [n_placeholders, thinker_hidden], the thinker's hidden states there.
+            placeholders: ids of audio and of pictures.
+            rows: [n_placeholders, thinker_hidden], the thinker's hidden states there.
         """
-        n_places = token_ids.count(audio_pad_id)
-        n_rows = 0 if audio_rows is None else len(audio_rows)
+        n_places = sum(token in placeholders for token in token_ids)
+        n_rows = 0 if rows is None else len(rows)
         if n_rows != n_places:
-            raise ValueError(f"{n_places} audio positions, {n_rows} hidden states")
-        keys = iter(self._audio_keys(audio_rows) if audio_rows is not None and n_rows else ())
-        return [next(keys) if t == audio_pad_id else self.text + t for t in token_ids]
+            raise ValueError(f"{n_places} placeholders, {n_rows} hidden states")
+        keys = iter(self._audio_keys(rows) if rows is not None and n_rows else ())
+        return [next(keys) if t in placeholders else self.text + t for t in token_ids]
 
     def response_prefix(
         self, role: list[int], codes: list[int], first: int, voice: Sequence[int] = ()

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sglang_live.messages import Picture
 from sglang_live.models.host_copy import copy_to
 
 
@@ -23,8 +24,9 @@ class TalkerStream:
 
     Attributes:
         prompt_len: positions before the first codec frame.
-        audio: thinker hidden states in prompt order; None without audio.
+        audio: thinker hidden states in prompt order; None without audio and pictures.
         audio_at: [n_audio] int64 prompt positions of them, ascending.
+        pictures: in the prompt (see messages.py: Picture), ascending.
         text_ids: text that decode steps add to their frames, one id per frame; or the codes of the
             user's frames, for a model that hears while it speaks.
         n_text_gone: entries that text_ids has dropped at its front, because a row has them.
@@ -56,6 +58,7 @@ class TalkerStream:
     n_dropped: int = 0
     saved: "SavedRow | None" = None
     begun: Tensor | None = None
+    pictures: tuple[Picture, ...] = ()
     row: int | None = None
     n_text_written: int = 0
     n_dropped_written: int = 0
@@ -73,6 +76,26 @@ class TalkerStream:
 
     def dropped_before(self, place: int) -> int:
         return self.n_dropped if place >= self.sink else 0
+
+    @property
+    def shift(self) -> int:
+        """Position minus index of all that is behind the pictures. One of r rows and c columns has
+        r · c tokens, and the positions of the longer side (Qwen2-VL, arXiv 2409.12191).
+        """
+        return sum(max(rows, columns) - rows * columns for _, rows, columns in self.pictures)
+
+    def shifts(self, begin: int, end: int) -> Tensor:
+        """[3, end - begin]: positions in time, height and width minus index."""
+        shifts = np.zeros((3, end), np.int64)
+        for at, rows, columns in self.pictures:
+            n = rows * columns
+            if at >= end:
+                break
+            index = np.arange(n)
+            grid = np.stack([np.zeros_like(index), *np.divmod(index, columns)]) - index
+            shifts[:, at : at + n] += grid[:, : end - at]
+            shifts[:, at + n :] += max(rows, columns) - n
+        return torch.from_numpy(shifts[:, begin:])
 
     def drop(self, sink: int, n_frames: int) -> None:
         self.sink = sink
@@ -118,6 +141,7 @@ class TalkerRows:
     past_hidden: [n_rows, hidden], normalised hidden state that chose the latest code 0.
     prompt_len:  [n_rows] int64.
     n_dropped:   [n_rows] int64, frames that compaction has dropped.
+    shift:       [n_rows] int64, see TalkerStream.
     text_ids:    [n_rows, max_frames] int32, tts_pad where no text has come; or [..., n_heard], the
                  codes of the user's frames.
     codes:       [n_rows, max_frames, n_codes] int16, those of a frame that its id does not tell,
@@ -147,6 +171,7 @@ class TalkerRows:
         self.past_hidden = torch.zeros(n_rows, hidden, device=device, dtype=dtype)
         self.prompt_len = torch.zeros(n_rows, device=device, dtype=torch.int64)
         self.n_dropped = torch.zeros(n_rows, device=device, dtype=torch.int64)
+        self.shift = torch.zeros(n_rows, device=device, dtype=torch.int64)
         self.seed = torch.zeros(n_rows, device=device, dtype=torch.int64)
         self.greedy = torch.ones(n_rows, device=device, dtype=torch.bool)
         self.seen = torch.zeros(n_rows, codec_vocab, device=device, dtype=torch.bool)
@@ -162,6 +187,7 @@ class TalkerRows:
         # Not by assignment, which copies a number from pageable memory and waits for the device.
         self.prompt_len[row].fill_(stream.prompt_len)
         self.n_dropped[row].fill_(stream.n_dropped)
+        self.shift[row].fill_(stream.shift)
         self.seed[row].fill_(stream.seed)
         self.greedy[row].fill_(stream.greedy)
         self.penalty[row].fill_(stream.penalty)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_live.messages import ForgetStates, TalkerStates
+from sglang_live.messages import ForgetStates, Picture, TalkerStates
 from sglang_live.models.family import TalkerModel
 
 # An eighth of the context is for speech.
@@ -73,12 +73,14 @@ MOST_STATES_BYTES = 2 << 30
 class _Segment:
     """
     ids: of the message, as the talker's prompt has them.
-    n_states: its audio positions.
-    states_id: of its TalkerStates. None: it has no audio, or the scheduler does not hold it.
+    n_states: its positions of audio and pictures.
+    pictures: see WireSegment.
+    states_id: of its TalkerStates. None: it has none, or the scheduler does not hold them.
     """
 
     ids: list[int]
     n_states: int
+    pictures: list[Picture]
     states_id: int | None = None
 
 
@@ -86,13 +88,15 @@ class _Segment:
 class Prompt:
     """
     ids: of user messages, one after the other.
-    states_at: positions of audio in it.
+    states_at: positions of audio and pictures in it.
     states: ids of the TalkerStates at these positions, in order.
+    pictures: with their places in it.
     """
 
     ids: list[int]
     states_at: list[int]
     states: list[int]
+    pictures: list[Picture]
 
 
 class Segments:
@@ -131,12 +135,19 @@ class Segments:
         known = self._sessions.get(session, {})
         return [key for key in keys if key not in known or _lacks_states(known[key])]
 
-    def add(self, session: str, key: str, token_ids: list[int], states: np.ndarray | None) -> None:
+    def add(
+        self,
+        session: str,
+        key: str,
+        token_ids: list[int],
+        states: np.ndarray | None,
+        pictures: Sequence[Picture] = (),
+    ) -> None:
         """Add a message, or its states again.
 
         Args:
             token_ids: with a placeholder for each of its states.
-            states: [n_states, thinker_hidden]; None: it has no audio.
+            states: [n_states, thinker_hidden]; None: it has neither audio nor pictures.
         """
         known = self._sessions.setdefault(session, {})
         old = known.get(key)
@@ -144,7 +155,8 @@ class Segments:
             self.n_requested += _lacks_states(old)
             self._forget([old])
         ids = self._model.message(token_ids, states)
-        segment = known[key] = _Segment(ids, 0 if states is None else len(states))
+        n_states = 0 if states is None else len(states)
+        segment = known[key] = _Segment(ids, n_states, list(pictures))
         if segment.n_states and states is not None:
             self._last_id += 1
             segment.states_id = self._last_id
@@ -163,8 +175,10 @@ class Segments:
         ids: list[int] = []
         states_at: list[int] = []
         states: list[int] = []
+        pictures: list[Picture] = []
         for key in keys:
             segment = known[key]
+            pictures += [(len(ids) + at, n, m) for at, n, m in segment.pictures]
             if segment.n_states:
                 assert segment.states_id is not None, "its states are missing"
                 states.append(segment.states_id)
@@ -172,7 +186,7 @@ class Segments:
                 first, least = len(ids), self._model.first_state_id
                 states_at += [first + i for i, t in enumerate(segment.ids) if t >= least]
             ids += segment.ids
-        return Prompt(ids, states_at, states)
+        return Prompt(ids, states_at, states, pictures)
 
     def keep_only(self, session: str, keys: Iterable[str]) -> None:
         """Drop the session's other messages."""

@@ -244,7 +244,8 @@ class TalkerStage:
     def _add(self, session: str, segments: list[WireSegment], frames: list[bytes]) -> None:
         for segment in segments:
             states = None if segment.states is None else wire.take(segment.states, frames)
-            self._segments.add(session, segment.key, segment.token_ids, states)
+            key, ids = segment.key, segment.token_ids
+            self._segments.add(session, key, ids, states, segment.pictures)
 
     def _announce(
         self, request: TalkerRequest, session: str, first_id: int
@@ -270,6 +271,7 @@ class TalkerStage:
                 slack_frames=request.slack_frames,
                 codes=request.codes,
                 n_frames=request.n_frames,
+                pictures=prompt.pictures,
             )
         )
         self._segments.make_room()

@@ -1,4 +1,4 @@
-"""The thinker's hidden states at audio positions, collected from the scheduler's process."""
+"""The thinker's states at audio and pictures, collected from the scheduler's process."""
 
 import asyncio
 import time
@@ -7,7 +7,7 @@ from collections import OrderedDict
 import numpy as np
 
 from sglang_live.errors import StageFailedError
-from sglang_live.messages import HiddenRows
+from sglang_live.messages import HiddenRows, Picture
 
 # States leave the scheduler before the first token does, but through another socket.
 ARRIVAL_TIMEOUT_S = 5.0
@@ -23,9 +23,9 @@ class AudioStates:
         self._taken: OrderedDict[str, float] = OrderedDict()
         self._changed = asyncio.Condition()
 
-    async def of(self, rid: str, n_rows: int, begin: int) -> np.ndarray:
-        """[n_rows, thinker_hidden] of one request, in prompt order and in the engine's dtype
-        (engine_channel/states.py).
+    async def of(self, rid: str, n_rows: int, begin: int) -> tuple[np.ndarray, list[Picture]]:
+        """Of one request: the states [n_rows, thinker_hidden], in prompt order and in the engine's
+        dtype (engine_channel/states.py); and its pictures, with places in the session.
 
         Args:
             begin: position of the request's first new token. It may compute older ones again.
@@ -46,7 +46,10 @@ class AudioStates:
         )
         # A retracted prefill reports its positions twice, with the same states.
         positions, first = np.unique(at, return_index=True)
-        return rows[first[positions >= begin]]
+        pictures = sorted(
+            {picture for c in chunks for picture in c.pictures if picture[0] >= begin}
+        )
+        return rows[first[positions >= begin]], pictures
 
     def _positions(self, rid: str, begin: int) -> set[int]:
         _, chunks = self._chunks.get(rid, (0.0, []))

@@ -60,6 +60,7 @@ class Hearing:
         texts = [
             await self._words_of(part.pcm, is_told) if isinstance(part, AudioPart) else part.text
             for part in item.parts
+            if isinstance(part, AudioPart | TextPart)  # the gateway refuses pictures
         ]
         words = " ".join(text for text in texts if text)
         if words and not item.opens:

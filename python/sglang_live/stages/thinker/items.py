@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
-from sglang_live.core import AudioPart, HistoryItem, Role, TextPart
-from sglang_live.messages import WireAudio, WireItem, WireText
+from sglang_live.core import AudioPart, HistoryItem, ImagePart, Part, Role, TextPart
+from sglang_live.messages import WireAudio, WireImage, WireItem, WireText
 from sglang_live.sound.clip_form import ClipForm
 from sglang_live.stages.transport import wire
 
@@ -37,10 +37,14 @@ def formed(item: HistoryItem, form: ClipForm) -> HistoryItem:
     return replace(item, parts=parts)
 
 
-def _part(part: WireText | WireAudio, frames: list[bytes]) -> TextPart | AudioPart:
-    if isinstance(part, WireAudio):
-        return AudioPart(wire.take(part.pcm, frames))
-    return TextPart(part.text)
+def _part(part: WireText | WireAudio | WireImage, frames: list[bytes]) -> Part:
+    match part:
+        case WireAudio():
+            return AudioPart(wire.take(part.pcm, frames))
+        case WireImage():
+            return ImagePart(wire.take(part.png, frames).tobytes(), part.width, part.height)
+        case WireText():
+            return TextPart(part.text)
 
 
 # Audio of a session that is not packed; with more, all but the newest item's is.

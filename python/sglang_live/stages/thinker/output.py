@@ -24,7 +24,7 @@ class ResponseOutput:
 
     Attributes:
         finish: "" until the response ends.
-        n_audio: tokens of new audio in the prompt.
+        n_audio, n_image: tokens of new audio, and of new pictures, in the prompt.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ResponseOutput:
         self.ids: list[int] = []
         self.parts = parts
         self.finish = ""
-        self.n_audio = 0
+        self.n_audio = self.n_image = 0
         self._n_sent = 0
         self._sent = ""
         self._n_unreported = 0

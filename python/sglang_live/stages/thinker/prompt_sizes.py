@@ -5,7 +5,7 @@ from copy import deepcopy
 from math import ceil
 from typing import Any
 
-from sglang_live.core import AudioPart, HistoryItem
+from sglang_live.core import HistoryItem, ImagePart, Medium
 from sglang_live.errors import ContextLengthError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import MeasurePrompt, PromptMeasured
@@ -46,9 +46,14 @@ def check_header(prompt: PiecewisePrompt, instructions: str, room_tokens: int) -
 
 def most_tokens_of(prompt: PiecewisePrompt, item: HistoryItem) -> int:
     """An upper bound of the tokens that the item adds to a session."""
-    clips = (part for part in item.parts if isinstance(part, AudioPart))
-    places = (AUDIO_TOKENS_PER_S * (ceil(c.duration_s) + 1) for c in clips)
-    return prompt.n_tokens(prompt.item(item), places)
+    media = (part for part in item.parts if isinstance(part, Medium))
+    return prompt.n_tokens(prompt.item(item), map(_most_places, media))
+
+
+def _most_places(medium: Medium) -> int:
+    if isinstance(medium, ImagePart):
+        return medium.most_tokens
+    return AUDIO_TOKENS_PER_S * (ceil(medium.duration_s) + 1)
 
 
 def newest_that_fit(
@@ -131,7 +136,7 @@ class PromptSizes:
         return PromptMeasured(
             request.job_id,
             header_tokens=n_header,
-            item_tokens=sum(n_texts) + n_audio,
+            item_tokens=sum(n_texts) + n_audio + request.picture_tokens,
             most_header_tokens=room_for_header(room),
             most_tokens=room,
         )

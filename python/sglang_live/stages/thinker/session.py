@@ -16,7 +16,7 @@ from typing import Any
 import soundfile as sf
 
 from sglang_live import ids
-from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem
+from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem, ImagePart, TextPart
 from sglang_live.ids import FLEX_PREFIX, TEXT_PREFIX, THINK_PREFIX, TURN_PREFILL_PREFIX
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import RetainSession
@@ -65,7 +65,10 @@ def append_request(name: str, append: Append, sampling: dict) -> dict:
     request: dict = {"sampling_params": sampling, "session_params": {"id": name}}
     if not append.clips:
         return request | {"input_ids": list(append.token_ids)}
-    return request | {"prompt": append.text, "audio_data": [wav_bytes(c) for c in append.clips]}
+    sounds = [wav_bytes(clip) for clip in append.clips if isinstance(clip, AudioPart)]
+    pictures = [clip.png for clip in append.clips if isinstance(clip, ImagePart)]
+    media = {"audio_data": sounds, "image_data": pictures}
+    return request | {"prompt": append.text} | {name: data for name, data in media.items() if data}
 
 
 def wav_bytes(clip: AudioPart) -> bytes:
@@ -586,7 +589,7 @@ def _brought(history: list[HistoryItem]) -> list[HistoryItem]:
 
     def is_written(item: HistoryItem) -> bool:
         is_whole = item.opens and item.closes and item.token_ids is None
-        return is_whole and not any(isinstance(part, AudioPart) for part in item.parts)
+        return is_whole and all(isinstance(part, TextPart) for part in item.parts)
 
     items = [*takewhile(is_written, history)]
     while items and items[-1].role != "assistant":

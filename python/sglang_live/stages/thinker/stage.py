@@ -4,7 +4,8 @@ import asyncio
 import os
 from collections import defaultdict
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ import numpy as np
 from sglang_live.aio import result_with, vital
 from sglang_live.bridge.platform import cpu
 from sglang_live.clock import MonotonicClock
-from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem, TextPart
+from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem, Medium, TextPart
 from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV, RADIX_BACKEND
 from sglang_live.errors import DeadlineError, ItemsMissingError
 from sglang_live.ids import WARM_UP
@@ -24,6 +25,7 @@ from sglang_live.messages import (
     Interrupt,
     MeasurePrompt,
     NativeRetained,
+    Picture,
     PolicyReport,
     Promote,
     Retained,
@@ -283,6 +285,7 @@ class ThinkerStage:
                 text=output.parts.spoken,
                 n_prompt=max(0, state.n_prompt - n_before),
                 n_audio=output.n_audio,
+                n_image=output.n_image,
                 n_cached=state.n_cached,
                 rebuilt=state.rebuilt,
                 gone=[*state.dropped, *gone],
@@ -351,7 +354,7 @@ class ThinkerStage:
             cache_salt=request.cache_salt,
         )
         prefilled: list[HistoryItem] = []
-        clips: list[np.ndarray] = []
+        clips: list[_Clip] = []
         told: dict[str, list[int]] = {}
         async with aclosing(turn) as events:
             async for event in events:
@@ -361,7 +364,9 @@ class ThinkerStage:
                     case Prefilled():
                         if event.append.clips:
                             clips.append(await self._clip_states(event))
-                            output.n_audio += len(clips[-1])
+                            n_places = len(clips[-1].states)
+                            output.n_audio += n_places if clips[-1].picture is None else 0
+                            output.n_image += n_places if clips[-1].picture is not None else 0
                     case Generated():
                         if prefilled:
                             told = await self._send_segments(job, prefilled, clips)
@@ -398,24 +403,44 @@ class ThinkerStage:
         self._items[session_id] = {key: known[key] for key in request.keys}
         return [known[key] for key in request.keys]
 
-    async def _clip_states(self, event: Prefilled) -> np.ndarray:
-        """The thinker's states [n_placeholders, thinker_hidden] of one clip just prefilled."""
+    async def _clip_states(self, event: Prefilled) -> "_Clip":
+        """Of one clip, or picture, just prefilled."""
         n_places = self.prompt.n_places(event.append, event.n_new)
-        return await self._states.of(event.rid, n_places, event.begin)
+        states, pictures = await self._states.of(event.rid, n_places, event.begin)
+        return _Clip(states, pictures[0] if pictures else None)
 
     async def _send_segments(
-        self, job: ServedJob, items: list[HistoryItem], clips: list[np.ndarray]
+        self, job: ServedJob, items: list[HistoryItem], clips: list["_Clip"]
     ) -> dict[str, list[int]]:
         """Returns what ThinkerSession.told has of the items."""
         left, told = iter(clips), dict[str, list[int]]()
         prompt = self._talker_reads
         for item in items:
-            states = [next(left) for part in item.parts if isinstance(part, AudioPart)]
-            told[item.key] = [len(s) for s in states]
+            own = [next(left) for part in item.parts if isinstance(part, Medium)]
+            n_places = told[item.key] = [len(clip.states) for clip in own]
             if prompt is None or item.role != "user" or item.token_ids is not None:
                 continue
             tensors = job.tensors()
-            ref = tensors.put(np.concatenate(states)) if states else None
-            ids = prompt.segment_ids(item, [len(s) for s in states])
-            await job.send(UserSegment(job.job_id, WireSegment(item.key, ids, ref)), tensors)
+            ref = tensors.put(np.concatenate([clip.states for clip in own])) if own else None
+            ids = prompt.segment_ids(item, n_places)
+            places = [at for at, token in enumerate(ids) if token in prompt.placeholders]
+            begins = accumulate(n_places, initial=0)
+            pictures = [
+                (places[begin], *clip.picture[1:])
+                for begin, clip in zip(begins, own, strict=False)
+                if clip.picture is not None
+            ]
+            segment = WireSegment(item.key, ids, ref, pictures)
+            await job.send(UserSegment(job.job_id, segment), tensors)
         return told
+
+
+@dataclass(frozen=True, slots=True)
+class _Clip:
+    """
+    states: the thinker's, [n_placeholders, thinker_hidden].
+    picture: with its place in the session; None: it is audio.
+    """
+
+    states: np.ndarray
+    picture: Picture | None

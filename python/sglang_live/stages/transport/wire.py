@@ -27,6 +27,7 @@ from sglang_live.messages import (
     ThinkerRequest,
     UserSegment,
     WireAudio,
+    WireImage,
 )
 
 log = logging.getLogger(__name__)
@@ -210,7 +211,11 @@ def _refs(message: AnyMessage) -> Iterator[TensorRef]:
         yield message.segment.states
     elif isinstance(message, ThinkerRequest):
         parts = (part for item in message.items for part in item.parts)
-        yield from (part.pcm for part in parts if isinstance(part, WireAudio))
+        for part in parts:
+            if isinstance(part, WireAudio):
+                yield part.pcm
+            elif isinstance(part, WireImage):
+                yield part.png
     elif isinstance(message, TalkerRequest | TalkerSegments):
         yield from (s.states for s in message.segments if s.states is not None)
 

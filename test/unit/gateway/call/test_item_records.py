@@ -5,20 +5,21 @@ import dataclasses
 import numpy as np
 import pytest
 
-from sglang_live.core import AudioPart, HistoryItem, TextPart, TurnDone, Usage
+from sglang_live.core import AudioPart, HistoryItem, ImagePart, TextPart, TurnDone, Usage
 from sglang_live.gateway.audio.codec import PCMU
 from sglang_live.gateway.call.conversation.assistant_item import AssistantItem
 from sglang_live.gateway.call.conversation.item_records import (
     items_of,
+    media_of,
+    medium_record,
     record_of,
-    sound_record,
-    sounds_of,
     state_of,
 )
 from sglang_live.gateway.call.conversation.items import (
     AudioContent,
     FunctionCallItem,
     FunctionItem,
+    ImageContent,
     Item,
     MessageItem,
     TextContent,
@@ -35,16 +36,18 @@ def noise(n: int) -> np.ndarray:
 
 def again(*items: Item) -> list[Item]:
     sounds = {
-        (item.id, n): sound_record(audio)
+        (item.id, n): medium_record(audio)
         for item in items
-        for n, audio in enumerate(sounds_of(item))
+        for n, audio in enumerate(media_of(item))
     }
     return items_of([record_of(item) for item in items], lambda *at: sounds[at])
 
 
 def seen(item: HistoryItem) -> tuple:
     parts = [
-        (part.begin, part.n_samples, part.digest) if isinstance(part, AudioPart) else part
+        part
+        if isinstance(part, TextPart)
+        else (getattr(part, "begin", 0), getattr(part, "n_samples", 0), part.digest)
         for part in item.parts
     ]
     return item.key, item.role, parts, item.token_ids, item.opens, item.closes
@@ -77,8 +80,9 @@ def heard(n: int, transcript: str | None = None) -> AudioContent:
         message("assistant", TextContent("output_text", "yes"), TextContent("output_text", "no")),
         message("user", heard(4000, "words"), TextContent("input_text", "and"), heard(16_000)),
         message("user", AudioContent(AudioPart(np.zeros(0, np.int16)))),
+        message("user", heard(4000), ImageContent(ImagePart(b"png", 3, 2), "low"), heard(800)),
     ],
-    ids=["text", "empty", "several", "sounds", "no sound"],
+    ids=["text", "empty", "several", "sounds", "no sound", "picture"],
 )
 def test_a_message_is_the_same(item):
     [other] = again(item)
@@ -91,7 +95,7 @@ def test_a_message_of_packed_sound_is_the_same():
     item = message("user", AudioContent(packed, "words"))
     [other] = again(item)
     same(item, other)
-    assert (sounds_of(other)[0].pcm == packed.pcm).all()
+    assert (media_of(other)[0].pcm == packed.pcm).all()
 
 
 def test_pieces_of_an_utterance_keep_keys_and_stretches():

@@ -15,6 +15,7 @@ from openai import AsyncOpenAI
 from sglang_live.core import OUTPUT_RATE_HZ, AudioDelta, AudioPart, TextPart, TranscriptDelta
 from sglang_live.errors import StageUnavailableError
 from sglang_live.gateway.http import chat
+from test.pictures import noise, uri_of
 from test.unit.gateway.fakes import MODEL, FakeOrchestrator, app_of, done, full, spoken, tone
 from test.unit.gateway.live_server import listening
 
@@ -455,3 +456,42 @@ async def test_thinking_is_switched_by_its_name_alone():
     assert response.status_code == 200
     response = await ask(FakeOrchestrator([spoken("Yes.")]), enable_thinking=True)
     assert response.json()["error"]["param"] == "enable_thinking"
+
+
+# --- pictures ---
+
+
+async def look(url: str, sees: bool = True, **fields) -> tuple[FakeOrchestrator, httpx.Response]:
+    orchestrator = FakeOrchestrator([spoken("A lamp.", 80)])
+    body = {
+        "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": fields}]}],
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "bob", "format": "wav"},
+    }
+    fields["url"] = url
+    transport = httpx.ASGITransport(app_of(orchestrator, sees=sees))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        return orchestrator, await http.post(PATH, json=body)
+
+
+async def test_a_spoken_answer_sees_pictures():
+    orchestrator, response = await look(uri_of(noise(64, 32)), detail="low")
+    [item] = orchestrator.turns[0].history
+    assert (item.parts[0].width, item.parts[0].height) == (64, 32)
+    assert response.json()["usage"]["prompt_tokens_details"]["image_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "sees", "code", "why"),
+    [
+        ("https://example.com/a.png", True, "invalid_value", "fetches no pictures"),
+        ("data:image/png;base64,AAAA", True, "invalid_picture", "no picture"),
+        ("data:image/webp;base64,AAAA", True, "invalid_value", "image/webp"),
+        (uri_of(noise(8, 8)), False, "unsupported_content_type", "image_url is not supported"),
+    ],
+)
+async def test_a_bad_picture_is_refused_with_its_place(url, sees, code, why):
+    _, response = await look(url, sees)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, code)
+    assert error["param"].startswith("messages[0].content[0].") and why in error["message"]

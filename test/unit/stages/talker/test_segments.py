@@ -17,7 +17,7 @@ class FakeModel:
     first_state_id = IDS.audio
 
     def message(self, token_ids: list[int], states: np.ndarray | None) -> list[int]:
-        return IDS.user_segment(token_ids, PAD, states)
+        return IDS.user_segment(token_ids, {PAD}, states)
 
 
 class World:
@@ -64,7 +64,7 @@ def test_each_message_of_a_conversation_goes_to_the_scheduler_once(world):
 def test_a_message_without_audio_has_no_states(world):
     world.add("u1", 0)
     assert world.messages == []
-    assert world.segments.prompt("s", ["u1"]) == Prompt([IDS.text + 1, IDS.text + 2], [], [])
+    assert world.segments.prompt("s", ["u1"]) == Prompt([IDS.text + 1, IDS.text + 2], [], [], [])
 
 
 def test_beyond_the_bound_what_was_used_longest_ago_is_forgotten_and_requested_again(world):
@@ -104,3 +104,10 @@ def test_states_in_bfloat16_take_half_the_bytes(world):
     world.segments.add("s", "u1", [PAD, PAD], np.zeros((2, WIDTH), "<u2"))
     [message] = world.messages
     assert (message.dtype, message.n_rows, len(message.rows)) == ("<u2", 2, 2 * ROW_BYTES // 2)
+
+
+def test_a_prompt_has_the_places_of_its_pictures(world):
+    states = np.zeros((4, WIDTH), np.float32)
+    world.add("u1", 2)
+    world.segments.add("s", "u2", [1, 5, *4 * [PAD], 2], states, [(2, 2, 2)])
+    assert world.segments.prompt("s", ["u1", "u2"]).pictures == [(6, 2, 2)]

@@ -3,11 +3,14 @@
 import asyncio
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-from sglang_live.core import HistoryItem, TextPart
+from sglang_live.core import HistoryItem, ImagePart, TextPart
 from sglang_live.errors import ContextLengthError
 from sglang_live.messages import MeasurePrompt
-from sglang_live.stages.thinker.prompt_sizes import PromptSizes
+from sglang_live.stages.thinker.prompt_sizes import PromptSizes, most_tokens_of
 from sglang_live.stages.thinker.session import ThinkerSession, TurnState
 from test.unit.stages.fake_engine import PROMPT, TOKENIZER, FakeEngine
 
@@ -43,6 +46,20 @@ def test_functions_count_with_the_instructions_as_the_model_is_told_of_them():
 
 def test_a_recording_counts_its_whole_seconds():
     assert measure(clips_s=[1.99, 3.0, 0.5]).item_tokens == 4 * 13
+
+
+@given(
+    width=st.integers(1, 4000),
+    height=st.integers(1, 4000),
+    smallest=st.sampled_from((3136, 65_536)),
+)
+def test_the_tokens_of_a_picture_are_within_its_bounds(width, height, smallest):
+    assume(width * height <= 2048 * 1024 and max(width, height) <= 100 * min(width, height))
+    rows, columns = smart_resize(height, width, 32, smallest, 12_845_056)
+    picture = ImagePart(b"", width, height)
+    assert picture.least_tokens <= rows * columns // 32**2 <= picture.most_tokens
+    item = HistoryItem(key="a", role="user", parts=(TextPart("look"), picture))
+    assert most_tokens_of(PROMPT, item) > picture.most_tokens
 
 
 @pytest.mark.parametrize("n_words", range(300, 420, 7))

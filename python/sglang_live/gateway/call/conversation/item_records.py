@@ -1,6 +1,6 @@
 """Items of a conversation as records of a journal, and back.
 
-Sounds are records of their own, because an item may change when its sound does not.
+Sounds and pictures are records of their own, because an item may change when these do not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,13 +9,24 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from sglang_live.core import AudioPart, HistoryItem, Role, TextPart, TurnDone, Usage
+from sglang_live.core import (
+    AudioPart,
+    HistoryItem,
+    ImagePart,
+    Medium,
+    Role,
+    TextPart,
+    TurnDone,
+    Usage,
+)
 from sglang_live.gateway.audio.codec import FORMATS
 from sglang_live.gateway.call.conversation.assistant_item import AssistantItem
 from sglang_live.gateway.call.conversation.items import (
     AudioContent,
+    Content,
     FunctionCallItem,
     FunctionItem,
+    ImageContent,
     Item,
     MessageItem,
     MessageRole,
@@ -68,7 +79,7 @@ class _Piece(msgspec.Struct, frozen=True, array_like=True):
         for part in item.parts:
             if isinstance(part, TextPart):
                 text = part.text
-            else:
+            elif isinstance(part, AudioPart):
                 begin, end = part.begin, part.begin + part.n_samples
         return _Piece(item.key, item.opens, item.closes, text, begin, end)
 
@@ -84,9 +95,9 @@ class _Piece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Content(msgspec.Struct, frozen=True, array_like=True):
-    """kind: of a text, or "audio". text: the transcript of a sound."""
+    """kind: of a text, or "audio" or "image". text: a sound's transcript, a picture's detail."""
 
-    kind: Literal["input_text", "output_text", "audio"]
+    kind: Literal["input_text", "output_text", "audio", "image"]
     text: str | None
 
 
@@ -152,6 +163,12 @@ class _Sound(msgspec.Struct, frozen=True, array_like=True):
     digest: bytes
 
 
+class _Picture(msgspec.Struct, frozen=True, array_like=True):
+    png: bytes
+    width: int
+    height: int
+
+
 def state_of(item: Item) -> tuple[Any, ...]:
     """What of the item's record may change, cheaply."""
     match item:
@@ -172,12 +189,7 @@ def record_of(item: Item) -> bytes:
             return _encode(_speech_of(item))
         case MessageItem():
             seen = item.history()
-            content = tuple(
-                _Content("audio", part.transcript)
-                if isinstance(part, AudioContent)
-                else _Content(part.kind, part.text)
-                for part in item.content
-            )
+            content = tuple(map(_content_of, item.content))
             several = item.pieces() if item.pieces() != (() if seen is None else (seen,)) else ()
             pieces = tuple(map(_Piece.of, several))
             key = None if seen is None else seen.key
@@ -197,42 +209,59 @@ def record_of(item: Item) -> bytes:
     raise TypeError(f"no record for {type(item).__name__}")
 
 
-def sounds_of(item: Item) -> list[AudioPart]:
-    """Those of its content, in order."""
-    content = item.content if isinstance(item, MessageItem) else ()
-    return [part.audio for part in content if isinstance(part, AudioContent)]
+def _content_of(part: Content) -> _Content:
+    match part:
+        case AudioContent():
+            return _Content("audio", part.transcript)
+        case ImageContent():
+            return _Content("image", part.detail)
+        case TextContent():
+            return _Content(part.kind, part.text)
 
 
-def sound_record(audio: AudioPart) -> bytes:
+def media_of(item: Item) -> list[Medium]:
+    """Sounds and pictures of its content, in order."""
+    media: list[Medium] = []
+    for part in item.content if isinstance(item, MessageItem) else ():
+        if isinstance(part, AudioContent):
+            media.append(part.audio)
+        elif isinstance(part, ImageContent):
+            media.append(part.image)
+    return media
+
+
+def medium_record(medium: Medium) -> bytes:
     """Takes milliseconds, in any thread."""
-    sound = audio.packed().sound if audio.n_samples else PackedSound(b"", 0, b"")
+    if isinstance(medium, ImagePart):
+        return _encode(_Picture(medium.png, medium.width, medium.height))
+    sound = medium.packed().sound if medium.n_samples else PackedSound(b"", 0, b"")
     assert isinstance(sound, PackedSound)
     return _encode(_Sound(sound.data, sound.n_samples, sound.digest))
 
 
-def items_of(records: Sequence[bytes], sound: Callable[[str, int], bytes]) -> list[Item]:
+def items_of(records: Sequence[bytes], medium: Callable[[str, int], bytes]) -> list[Item]:
     """The items of these records, in order.
 
     Args:
-        sound: record of a sound, by its item's id and its number there.
+        medium: record of a sound or picture, by its item's id and its number there.
     Raises:
         msgspec.DecodeError: one is not of this form.
     """
     items: dict[str, Item] = {}
     for data in records:
         record = _decoder.decode(data)
-        items[record.id] = _item_of(record, sound, items)
+        items[record.id] = _item_of(record, medium, items)
     return list(items.values())
 
 
 def _item_of(
     record: _Message | _Function | _Call | _Speech,
-    sound: Callable[[str, int], bytes],
+    medium: Callable[[str, int], bytes],
     items: Mapping[str, Item],
 ) -> Item:
     match record:
         case _Message():
-            return _message_of(record, sound)
+            return _message_of(record, medium)
         case _Function():
             return FunctionItem(record.id, record.kind, record.fields, record.seen.item())
         case _Call():
@@ -253,15 +282,21 @@ def _left() -> Item:
     return item
 
 
-def _message_of(record: _Message, sound: Callable[[str, int], bytes]) -> MessageItem:
-    content: list[TextContent | AudioContent] = []
-    n_sounds = 0
+def _message_of(record: _Message, medium: Callable[[str, int], bytes]) -> MessageItem:
+    content: list[Content] = []
+    n_media = 0
     for part in record.content:
-        if part.kind == "audio":
-            content.append(AudioContent(_audio_of(sound(record.id, n_sounds)), part.text))
-            n_sounds += 1
-        else:
+        if part.kind in ("input_text", "output_text"):
             content.append(TextContent(part.kind, part.text or ""))
+            continue
+        data = medium(record.id, n_media)
+        n_media += 1
+        if part.kind == "audio":
+            content.append(AudioContent(_audio_of(data), part.text))
+        else:
+            picture = msgspec.msgpack.decode(data, type=_Picture)
+            image = ImagePart(picture.png, picture.width, picture.height)
+            content.append(ImageContent(image, part.text or ""))
     audio = next((part.audio for part in content if isinstance(part, AudioContent)), None)
     pieces = tuple(piece.item(record.role, audio) for piece in record.pieces) if audio else ()
     item = MessageItem(record.id, record.role, content, pieces)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sglang_live.core import AudioPart, HistoryItem, TextPart
+from sglang_live.core import AudioPart, HistoryItem, ImagePart, TextPart
 from sglang_live.gateway.tools import FunctionCall
 from sglang_live.ids import new_id
 from sglang_live.sound.packed import PackedSound, Samples
@@ -42,6 +42,24 @@ class AudioContent:
     @property
     def size_bytes(self) -> int:
         return self.audio.size_bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageContent:
+    """detail: as the client asked for it."""
+
+    image: ImagePart
+    detail: str
+
+    def part(self) -> ImagePart:
+        return self.image
+
+    @property
+    def size_bytes(self) -> int:
+        return self.image.size_bytes
+
+
+Content = TextContent | AudioContent | ImageContent
 
 
 class Item:
@@ -102,7 +120,7 @@ class MessageItem(Item):
         self,
         item_id: str,
         role: MessageRole,
-        content: Iterable[TextContent | AudioContent],
+        content: Iterable[Content],
         pieces: tuple[HistoryItem, ...] = (),
         is_speech: Callable[[Samples], bool] | None = None,
     ):
@@ -110,7 +128,7 @@ class MessageItem(Item):
         self._is_speech = is_speech
         self.is_silent = False
         self.role = role
-        self.content: tuple[TextContent | AudioContent, ...] = tuple(content)
+        self.content: tuple[Content, ...] = tuple(content)
         parts = tuple(part for part in (c.part() for c in self.content) if part)
         self._history = HistoryItem(key=new_id("key"), role=role, parts=parts) if parts else None
         self._pieces = _stretches_of(self._audio[0], pieces) if pieces else ()

@@ -12,6 +12,7 @@ from sglang.srt.layers.linear import (
 from sglang.srt.layers.moe.ep_moe.layer import get_moe_impl_class
 from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
 from sglang.srt.layers.moe.topk import TopK
+from sglang.srt.layers.rotary_embedding import get_rope
 from sglang.srt.models.qwen2_moe import Qwen2MoeModel
 from sglang.srt.models.qwen3_moe import Qwen3MoeDecoderLayer
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from sglang_live.models.host_copy import copy_to
 from sglang_live.models.qwen3_omni.parts import THINKER_EMBEDDING
 from sglang_live.models.speech_lm.code_predictor import CodePredictor
+from sglang_live.models.speech_lm.engine.steps import has_pictures
 from sglang_live.models.speech_lm.engine.talker import Projection, SpeechLM
 from sglang_live.models.speech_lm.engine.weights import WeightNames, load_talker_weights
 from sglang_live.models.speech_lm.sampler import Repetition, Sampler
@@ -77,14 +79,51 @@ class _SharedExpertMoe(nn.Module):
         return routed + torch.sigmoid(self.shared_gate(x)) * shared
 
 
+# Of SGLang's attention: kernels that rotate by positions of one axis, and do more.
+_FUSED = (
+    "compatible_with_fused_kv_buffer",
+    "use_fused_qk_norm_rope",
+    "use_fused_qk_norm_rope_cpu",
+)
+
+
 class _TalkerLayer(Qwen3MoeDecoderLayer):
-    """Qwen3-MoE's attention and norms; only the feed-forward part differs."""
+    """Qwen3-MoE's attention and norms. The feed-forward part differs, and the rotary embedding of a
+    prefill with pictures, whose positions have three axes. The one of SGLang that has them for all
+    would cost every step the kernels that rotate a key and store it.
+    """
 
     def __init__(self, config, layer_id: int, start_layer: int = 0, quant_config=None, **kwargs):
         super().__init__(config, layer_id, start_layer, quant_config, **kwargs)
         self.mlp = _SharedExpertMoe(
             layer_id, config, quant_config, prefix=f"{kwargs.get('prefix', '')}.mlp"
         )
+        plain = self.self_attn.rotary_emb
+        self._three_axes = get_rope(
+            plain.head_size,
+            rotary_dim=plain.rotary_dim,
+            max_position=config.max_position_embeddings,
+            base=plain.base,
+            rope_scaling={
+                "rope_type": "default",
+                "mrope_section": config.talker["mrope_section"],
+                "mrope_interleaved": True,  # so in the reference, whatever the configuration says
+            },
+        )
+
+    def forward(self, positions: Tensor, *args, **kwargs):
+        if positions.ndim == 1:
+            return super().forward(positions, *args, **kwargs)
+        attention = self.self_attn
+        kept = {name: getattr(attention, name) for name in ("rotary_emb", *_FUSED)}
+        try:
+            attention.rotary_emb = self._three_axes
+            for name in _FUSED:
+                setattr(attention, name, False)
+            return super().forward(positions, *args, **kwargs)
+        finally:
+            for name, value in kept.items():
+                setattr(attention, name, value)
 
 
 class Qwen3OmniTalker(SpeechLM):
@@ -115,6 +154,10 @@ class Qwen3OmniTalker(SpeechLM):
         rows = copy_to(stream.audio.between(begin, end), out.device, out.dtype)
         at = copy_to(torch.from_numpy(stream.audio_at[begin:end] - prefix), out.device)
         out[at] = self.hidden_projection(rows)
+
+    def sees(self, forward_batch) -> bool:
+        """Whether a prefill has pictures, for which no graph is captured."""
+        return has_pictures(forward_batch, self.streams)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         self.prepare(load_talker_weights(self, weights, weight_names(self.config.num_experts)))

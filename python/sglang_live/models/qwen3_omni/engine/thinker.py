@@ -1,4 +1,5 @@
-"""SGLang's Qwen3-Omni thinker, with an output of hidden states at audio positions, for the talker.
+"""SGLang's Qwen3-Omni thinker, with an output of hidden states for the talker: those at positions
+of audio and of pictures.
 
 It also accepts clips of different lengths in one prefill batch, which crash the upstream engine.
 Nothing here reads from the device, or copies to it from pageable memory: a prefill with audio
@@ -23,6 +24,7 @@ from sglang.srt.runtime_context import get_parallel
 from torch import Tensor, nn
 
 from sglang_live.engine_channel.inbox import OUTBOX_ENV, RowsOutbox
+from sglang_live.messages import Picture
 from sglang_live.models.host_copy import copy_to, pinned
 
 
@@ -114,20 +116,22 @@ def _encode_layer(layer: nn.Module, hidden: Tensor, metadata: Any) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class AudioSpans:
-    """Audio of one request in a prefill batch.
+class MediaSpans:
+    """Audio and pictures of one request in a prefill batch.
 
     start: index of the request's first token in the batch.
     prefix: tokens of its session before that.
     spans: half-open spans of tokens of the session, ascending.
-    items: SGLang's items of these spans.
+    clips: SGLang's items of those that are audio.
+    pictures: those that are pictures.
     """
 
     rid: str
     start: int
     prefix: int
     spans: list[tuple[int, int]]
-    items: list[Any]
+    clips: list[Any]
+    pictures: list[Picture]
 
     @property
     def positions(self) -> list[int]:
@@ -139,8 +143,11 @@ class AudioSpans:
         return torch.cat([states[begin + shift : end + shift] for begin, end in self.spans])
 
 
-def audio_spans(batch: Any) -> list[AudioSpans]:
-    """Where a prefill batch has audio, by the offsets that SGLang's processor has found."""
+def media_spans(batch: Any, merge: int) -> list[MediaSpans]:
+    """Where a prefill batch has audio and pictures, by the offsets that SGLang's processor found.
+
+    merge: side of the square of patches that is one token.
+    """
     found, start = [], 0
     for rid, prefix, n, media in zip(
         batch.rids,
@@ -149,16 +156,22 @@ def audio_spans(batch: Any) -> list[AudioSpans]:
         batch.mm_inputs,
         strict=True,
     ):
-        spans, items = [], []
+        spans, clips, pictures = [], [], []
         for item in media.mm_items if media is not None else ():
-            runs = (item.offsets or ()) if item.is_audio() else ()
+            runs = (item.offsets or ()) if item.is_audio() or item.is_image() else ()
             inside = [(max(first, prefix), min(last + 1, prefix + n)) for first, last in runs]
             inside = [(begin, end) for begin, end in inside if begin < end]
-            if inside:
-                spans += inside
-                items.append(item)
+            if not inside:
+                continue
+            spans += inside
+            if item.is_audio():
+                clips.append(item)
+                continue
+            grids = item.model_specific_data["image_grid_thw"].tolist()
+            for (first, _), (_, rows, columns) in zip(runs, grids, strict=True):
+                pictures.append((first, rows // merge, columns // merge))
         if spans:
-            found.append(AudioSpans(rid, start, prefix, sorted(spans), items))
+            found.append(MediaSpans(rid, start, prefix, sorted(spans), clips, pictures))
         start += n
     return found
 
@@ -175,7 +188,7 @@ class Qwen3OmniMoeForConditionalGeneration(UpstreamThinker):
         # All ranks tap, because that may communicate; the states leave from one.
         is_first = get_parallel().tp_rank == 0
         self._rows_outbox = RowsOutbox(address) if is_first else None
-        self._audio: list[AudioSpans] = []
+        self._media: list[MediaSpans] = []
         # The input of this layer is hidden_states[accept_hidden_layer] of the reference.
         self.thinker.model.layers_to_capture = [config.talker_config.accept_hidden_layer]
         self.thinker.model.register_forward_hook(self._tap, with_kwargs=True)
@@ -201,12 +214,15 @@ class Qwen3OmniMoeForConditionalGeneration(UpstreamThinker):
 
     def _forward_tapped(self, input_ids, positions, forward_batch, **kwargs):
         # Media are dropped from the batch before the tap is reached.
-        self._audio = []
-        if forward_batch.forward_mode.is_extend() and forward_batch.contains_audio_inputs():
-            self._audio = audio_spans(forward_batch)
+        self._media = []
+        if forward_batch.forward_mode.is_extend() and (
+            forward_batch.contains_audio_inputs() or forward_batch.contains_image_inputs()
+        ):
+            merge = self.config.thinker_config.vision_config.spatial_merge_size
+            self._media = media_spans(forward_batch, merge)
             if input_ids.is_cuda:
                 # SGLang uploads the features of these clips before it encodes them.
-                for item in (item for audio in self._audio for item in audio.items):
+                for item in (item for media in self._media for item in media.clips):
                     item.feature = pinned(item.feature)
         return self.thinker.forward(input_ids, positions, forward_batch, **kwargs)
 
@@ -215,8 +231,9 @@ class Qwen3OmniMoeForConditionalGeneration(UpstreamThinker):
             return output
         hidden, captured = output
         if self._rows_outbox is not None:
-            for audio in self._audio:
-                self._rows_outbox.send(audio.rid, audio.positions, audio.rows(captured[0]))
+            for media in self._media:
+                rows = media.rows(captured[0])
+                self._rows_outbox.send(media.rid, media.positions, rows, media.pictures)
         return hidden
 
 

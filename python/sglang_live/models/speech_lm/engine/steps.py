@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from sglang.srt.model_executor.runner_utils.capture_mode import get_is_capture_mode
 from torch import Tensor
 
+from sglang_live.models.host_copy import copy_to
 from sglang_live.models.speech_lm.talker_state import TalkerStream
 
 
@@ -35,6 +36,27 @@ def logical_positions(
             positions[at + first : at + n] += stream.n_dropped
         at += n
     return positions
+
+
+def three_axes(positions: Tensor, forward_batch, streams: Mapping[str, TalkerStream]) -> Tensor:
+    """[3, n]: time, height and width; [n] as they are, if no prompt of the prefill has pictures."""
+    if not has_pictures(forward_batch, streams):
+        return positions
+    positions = positions.expand(3, -1).clone()
+    at = 0
+    for rid, prefix, n in chunks(forward_batch):
+        stream = streams.get(rid)
+        if stream is not None and stream.pictures:
+            shifts = stream.shifts(prefix, prefix + n)
+            positions[:, at : at + n] += copy_to(shifts, positions.device, positions.dtype)
+        at += n
+    return positions
+
+
+def has_pictures(forward_batch, streams: Mapping[str, TalkerStream]) -> bool:
+    """Of a prefill."""
+    found = map(streams.get, forward_batch.rids or ())
+    return any(stream is not None and stream.pictures for stream in found)
 
 
 def all_greedy(greedy: Tensor) -> bool:

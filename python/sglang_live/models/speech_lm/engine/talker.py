@@ -14,7 +14,12 @@ from torch import Tensor, nn
 
 from sglang_live.models.host_copy import copy_to
 from sglang_live.models.speech_lm.code_predictor import CodePredictor, traced
-from sglang_live.models.speech_lm.engine.steps import all_greedy, chunks, logical_positions
+from sglang_live.models.speech_lm.engine.steps import (
+    all_greedy,
+    chunks,
+    logical_positions,
+    three_axes,
+)
 from sglang_live.models.speech_lm.sampler import Sampler, draws_of
 from sglang_live.models.speech_lm.talker_ids import TalkerIds
 from sglang_live.models.speech_lm.talker_state import TalkerRows, TalkerStream
@@ -129,12 +134,13 @@ class SpeechLM(nn.Module):
         rows = forward_batch.req_pool_indices
         is_decode = forward_batch.forward_mode.is_decode()
         if is_decode:
-            positions = positions + self.rows.n_dropped[rows]
+            positions = positions + (self.rows.n_dropped + self.rows.shift)[rows]
             embeds = self._complete_frames(input_ids, rows, forward_batch.seq_lens)
         else:
             positions = logical_positions(positions, forward_batch, self.streams)
             embeds = self._embed_extend(input_ids, forward_batch)
             if forward_batch.forward_mode.is_extend():
+                positions = three_axes(positions, forward_batch, self.streams)
                 self._keep_frames_of_extend(input_ids, forward_batch)
         hidden = self.model(input_ids, positions, forward_batch, embeds)
         if is_decode:

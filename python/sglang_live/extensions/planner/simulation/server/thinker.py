@@ -47,6 +47,7 @@ from sglang_live.messages import (
     UserSpeaking,
     WireAudio,
     WireItem,
+    WireText,
 )
 from sglang_live.stages.engine_link import FeedSocket
 from sglang_live.stages.thinker.engine_control import ThinkerFeed
@@ -346,7 +347,7 @@ def _sizes(item: WireItem) -> Sizes:
     for part in item.parts:
         if isinstance(part, WireAudio):
             audio_s += part.pcm.shape[0] / INPUT_RATE_HZ
-        else:
+        elif isinstance(part, WireText):
             n_text += len(part.text)
     if item.role == "assistant":
         return Sizes(n_text // len(_WORD))

@@ -1,0 +1,64 @@
+"""Pictures in messages of clients: data URIs in, ImageContent out."""
+
+import binascii
+import re
+from typing import Literal
+
+import pybase64
+
+from sglang_live.core import ImagePart
+from sglang_live.errors import BadInputError
+from sglang_live.gateway.call.conversation.items import ImageContent
+from sglang_live.gateway.errors import ClientEventError, cut
+from sglang_live.sound import pictures
+
+Detail = Literal["auto", "low", "high"]
+
+# Of one message, or of one HTTP request.
+MAX_PICTURES = 16
+# A model makes a token of 32 x 32 pixels or so: 256 tokens, and 2048, a session's usual window.
+_MOST_PIXELS: dict[Detail, int] = {"low": 512 * 512, "auto": 2048 * 1024, "high": 2048 * 1024}
+_URI = re.compile(r"data:image/(?:png|jpe?g);base64,", re.IGNORECASE)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:[^,]{0,80}", re.IGNORECASE)
+
+
+def check_number(n: int, path: str) -> None:
+    """Raises ClientEventError if there are too many pictures."""
+    if n > MAX_PICTURES:
+        raise ClientEventError(f"{n} pictures: at most {MAX_PICTURES}.", param=path)
+
+
+def read_picture(url: str, detail: Detail | None, *, max_bytes: int, path: str) -> ImageContent:
+    """Blocks while another process decodes it.
+
+    Args:
+        max_bytes: of the file.
+        path: of the URI, for errors.
+    Raises:
+        ClientEventError: it is no data URI of a PNG or JPEG picture within the bounds.
+        LiveError: the decoder cannot be started.
+    """
+    found = _URI.match(url)
+    if found is None:
+        scheme = _SCHEME.match(url)
+        is_other = f", not {cut(scheme[0])!r}" if scheme else ""
+        raise ClientEventError(
+            f"{path} must be a data URI with a PNG or JPEG picture in base64{is_other}: this "
+            "server fetches no pictures.",
+            param=path,
+        )
+    try:
+        data = pybase64.b64decode(url[found.end() :], validate=True)
+    except (binascii.Error, ValueError):
+        raise ClientEventError(f"{path} is not base64.", param=path) from None
+    if len(data) > max_bytes:
+        raise ClientEventError(
+            f"The picture has {len(data)} bytes, at most {max_bytes}.",
+            code="picture_too_large",
+            param=path,
+        )
+    try:
+        decoded = pictures.decode(data, _MOST_PIXELS[detail or "auto"])
+    except BadInputError as error:
+        raise ClientEventError(str(error), code="invalid_picture", param=path) from None
+    return ImageContent(ImagePart(decoded.png, decoded.width, decoded.height), detail or "auto")
