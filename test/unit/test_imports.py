@@ -111,7 +111,7 @@ BUDGETS = {
     "journal": 800,
     "kernels": 20,
     "kv": 1_020,
-    "models": 14_960,
+    "models": 15_380,
     "orchestrator": 3_460,
     "policy": 2_000,
     "sound": 1_420,
