@@ -11,9 +11,7 @@ from sglang_live.models.codecs.snac import NOISE_SIZE, noise_table
 from test.flow import reference3, reference_s3gen
 from test.flow.reference import N_MELS, Encoder, Estimator, Flow, Hift, Stream
 
-N_CODES, WIDTH = 120, 32
-# With Turbo's silence.
-N_S3GEN_CODES = 4300
+N_CODES, WIDTH = 6561, 32
 # Codes of each voice's recording: the first chunk ends where they are a multiple of 25.
 PROMPTS = {"ada": 10, "ben": 31, "eve": 50}
 HARMONICS = 9
@@ -73,9 +71,9 @@ def s3gen(is_mean: bool) -> reference_s3gen.S3Gen:
     encoder = Encoder(WIDTH, n_heads=2, wide=48, n_layers=1, n_up_layers=1)
     if is_mean:
         estimator = reference_s3gen.MeanEstimator(WIDTH, **sizes)
-        flow = reference_s3gen.MeanFlow(N_S3GEN_CODES, WIDTH, encoder, estimator)
+        flow = reference_s3gen.MeanFlow(N_CODES, WIDTH, encoder, estimator)
     else:
-        flow = Flow(N_S3GEN_CODES, WIDTH, encoder, Estimator(WIDTH, **sizes))
+        flow = Flow(N_CODES, WIDTH, encoder, Estimator(WIDTH, **sizes))
     seeded = torch.Generator().manual_seed(0)
     phases = torch.pi * (2 * torch.rand(HARMONICS, generator=seeded) - 1)
     phases[0] = 0
@@ -124,10 +122,7 @@ def voices() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
 
 
 def save(path: Path, version: int) -> None:
-    flow, hift = modules(version)
-    torch.save(flow.state_dict(), path / "flow.pt")
-    stored = {f"generator.{name}": value for name, value in hift.state_dict().items()}
-    torch.save(stored, path / "hift.pt")
+    save_weights(path, version)
     known = {
         name: {
             "flow_prompt_speech_token": codes[None].int(),
@@ -137,6 +132,13 @@ def save(path: Path, version: int) -> None:
         for name, (codes, mel, speaker) in voices().items()
     }
     torch.save(known, path / "spk2info.pt")
+
+
+def save_weights(path: Path, version: int) -> None:
+    flow, hift = modules(version)
+    torch.save(flow.state_dict(), path / "flow.pt")
+    stored = {f"generator.{name}": value for name, value in hift.state_dict().items()}
+    torch.save(stored, path / "hift.pt")
 
 
 def random_codes(n: int, seed: int) -> Tensor:

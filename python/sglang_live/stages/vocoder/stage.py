@@ -28,6 +28,7 @@ from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.transport.server import ServedJob
 from sglang_live.stages.vocoder.batcher import Decoding, VocoderBatch, VocoderEngine
 from sglang_live.stages.vocoder.config import VocoderConfig
+from sglang_live.stages.vocoder.decoders import VoiceDecoder
 from sglang_live.stages.vocoder.hearing import Hearing
 
 T = TypeVar("T")
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 # Without a GPU a batch takes almost as long as its chunks one by one, and delays the next ones.
 CPU_MAX_BATCH = 4
+# Of chunks; a VoiceDecoder has a rule instead.
+_SIZES = {"first_chunk_frames", "chunk_frames", "flex_chunk_frames"}
 # Chunks of a job that wait for its consumer; with as many, none of its frames is read.
 _MOST_UNSENT = 4
 # Weight of the newest batch in the mean time of a batch.
@@ -54,6 +57,9 @@ class VocoderStage:
             device=torch.device("cpu" if on_cpu else spec.device),
             dtype=torch.float32,
         )
+        if isinstance(decoder, VoiceDecoder) and (sizes := _SIZES & spec.engine_args.keys()):
+            flags = ", ".join(f"--vocoder.{name.replace('_', '-')}" for name in sorted(sizes))
+            raise BadInputError(f"{flags}: this model's decoder has sizes of its own for chunks")
         self._n_quantizers = decoder.n_quantizers
         defaults = {"max_batch": CPU_MAX_BATCH} if on_cpu else {}
         config = VocoderConfig(**(defaults | spec.engine_args))

@@ -217,12 +217,26 @@ class FakeFamily:
 FAMILY = FakeFamily()
 
 
-async def test_the_stage_decodes_in_the_voice_of_the_request():
+def stage_of(**engine_args: int) -> vocoder_stage.VocoderStage:
     names = ("model_path", "cache_dir", "address", "run_dir", "served_name")
     spec = StageSpec(
-        stage="vocoder", replica=0, family=__name__, same_host=True, **dict.fromkeys(names, "")
+        stage="vocoder",
+        replica=0,
+        family=__name__,
+        same_host=True,
+        engine_args=engine_args,
+        **dict.fromkeys(names, ""),
     )
-    stage = vocoder_stage.VocoderStage(spec)
+    return vocoder_stage.VocoderStage(spec)
+
+
+def test_sizes_of_chunks_that_would_have_no_effect_are_refused():
+    with pytest.raises(BadInputError, match=r"--vocoder\.chunk-frames, --vocoder\.first-chunk"):
+        stage_of(max_streams=2, first_chunk_frames=1, chunk_frames=8)
+
+
+async def test_the_stage_decodes_in_the_voice_of_the_request():
+    stage = stage_of(max_streams=2)
     await stage.start()
     try:
         for voice in PROMPTS:
