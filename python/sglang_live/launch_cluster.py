@@ -10,11 +10,13 @@ import asyncio
 import math
 import os
 import signal
+import socket
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -38,6 +40,7 @@ _LOCAL = "local"
 # What Ray's head has beside its cores.
 _HEAD = "node:__internal_head__"
 _STEP_S = 0.5
+_REACHED_S = 10.0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -91,8 +94,9 @@ def _main(own: argparse.Namespace) -> int:
         )
     else:
         try:
+            _check_reached(own.address)
             ray.init(address=own.address, namespace=NAMESPACE, log_to_driver=False)
-        except (ConnectionError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise LiveError(f"no Ray at {own.address}: {error}") from None
         if not (own.stop or own.drain):
             _refuse_if_unfit()
@@ -100,6 +104,13 @@ def _main(own: argparse.Namespace) -> int:
         return _change(own, spec)
     finally:
         ray.shutdown()
+
+
+def _check_reached(address: str) -> None:
+    """Raises OSError if nothing is at HOST:PORT: Ray would wait there for minutes."""
+    place = urlsplit(f"//{address}")
+    if place.hostname is not None and place.port is not None:
+        socket.create_connection((place.hostname, place.port), _REACHED_S).close()
 
 
 def _ray() -> Any:

@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from test.store_server import StoreServer
+
 ROOT = Path(__file__).parents[2]
 # Ray is no part of the environment in which the server runs.
 RAY_PYTHON = ROOT / ".venv-cluster" / "bin" / "python"
@@ -22,6 +24,8 @@ ENVIRONMENT = {
     "PYTHONPATH": f"{ROOT / 'python'}:{ROOT}",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",
+    # Longer than a head is away here.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "120",
     # On a busy machine a node takes longer than Ray's 30 s.
     "RAY_raylet_start_wait_time_s": "300",
 }
@@ -51,21 +55,29 @@ name = "voice"
 stages = ["talker", "vocoder"]
 flags = {voice_flags}
 command = {command}
+{voice_scaling}
 
 [gateways]
 count = {n_gateways}
 cpus = 4.0
 port = 0
-flags = ["--max-sessions", "16", "--drain-s", "2"]
+flags = [
+    "--max-sessions=16", "--drain-s=2", "--shared-limits={store}", "--journal={store}",
+    "--journal-key-file={key}",
+]
 """
 
 
 @dataclass
 class Cluster:
-    """folder: of what fake_stages.py leaves."""
+    """
+    folder: of what fake_stages.py leaves.
+    store: of journal and shared limits. Ray's head has another one.
+    """
 
     nodes: subprocess.Popen[str]
     folder: Path
+    store: StoreServer
     gateways: tuple[str, ...] = ()
 
     def do(self, name: str, *values: str):
@@ -77,7 +89,9 @@ class Cluster:
         assert "error" not in answer, answer
         return answer["value"]
 
-    def apply(self, *, n_gateways: int = 1, voice_flags: tuple[str, ...] = ()) -> None:
+    def apply(
+        self, *, n_gateways: int = 1, voice_flags: tuple[str, ...] = (), voice_scaling: str = ""
+    ) -> None:
         """Have the cluster be so. Returns before it is."""
         command = [str(RAY_PYTHON), str(HERE / "fake_stages.py"), str(self.folder)]
         path = self.folder / "cluster.toml"
@@ -86,7 +100,9 @@ class Cluster:
                 key=self.folder / "stage.key",
                 command=json.dumps(command),
                 voice_flags=json.dumps(voice_flags),
+                voice_scaling=voice_scaling,
                 n_gateways=n_gateways,
+                store=self.store.url,
             )
         )
         self.do("apply", str(path))
@@ -94,8 +110,12 @@ class Cluster:
     def status(self) -> dict[str, dict]:
         return {one["name"]: one for one in self.do("status")}
 
+    def rows(self) -> dict[str, list]:
+        """Of the table, by host."""
+        return {name: one["replicas"] for name, one in self.status().items()}
+
     def until_serving(self, n: int = 5) -> None:
-        """n hosts and gateways serve, and the gateways know all stages."""
+        """n hosts and gateways serve, and the gateways know all stages of both zones."""
 
         def serves() -> bool:
             status = self.status()
@@ -146,8 +166,14 @@ class Cluster:
 def cluster(tmp_path_factory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("cluster")
     key = folder / "stage.key"
-    key.write_bytes(os.urandom(24).hex().encode())
+    key.write_bytes(os.urandom(32).hex().encode())
     key.chmod(0o600)
+    stores = []
+    for name in ("store", "ray_store"):
+        (folder / name).mkdir()
+        stores.append(StoreServer(folder / name))
+        stores[-1].start()
+    store, ray_store = stores
     with (folder / "nodes.log").open("w") as log:
         nodes = subprocess.Popen(
             [RAY_PYTHON, HERE / "ray_nodes.py", *ZONES],
@@ -155,9 +181,9 @@ def cluster(tmp_path_factory) -> Iterator[Cluster]:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env=ENVIRONMENT,
+            env={**ENVIRONMENT, "RAY_REDIS_ADDRESS": f"127.0.0.1:{ray_store.port}"},
         )
-    running = Cluster(nodes, folder)
+    running = Cluster(nodes, folder, store)
     try:
         assert nodes.stdout is not None and nodes.stdin is not None
         first = nodes.stdout.readline()
@@ -173,3 +199,5 @@ def cluster(tmp_path_factory) -> Iterator[Cluster]:
         except subprocess.TimeoutExpired:
             nodes.send_signal(signal.SIGKILL)
             nodes.wait()
+        for store in stores:
+            store.kill()

@@ -4,7 +4,7 @@
 
 Its words follow from all that it is asked, the codes from the words, and the sound from the codes:
 what is lost, doubled or changed on the way can be heard. In FOLDER it leaves the pid of the process
-that began the latest job of each stage.
+that began the latest job of each stage, and `call` when it is in a function call.
 """
 
 import asyncio
@@ -50,6 +50,7 @@ from sglang_live.stages.transport.server import ServedJob, StageServer
 
 N_WORDS = 30
 STEP_S = 0.03  # of a word, a frame, a piece of sound
+CALL_S = 0.6
 FRAME_SAMPLES = 1920
 CALL = '{"name": "look", "arguments": {"at": "it"}}'
 
@@ -109,7 +110,9 @@ class FakeThinker(FakeStage):
         try:
             if request.functions and request.keys and "look" in repr(history[request.keys[-1]]):
                 await job.send(FunctionCallProgress(job.job_id))
-                await asyncio.sleep(20 * STEP_S)
+                await asyncio.sleep(CALL_S / 2)  # it has come
+                (self._folder / "call").touch()
+                await asyncio.sleep(CALL_S)
                 calls = [CALL]
                 words = []
             if request.prefill_only:

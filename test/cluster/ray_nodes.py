@@ -75,6 +75,13 @@ class Nodes:
     def kill_manager(self) -> None:
         ray.kill(self._manager, no_restart=False)
 
+    def kill_head(self) -> None:
+        """Its process with the cluster's state. What else is on that machine stays."""
+        self._cluster.head_node.kill_gcs_server(check_alive=False)
+
+    def start_head(self) -> None:
+        self._cluster.head_node.start_gcs_server()
+
     def zone_of(self, pid: int) -> str:
         above = {process.pid for process in psutil.Process(pid).parents()}
         [zone] = [zone for zone in self._nodes if self._raylet(zone).pid in above]
@@ -82,7 +89,8 @@ class Nodes:
 
     def kill_node(self, zone: str) -> None:
         """As a machine that loses its power."""
-        self._signal(zone, signal.SIGKILL)
+        with suppress(psutil.NoSuchProcess):  # Ray has ended it
+            self._signal(zone, signal.SIGKILL)
         self._cluster.remove_node(self._nodes.pop(zone), allow_graceful=False)
 
     def pause_node(self, zone: str) -> None:

@@ -106,7 +106,7 @@ class ClusterManager:
         for record in self._state.records.values():
             state = "draining" if record.drains else "serving"
             if state == "serving" and not self._is_up(record):
-                state = "down" if record.news.replicas or record.news.error else "starting"
+                state = "down" if record.numbers or record.news.error else "starting"
             found.append(
                 Status(
                     name=record.name,
