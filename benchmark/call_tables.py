@@ -63,53 +63,53 @@ def word_table(document: dict) -> list[str]:
     return lines
 
 
-def outside_rows(
+def outside_lines(
     voicebench: dict | None, voice_evals: dict | None, full_duplex: dict | None
 ) -> list[str]:
     """What others' benchmarks say of the demo model's server. None: not measured."""
-    rows, sources = [], []
+    lines = []
     if voicebench:
         found = voicebench["summary"]
-        rows += [
-            ("answer, P50 / P90 (n)", _spread(found["response_latency_ms"])),
-            ("stop, P50 / P90 (n)", _spread(found["barge_in_stop_ms"])),
-            ("interruptions that stop it", share(found["barge_in_success_rate"])),
-            ("noises that stop it", f"{found['false_barge_ins']} of {found['noise_turns']}"),
-            ("word errors", share(found["mean_wer"])),
-        ]
-        sources += [voicebench] * 5
+        answer = _spread(found["response_latency_ms"])
+        stop = _spread(found["barge_in_stop_ms"])
+        lines.append(
+            f"{voicebench['suite']}: answer {answer}, stop {stop}; "
+            f"{share(found['barge_in_success_rate'])} of interruptions stop it, and "
+            f"{found['false_barge_ins']} of {found['noise_turns']} noises; "
+            f"{share(found['mean_wer'])} word errors"
+        )
     if voice_evals:
         results = [session["result"] for session in voice_evals["sessions"]]
         scored = [result for result in results if result["samples"]]
         turns = [result["probe"]["turn_latency"]["e2e_p50_ms"] for result in scored]
         stops = [result["median_barge_in_stop_ms"] for result in scored]
-        shares = [
+        tasks, told, errors = (
             share(_mean([result[name] for result in scored]))
             for name in ("task_completion", "fact_coverage", "mean_wer")
+        )
+        lines.append(
+            f"{voice_evals['suite']}, {len(scored)} of {len(results)} calls scored: answer "
+            f"{one(_median(turns))}, stop {one(_median(stops))}, {tasks} of tasks, {told} of "
+            f"facts, {errors} word errors"
+        )
+    if full_duplex:
+        turns = [
+            f"{row['task'].removesuffix('_example')} {_taken(row)}" for row in full_duplex["rows"]
         ]
-        rows += [
-            ("calls scored", f"{len(scored)} of {len(results)}"),
-            ("answer, P50", one(_median(turns))),
-            ("stop, P50", one(_median(stops))),
-            ("tasks; facts; word errors", "; ".join(shares)),
-        ]
-        sources += [voice_evals] * 4
-    for row in full_duplex["rows"] if full_duplex else ():
-        value = "a turn" if row["takes_turn"] else "no turn"
-        if row["latency_s"] is not None:
-            value += f" after {row['latency_s']:.2f} s"
-        rows.append((row["task"].removesuffix("_example"), value))
-        sources.append(full_duplex)
-    if not rows:
-        return []
-    cells = zip(sources, rows, strict=True)
-    lines = [f"| {document['suite']} | {what} | {value} |" for document, (what, value) in cells]
-    where = dict.fromkeys(source(document) for document in sources)
-    return ["| benchmark | what | measured |", "|---|---|---|", *lines, "", f"{'; '.join(where)}."]
+        lines.append(f"{full_duplex['suite']}, its three public examples: {', '.join(turns)}")
+    found = [one for one in (voicebench, voice_evals, full_duplex) if one]
+    where = "; ".join(dict.fromkeys(source(document) for document in found))
+    return [*(f"- {line}" for line in lines), *(["", f"{where}."] if found else [])]
+
+
+def _taken(row: dict) -> str:
+    if not row["takes_turn"]:
+        return "no turn"
+    return "a turn" if row["latency_s"] is None else f"after {row['latency_s']:.2f} s"
 
 
 def _spread(stats: dict) -> str:
-    return f"{one(stats['p50'])} / {one(stats['p90'])} ({stats['count']})"
+    return f"{stats['p50']:.0f} / {one(stats['p90'])} (n = {stats['count']})"
 
 
 def _pair(figures: list[float]) -> str:

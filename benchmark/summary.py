@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmark.call_tables import call_table, outside_rows, word_table
+from benchmark.call_tables import call_table, outside_lines, word_table
 from benchmark.hybrid import report as hybrid
 from benchmark.load.kept import conditions, load_table, loads, one, share, source
 from benchmark.modelled_turn import table as turn_table
@@ -438,10 +438,10 @@ def call_tables(results: Path) -> str:
     return "\n".join(lines)
 
 
-def outside_table(results: Path) -> str:
+def outside_list(results: Path) -> str:
     """Benchmarks of others."""
     names = ("voicebench", "voice_evals", "full_duplex_bench")
-    return "\n".join(outside_rows(*(newest(results, name) for name in names)))
+    return "\n".join(outside_lines(*(newest(results, name) for name in names)))
 
 
 def _link(document: dict) -> str:
@@ -465,7 +465,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "best_effort": best_effort_tables,
     "single": single_figures,
     "calls": call_tables,
-    "outside": outside_table,
+    "outside": outside_list,
 }
 REGIONS = {**TABLES, "baselines": baseline_tables}
 

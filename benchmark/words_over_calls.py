@@ -3,8 +3,8 @@
     python -m sglang_live.launch_server --model-path demo &
     python -m benchmark.words_over_calls --url http://127.0.0.1:30000 --json out.json
 
-Each text is spoken by the server's own voice and said over a call in a transcription session. Its
-transcript is compared with the text, and with that of the first arm.
+Each text is said over a call in a transcription session. Its transcript is compared with the text,
+and with that of the first arm.
 """
 
 import argparse
@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import orjson
 
+from benchmark.anything_said import Speaker, speaker_of
 from benchmark.call_users import STARTED, Network, Script, User, Utterance, call, encoded
 from benchmark.load.provenance import facts
 from benchmark.word_errors import word_errors, words_of
@@ -61,13 +61,6 @@ class Arm:
     n_equal: int
     words: int
     errors: int
-
-
-async def spoken(url: str, text: str) -> bytes:
-    async with httpx.AsyncClient(base_url=url, timeout=120) as http:
-        model = (await http.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
-        wish = {"model": model, "input": text, "voice": "alloy", "response_format": "pcm"}
-        return (await http.post("/v1/audio/speech", json=wish)).raise_for_status().content
 
 
 def script_of(sounds: list[bytes]) -> Script:
@@ -119,8 +112,8 @@ async def heard_over(url: str, script: Script, network: Network, seed: int) -> l
     return [text.strip() for text in found]
 
 
-async def measure(url: str, networks: list[Network], repeats: int) -> list[Arm]:
-    sounds = [await spoken(url, text) for text in TEXTS]
+async def measure(url: str, speaker: Speaker, networks: list[Network], repeats: int) -> list[Arm]:
+    sounds = [speaker(text) for text in TEXTS]
     arms: list[Arm] = []
     for network in networks:
         heard = []
@@ -156,16 +149,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--url", required=True, help="of a running server")
     parser.add_argument("--losses", default="0,0.02,0.1")
     parser.add_argument("--jitter-ms", type=float, default=100.0, help="with losses")
+    parser.add_argument(
+        "--speaker", default="espeak-ng:en-us", help="as of benchmark.anything_said"
+    )
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args(argv)
     losses = [float(text) for text in args.losses.split(",")]
     networks = [Network(loss, args.jitter_ms / 1e3 if loss else 0.0) for loss in losses]
-    arms = asyncio.run(measure(args.url, networks, args.repeats))
+    arms = asyncio.run(measure(args.url, speaker_of(args.speaker), networks, args.repeats))
     if args.json is not None:
         document: dict[str, Any] = {
             "benchmark": "words_over_calls",
             **facts(),
+            "speaker": args.speaker,
             "arms": [asdict(arm) for arm in arms],
         }
         args.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")

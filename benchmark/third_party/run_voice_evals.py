@@ -33,6 +33,7 @@ from voice_evals.probe.models import (
 from voice_evals.probe.runner import SessionRunner
 from voice_evals.probe.scenario import ScenarioScript
 
+from benchmark.anything_said import Speaker, speaker_of
 from benchmark.load.provenance import facts
 from benchmark.third_party import realtime
 from sglang_live.client import clip
@@ -89,21 +90,19 @@ SCENARIO = {
 
 
 class Voice:
-    """The server's own."""
-
-    def __init__(self, url: str):
-        self._url = url
+    def __init__(self, speaker: Speaker):
+        self._speaker = speaker
 
     async def synthesize(
         self, text: str, *, audio_format: AudioFormat, seed: int | None = None
     ) -> SynthesizedAudio:
-        pcm = await asyncio.to_thread(realtime.spoken, self._url, text)
+        pcm = await asyncio.to_thread(realtime.spoken, self._speaker, text)
         return SynthesizedAudio(
             text=text,
             pcm=pcm,
             audio_format=audio_format,
             samples=len(pcm) // 2,
-            provenance={"source": "the server's own voice"},
+            provenance={},
         )
 
     async def aclose(self) -> None:
@@ -218,9 +217,9 @@ class Transport:
         self._events.put_nowait(AgentEvent(kind, now, response_id=response, **fields))
 
 
-async def measure(url: str, folder: Path) -> dict[str, Any]:
+async def measure(url: str, speaker: Speaker, folder: Path) -> dict[str, Any]:
     config = ProbeConfig(input_format=FORMAT, output_format=FORMAT)
-    runner = SessionRunner(caller=Voice(url), transport=Transport(url), config=config)
+    runner = SessionRunner(caller=Voice(speaker), transport=Transport(url), config=config)
     session = await runner.run(ScenarioScript.from_dict(SCENARIO), output_dir=folder)
     report = runner.last_report
     return {"errors": session.errors, "result": report.result, "probe": report.probe}
@@ -229,19 +228,23 @@ async def measure(url: str, folder: Path) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", required=True, help="of a running server: http://host:port")
+    parser.add_argument("--speaker", default=realtime.SPEAKER, help="see benchmark.anything_said")
     parser.add_argument("--repeats", type=int, default=1, help="sessions")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args(argv)
     sessions = []
     for _ in range(args.repeats):
         with tempfile.TemporaryDirectory() as folder:
-            sessions.append(asyncio.run(measure(args.url, Path(folder) / "probe")))
+            sessions.append(
+                asyncio.run(measure(args.url, speaker_of(args.speaker), Path(folder) / "probe"))
+            )
         print(json.dumps(sessions[-1], indent=1, default=str), flush=True)
     if args.json is not None:
         document = {
             "benchmark": "voice_evals",
             **facts(),
             "suite": f"voice-evals {importlib.metadata.version('voice-evals')}",
+            "speaker": args.speaker,
             "sessions": sessions,
         }
         args.json.write_text(json.dumps(document, indent=1, default=str) + "\n", "utf-8")

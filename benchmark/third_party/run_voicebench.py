@@ -19,6 +19,7 @@ from voicebench.bench import run_benchmark
 from voicebench.report import render_console
 from voicebench.scenario import parse_scenario
 
+from benchmark.anything_said import Speaker, speaker_of
 from benchmark.load.provenance import facts
 from benchmark.third_party import realtime
 from sglang_live.client import clip
@@ -60,12 +61,12 @@ class Realtime(Adapter):
                 self.emit(Transcript("user", event["transcript"], now))
 
 
-def scenario(folder: Path, url: str) -> dict[str, Any]:
+def scenario(folder: Path, speaker: Speaker) -> dict[str, Any]:
     """The questions one after another; long answers are interrupted by speech, and by a noise."""
 
     def said(text: str) -> dict[str, Any]:
         path = folder / f"{len(list(folder.iterdir()))}.wav"
-        clip.write_wav(path, realtime.spoken(url, text))
+        clip.write_wav(path, realtime.spoken(speaker, text))
         return {"audio": {"file": str(path)}, "text": text}
 
     after = {"after": "agent_speech_end", "delay_ms": _BREATH_MS, "timeout_ms": 20_000}
@@ -90,11 +91,12 @@ def scenario(folder: Path, url: str) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", required=True, help="of a running server: http://host:port")
+    parser.add_argument("--speaker", default=realtime.SPEAKER, help="see benchmark.anything_said")
     parser.add_argument("--repeats", type=int, default=1, help="sessions")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        script = parse_scenario(scenario(Path(folder), args.url))
+        script = parse_scenario(scenario(Path(folder), speaker_of(args.speaker)))
         adapter = f"{__name__}:{Realtime.__name__}"
         result = asyncio.run(
             run_benchmark(script, adapter=adapter, options={"url": args.url}, repeat=args.repeats)
@@ -106,6 +108,7 @@ def main(argv: list[str] | None = None) -> int:
             **facts(),
             "suite": f"voicebench {importlib.metadata.version('voicebench')}",
             "repeats": args.repeats,
+            "speaker": args.speaker,
             "summary": result.summary,
             "sessions": result.report["sessions"],
         }

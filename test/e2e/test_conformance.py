@@ -1,7 +1,6 @@
 """The conformance suite against the demo, as a program of its own."""
 
 import asyncio
-import json
 import sys
 from xml.etree import ElementTree
 
@@ -50,4 +49,4 @@ async def test_the_demo_conforms(demo, tmp_path, python, profiles):
     suites = ElementTree.parse(report).getroot()
     assert [suite.attrib["name"] for suite in suites] == list(profiles)
     skipped = {suite.attrib["name"]: int(suite.attrib["skipped"]) for suite in suites}
-    assert sum(skipped.values()) < 8, json.dumps(skipped)
+    assert not any(skipped.values()), out.decode()

@@ -3,9 +3,11 @@
 import asyncio
 import base64
 
+import httpx
 import numpy as np
 import pytest
 
+from sglang_live.client.clip import BUNDLED_CLIP as QUESTION
 from test.e2e.conftest import Server, running_server
 from test.e2e.socket_client import NO_VAD, connected
 
@@ -43,6 +45,12 @@ async def test_known_questions_get_answers_and_unknown_ones_the_apology(talking)
         level_db = 20 * np.log10(np.sqrt(np.mean(voice**2)))
         assert -35 < level_db < -10
         assert said(await socket.ask("Seventeen purple ladders argue.")) == UNKNOWN
+
+
+def test_a_recorded_question_is_written_down(talking):
+    url, form = f"{talking.http}/v1/audio/transcriptions", {"model": "demo"}
+    answer = httpx.post(url, data=form, files={"file": QUESTION.read_bytes()}, timeout=60)
+    assert answer.json()["text"] == "what is the capital of france"
 
 
 async def test_a_long_response_can_be_interrupted(talking):
