@@ -95,7 +95,7 @@ class FakeSession:
 class FakeOrchestrator:
     model_name = "recording"
     voices = ("reader",)
-    duplex_s = 0.0
+    duplex_s, own_voice = 0.0, False
 
     def __init__(self, response_s: float):
         self._response_pcm = speech(round(response_s * OUTPUT_RATE_HZ) * 2)

@@ -129,7 +129,8 @@ class HistoryItem:
     key: a new one whenever the content changes.
     token_ids: of an assistant item, exactly those that the thinker generated, without the
         end-of-turn token. They replace the parts in the prompt, because tokenising the text again
-        may give other tokens. None: the parts are tokenised.
+        may give other tokens. In a thinker that hears by ids, also of a user's speech. None: the
+        parts are tokenised.
     opens: whether a message begins with this item.
     closes: whether a message ends with this item. An utterance that is prefilled while the user
         speaks is several items, each with a stretch of its audio, or its words; the last one

@@ -203,6 +203,7 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
             suspects=suspects,
             talker_reads_text=model.talker_reads_text,
             duplex_s=model.duplex_s,
+            own_voice=model.own_voice,
         )
         metrics, drain = _metrics(supervisor, orchestrator, drops), Drain()
         if config.directory is not None:
@@ -376,9 +377,12 @@ def _gateway_config(
             speculate_ms=scheduling.speculation_ms(recognises=recognises)
             if model.has_thinker
             else None,
-            # A chunk of a fixed length ends within a word, which a recogniser needs as a whole.
+            # A chunk of a fixed length ends within a word, which a recogniser needs as a whole. Ids
+            # of a chunk are others than in the whole utterance.
             turn_prefill_s=(
-                scheduling.turn_prefill_s if policies.turn_prefill and not recognises else None
+                scheduling.turn_prefill_s
+                if policies.turn_prefill and not (recognises or model.own_voice)
+                else None
             ),
             prefills_at_pauses=policies.turn_prefill and recognises,
             preheat=policies.preheat,

@@ -295,10 +295,15 @@ class UserSegment(Message, frozen=True):
 
 
 class TextTokens(Message, frozen=True):
-    """ids: new tokens of the response, to be spoken. text: what they add to the transcript."""
+    """ids: new tokens of the response, to be spoken. text: what they add to the transcript.
+    codes, spoken: of a thinker that speaks itself, the next frames, and for each (n_tokens, end_s):
+    the number of the response's tokens up to it, and when it ends in the speech. Behind a response
+    that it continues, those of all frames."""
 
     ids: list[int]
     text: str
+    codes: bytes = b""
+    spoken: list[tuple[int, float]] = []
 
 
 class PrefillStarted(Message, frozen=True):

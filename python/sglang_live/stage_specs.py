@@ -72,7 +72,7 @@ def stage_specs(
             )
     if config.policies.arbiter and not (config.policies == ALL and _works_alone(specs)):
         if "talker" not in model.stages:
-            raise BadInputError("policy arbiter: the voice of a cascade does not use its device")
+            raise BadInputError("policy arbiter: there is no talker whose turns it could order")
         specs = with_arbiters(specs)
     for addition in config.additions:
         specs = addition.stages(specs)

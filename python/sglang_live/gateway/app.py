@@ -33,6 +33,7 @@ from sglang_live.gateway.errors import (
     CallsOnlyError,
     InvalidKeyError,
     NoLanguageModelError,
+    OwnWordsError,
     ParameterError,
     unknown_path,
 )
@@ -124,7 +125,8 @@ def build_app(
     routes.add(LIVE_PATH, live.begin, "GET", "POST")
     routes.add(f"{LIVE_PATH}/{{session_id}}/hangup", live.hang_up, "POST")
     is_duplex = bool(orchestrator.duplex_s)
-    _add_speech(routes, parts, speaks=not is_duplex)
+    refusal = OwnWordsError() if orchestrator.own_voice else None
+    _add_speech(routes, parts, CallsOnlyError() if is_duplex else refusal)
     if config.model.has_language_model:
         _add_generating(routes, parts, secrets)
         # They check keys and client secrets themselves.
@@ -228,7 +230,9 @@ def _add_generating(routes: _Routes, parts: GatewayParts, secrets: ClientSecrets
     routes.add("/v1/audio/transcriptions", transcribe.__call__, "POST", limited=True)
     translate = TranscriptionRoute(parts, translates=True)
     routes.add("/v1/audio/translations", translate.__call__, "POST", limited=True)
-    chat = ChatRoute(parts, text_only=proxy.pass_on if proxy else None)
+    # SGLang's route would write codes into the text.
+    by_sglang = None if parts.orchestrator.own_voice else proxy
+    chat = ChatRoute(parts, text_only=by_sglang.pass_on if by_sglang else None)
     routes.add("/v1/chat/completions", chat.__call__, "POST", limited=True)
     make_secret = ClientSecretsRoute(parts, secrets)
     routes.add("/v1/realtime/client_secrets", make_secret.__call__, "POST")
@@ -253,8 +257,8 @@ def _add_refusals(routes: _Routes, error: LiveError) -> None:
     routes.found.append(Route("/", partial(notice, error)))
 
 
-def _add_speech(routes: _Routes, parts: GatewayParts, *, speaks: bool) -> None:
-    """speaks: whether the model speaks text that it is given."""
+def _add_speech(routes: _Routes, parts: GatewayParts, refusal: LiveError | None) -> None:
+    """refusal: why the model speaks no text that it is given."""
 
     def voices(request: Request) -> dict[str, Any]:
         names = parts.orchestrator.voices
@@ -262,8 +266,8 @@ def _add_speech(routes: _Routes, parts: GatewayParts, *, speaks: bool) -> None:
             return {"voices": list(names)}
         return {"voices": [{"id": name, "name": name} for name in names]}
 
-    speech = SpeechRoute(parts).__call__ if speaks else refusing(CallsOnlyError())
-    routes.add("/v1/audio/speech", speech, "POST", limited=speaks)
+    speech = SpeechRoute(parts).__call__ if refusal is None else refusing(refusal)
+    routes.add("/v1/audio/speech", speech, "POST", limited=refusal is None)
     routes.shown("/v1/audio/voices", voices)
 
 

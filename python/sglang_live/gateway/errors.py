@@ -84,6 +84,19 @@ class CallsOnlyError(BadInputError):
         )
 
 
+class OwnWordsError(BadInputError):
+    """The server's model writes the codes of its speech, as part of a response alone."""
+
+    code = "own_words_only"
+    http_status = 404
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This server's model speaks its own words alone: ask it at POST /v1/chat/completions "
+            "or the WebSocket /v1/realtime."
+        )
+
+
 class UpgradeError(BadInputError):
     code = "upgrade_required"
     http_status = 426

@@ -20,6 +20,7 @@ import numpy as np
 
 import sglang_live.models
 from sglang_live.errors import BadInputError
+from sglang_live.models.own_voice import Ears, OwnVoice
 from sglang_live.models.prompt import PiecewisePrompt, Tokenizer
 from sglang_live.sound.clip_form import ClipForm
 from sglang_live.speakable.style import SpeechStyle
@@ -73,6 +74,7 @@ class ModelFacts:
         weights: directory of the thinker's weights.
         stages: that the model needs.
         talker_reads_text: instead of the thinker's tokens and the user's messages.
+        own_voice: whether there is no talker because the thinker writes the codes of its speech.
         voices: by which a response may be spoken; the first is the default.
         clones_voices: whether its talker takes on voices of recordings.
         voices_need_words: whether it has to know what is said in them.
@@ -97,6 +99,7 @@ class ModelFacts:
     weights: Path
     stages: tuple[str, ...] = ("thinker", "talker", "vocoder")
     talker_reads_text: bool = False
+    own_voice: bool = False
     voices: tuple[str, ...]
     clones_voices: bool = False
     voices_need_words: bool = False
@@ -127,10 +130,11 @@ class Family(Protocol):
         recogniser: creates a Recogniser (models/speech.py) from it, for a thinker that reads speech
             as text. None: the thinker hears.
         talker: creates a TalkerModel from it, and with `voices` from the directory of the
-            recordings whose voices it takes on. None: the vocoder reads the thinker's text.
+            recordings whose voices it takes on. None: there is none.
         decoder: the class of the vocoder's decoder of codes; see stages/vocoder/stage.py. None:
-            there is no talker.
-        voice: creates a Voice (models/speech.py) from the checkpoint's path, if there is no talker.
+            there are no codes, and the vocoder reads the thinker's text.
+        voice: creates a Voice (models/speech.py) from the checkpoint's path, for a vocoder that
+            reads.
     """
 
     thinker: str | None
@@ -160,15 +164,22 @@ class ThinkerModel(Protocol):
 
     Attributes:
         external_models: package with classes of models that SGLang lacks.
-        engine_args: SGLang's server arguments.
-        sampling: the checkpoint's own defaults, by SGLang's names.
+        sampling: the checkpoint's own defaults, by SGLang's names. max_new_tokens: the limit of a
+            response that has none of its own.
         clip_form: that recordings are brought into. None: they are heard as they are.
+        ears: for one that hears by ids. None: its class hears, or a recogniser for it.
+        voice: of one that speaks itself. None: of another.
     """
 
     external_models: str
-    engine_args: Mapping[str, Any]
     sampling: Mapping[str, float]
     clip_form: ClipForm | None
+    ears: Ears | None
+    voice: OwnVoice | None
+
+    def engine_args(self, cache_dir: Path) -> Mapping[str, Any]:
+        """SGLang's server arguments. cache_dir: for files that are derived from the checkpoint."""
+        ...
 
     def prompt(self, tokenizer: Tokenizer) -> PiecewisePrompt: ...
 

@@ -18,7 +18,7 @@ from sglang_live.speakable.style import SpeechStyle
 class Tokenizer(Protocol):
     def encode(self, text: str, **kwargs) -> list[int]: ...
 
-    def decode(self, token_ids: list[int]) -> str: ...
+    def decode(self, token_ids: list[int], **kwargs) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +228,10 @@ class PiecewisePrompt(ABC):
     def words(self, text: str) -> list[int]:
         """Token ids of users' text; never special tokens."""
         return self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+
+    def text_of(self, token_ids: list[int]) -> str:
+        """The text of a response's ids, without control tokens."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
 
     def markup_ids(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)

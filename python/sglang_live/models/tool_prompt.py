@@ -76,6 +76,10 @@ class ResponseParts:
         self.spoken = ""
         self._calls = ""
 
+    def begins_call(self, ids: list[int]) -> bool:
+        """Whether the token that begins a call is among these, of the whole response so far."""
+        return self._has_functions and self._begin_id in ids
+
     def take(self, ids: list[int], text: str) -> None:
         """Take the whole response so far."""
         if self.instead is not None:

@@ -454,8 +454,9 @@ class Orchestrator:
         suspects: Suspects | None = None,
         talker_reads_text: bool = False,
         duplex_s: float = 0.0,
+        own_voice: bool = False,
     ):
-        """duplex_s: see ModelFacts."""
+        """talker_reads_text, duplex_s, own_voice: see ModelFacts."""
         self.suspects = suspects or Suspects(clock)
         self.model_name = model_name
         self.voices = voices
@@ -469,6 +470,7 @@ class Orchestrator:
         present = {replica.spec.stage for replica in supervisor.replicas}
         self._stages = [stage for stage in STAGES if stage in present]
         self._talker_reads_text = talker_reads_text
+        self.own_voice = own_voice
         self.duplex_s = duplex_s
         self.speculations = Speculations(capacity, clock)
         self.lost_jobs = LostJobs()
@@ -517,8 +519,14 @@ class Orchestrator:
         return session
 
     def links(self, replicas: dict[str, Replica], session_id: str, epoch: int = 0) -> StageLinks:
-        reads_text = self._talker_reads_text
-        return StageLinks.to(replicas, session_id, self.startup_delays, reads_text, epoch)
+        return StageLinks.to(
+            replicas,
+            session_id,
+            self.startup_delays,
+            self._talker_reads_text,
+            epoch,
+            self.own_voice,
+        )
 
     async def retain_native(self, session_id: str, retention: RetentionConfig) -> None:
         """Bound a streaming session that was opened over SGLang's own API.

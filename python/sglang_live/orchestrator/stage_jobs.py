@@ -4,10 +4,11 @@ Each asks another replica, where its own is lost, for what has not come yet (mov
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -71,6 +72,8 @@ FLEX_TIMEOUT_S = 6 * 3600.0
 
 # Tokens of the response, and the time at which they have sounded (AudioDelta in core.py).
 Marks = list[tuple[int, float]]
+_ROUNDING_S = 1e-6
+_Speech = TypeVar("_Speech")
 # Called with the stage, and with what and buffered_s of a messages.StreamEvent.
 OnStreamEvent = Callable[[str, str, float], None]
 
@@ -463,19 +466,15 @@ class SpokenText:
     n_tokens: int
 
 
-class TextJob:
-    """In the place of a TalkerJob, for a model without a talker: the vocoder reads its text.
+class _NoTalkerJob(Generic[_Speech]):
+    """In the place of a TalkerJob, for a model without a talker. Attributes: see there."""
 
-    Attributes: see TalkerJob.
-    """
-
-    n_frames, n_read, cut = 0, 0, False
+    n_read, cut = 0, False
 
     def __init__(self, turn: TurnRequest):
         self._wants_audio = turn.wants_audio
-        # Without a bound: the text of one response.
-        self._texts: asyncio.Queue[SpokenText | None] = asyncio.Queue()
-        self._n_tokens = 0
+        # Without a bound: the speech of one response.
+        self._speech: asyncio.Queue[_Speech | None] = asyncio.Queue()
         self._cancelled = False
 
     @property
@@ -484,10 +483,28 @@ class TextJob:
 
     def cancel(self) -> None:
         self._cancelled = True
-        self._texts.put_nowait(None)
+        self._speech.put_nowait(None)
 
     def report(self, heard_s: float, advancing: bool, speed: float = 1.0) -> None:
         """No stage has this job."""
+
+    async def end_text(self) -> None:
+        self._speech.put_nowait(None)
+
+    async def frames(self) -> AsyncGenerator[_Speech, None]:
+        """The speech as it comes."""
+        while not self._cancelled and (speech := await self._speech.get()) is not None:
+            yield speech
+
+
+class TextJob(_NoTalkerJob[SpokenText]):
+    """The vocoder reads the response's text."""
+
+    n_frames = 0
+
+    def __init__(self, turn: TurnRequest):
+        super().__init__(turn)
+        self._n_tokens = 0
 
     def take_marks(self) -> Marks:
         """The vocoder has them."""
@@ -496,15 +513,44 @@ class TextJob:
     async def write(self, ids: list[int], text: str) -> None:
         self._n_tokens += len(ids)
         if self._wants_audio and text:
-            self._texts.put_nowait(SpokenText(text, self._n_tokens))
+            self._speech.put_nowait(SpokenText(text, self._n_tokens))
 
-    async def end_text(self) -> None:
-        self._texts.put_nowait(None)
 
-    async def frames(self) -> AsyncGenerator[SpokenText, None]:
-        """The text as it comes."""
-        while not self._cancelled and (text := await self._texts.get()) is not None:
-            yield text
+class OwnVoiceJob(_NoTalkerJob[bytes]):
+    """The thinker writes the codes of its speech.
+
+    n_codes: of its tokens that are codes.
+    """
+
+    def __init__(self, turn: TurnRequest):
+        super().__init__(turn)
+        self.n_codes = 0
+        self._speech_s = 0.0
+        self._marks: Marks = []
+
+    @property
+    def n_frames(self) -> int:
+        """See TalkerJob."""
+        return round(self._speech_s / FRAME_S)
+
+    def take_marks(self) -> Marks:
+        marks, self._marks = self._marks, []
+        return marks
+
+    async def write(self, ids: list[int], text: str) -> None:
+        """They come with codes."""
+
+    def speak(self, codes: bytes, spoken: Sequence[tuple[int, float]]) -> None:
+        """Take the next frames (messages.TextTokens). Another thinker sends all of them again."""
+        n_known = sum(end_s < self._speech_s + _ROUNDING_S for _, end_s in spoken)
+        new = spoken[n_known:]
+        if not new:
+            return
+        self.n_codes += len(new)
+        self._speech_s = new[-1][1]
+        self._marks += new
+        if self._wants_audio:
+            self._speech.put_nowait(codes[n_known * (len(codes) // len(spoken)) :])
 
 
 @dataclass(eq=False)

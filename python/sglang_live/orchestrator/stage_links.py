@@ -23,6 +23,7 @@ from sglang_live.messages import (
 from sglang_live.orchestrator.moves import NO_MOVE, MovableJob, Move
 from sglang_live.orchestrator.stage_jobs import (
     JOB_TIMEOUT_S,
+    OwnVoiceJob,
     ScriptJob,
     Segment,
     TalkerJob,
@@ -133,12 +134,17 @@ class TalkerLink(_Link):
             yield TalkerJob(job, turn, *shared, reads_text=self.reads_text)
 
 
-class TextLink:
-    """In the place of a TalkerLink, for a model without a talker."""
+@dataclass(slots=True)
+class NoTalkerLink:
+    """In the place of a TalkerLink, for a model without a talker. own_voice: see ModelFacts."""
+
+    own_voice: bool = False
 
     @asynccontextmanager
-    async def open(self, turn: TurnRequest, move: Move = NO_MOVE) -> AsyncIterator[TextJob]:
-        yield TextJob(turn)
+    async def open(
+        self, turn: TurnRequest, move: Move = NO_MOVE
+    ) -> AsyncIterator[TextJob | OwnVoiceJob]:
+        yield OwnVoiceJob(turn) if self.own_voice else TextJob(turn)
 
     def close(self) -> None:
         """No stage holds anything."""
@@ -157,7 +163,7 @@ class VocoderLink(_Link):
 @dataclass(frozen=True, slots=True)
 class StageLinks:
     thinker: ThinkerLink | ScriptLink
-    talker: TalkerLink | TextLink
+    talker: TalkerLink | NoTalkerLink
     vocoder: VocoderLink
 
     @staticmethod
@@ -167,20 +173,21 @@ class StageLinks:
         startup_delays: StartupDelays | None = None,
         talker_reads_text: bool = False,
         epoch: int = 0,
+        own_voice: bool = False,
     ) -> "StageLinks":
         """
         Args:
             replicas: by stage; a model may have no thinker, or no talker.
             session_id: "" for the links of a stateless turn.
             startup_delays: None: audio is never withheld.
-            talker_reads_text: see ModelFacts.
+            talker_reads_text, own_voice: see ModelFacts.
             epoch: see VoiceSession.
         """
         thinks, speaks = replicas.get("thinker"), replicas.get("talker")
         thinker: ThinkerLink | ScriptLink = ScriptLink()
         if thinks:
             thinker = ThinkerLink(thinks, session_id, epoch)
-        talker: TalkerLink | TextLink = TextLink()
+        talker: TalkerLink | NoTalkerLink = NoTalkerLink(own_voice)
         if speaks:
             talker = TalkerLink(
                 speaks, session_id, epoch, segments=thinker.segments, reads_text=talker_reads_text

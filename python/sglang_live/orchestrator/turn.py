@@ -22,6 +22,7 @@ from sglang_live.core import (
 )
 from sglang_live.orchestrator.moves import NO_MOVE, Move
 from sglang_live.orchestrator.stage_jobs import (
+    OwnVoiceJob,
     ScriptJob,
     TalkerJob,
     TextJob,
@@ -63,6 +64,8 @@ async def run_turn(
                 trace.mark("thinker_first_token")
                 n_tokens += len(tokens.ids)
                 yield TranscriptDelta(tokens.text, n_tokens)
+                if isinstance(talker, OwnVoiceJob):
+                    talker.speak(tokens.codes, tokens.spoken)
                 await talker.write(tokens.ids, tokens.text)
             trace.mark("thinker_done")
             if turn.wants_audio:
@@ -98,7 +101,7 @@ async def run_turn(
 def _turn_done(
     turn: TurnRequest,
     thinker: ThinkerJob | ScriptJob,
-    talker: TalkerJob | TextJob,
+    talker: TalkerJob | TextJob | OwnVoiceJob,
     vocoder: VocoderJob,
     trace: TurnTrace,
 ) -> TurnDone:
@@ -108,6 +111,7 @@ def _turn_done(
     hit_limit = done.finish == "length" or talker.cut
     # Speech that is read from text has no codes.
     n_frames = talker.n_frames or round(vocoder.audio_s / FRAME_S)
+    n_text = len(done.ids) - (talker.n_codes if isinstance(talker, OwnVoiceJob) else 0)
     return TurnDone(
         status="incomplete" if hit_limit else "completed",
         reason="max_output_tokens" if hit_limit else None,
@@ -123,7 +127,7 @@ def _turn_done(
             input_image_tokens=done.n_image,
             cached_tokens=done.n_cached,
             # Text that no thinker generated has no tokens but the talker's.
-            output_text_tokens=len(done.ids) or talker.n_read,
+            output_text_tokens=n_text or talker.n_read,
             output_audio_tokens=n_frames,
         ),
         n_frames=n_frames,

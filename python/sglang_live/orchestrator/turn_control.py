@@ -11,6 +11,7 @@ from sglang_live.clock import Clock
 from sglang_live.core import FRAME_S, BegunTurn
 from sglang_live.orchestrator.stage_jobs import (
     OnStreamEvent,
+    OwnVoiceJob,
     ScriptJob,
     TalkerJob,
     TextJob,
@@ -47,14 +48,19 @@ class TurnControl:
         self._on_call = on_call
         self._policies = policies
         self._clock = clock
-        self._jobs: tuple[ThinkerJob | ScriptJob, TalkerJob | TextJob, VocoderJob] | None = None
+        self._jobs: (
+            tuple[ThinkerJob | ScriptJob, TalkerJob | TextJob | OwnVoiceJob, VocoderJob] | None
+        ) = None
         # Seconds of speech that were reported to the thinker last, and when.
         self._reported: tuple[float, float] | None = None
         self._has_playback = False  # playback has been reported
         self.interrupted = False
 
     def attach(
-        self, thinker: ThinkerJob | ScriptJob, talker: TalkerJob | TextJob, vocoder: VocoderJob
+        self,
+        thinker: ThinkerJob | ScriptJob,
+        talker: TalkerJob | TextJob | OwnVoiceJob,
+        vocoder: VocoderJob,
     ) -> None:
         self._jobs = thinker, talker, vocoder
         if self._on_call is not None and isinstance(thinker, ThinkerJob):
@@ -98,7 +104,8 @@ class TurnControl:
             # end of one, however much text it already has.
             waits = (vocoder.audio_s - heard_s) / speed < _VOICE_WAITS_BELOW_S
             thinker.report(math.inf if waits else heard_s, playing, speed)
-        elif self._reported is not None:  # the thinker's consumer has begun
+        elif isinstance(talker, OwnVoiceJob) or self._reported is not None:
+            # The thinker's consumer has begun.
             self._has_playback = True
             thinker.report(heard_s, playing, speed)
 
@@ -106,11 +113,11 @@ class TurnControl:
         """Report the talker's progress to the thinker, until playback is reported.
 
         A talker that is ahead of its own consumer can wait for text; before there is playback, its
-        own progress is all that says how urgent text is. A voice that reads text has none.
+        own progress is all that says how urgent text is. Without a talker there is none.
         """
         if self._jobs is None or not self._policies or self._has_playback:
             return
-        if isinstance(self._jobs[1], TextJob):
+        if isinstance(self._jobs[1], TextJob | OwnVoiceJob):
             return
         spoken_s = n_frames * FRAME_S
         now_s = self._clock.now_s()

@@ -96,7 +96,7 @@ def build_stage(spec: StageSpec) -> tuple[Stage, asyncio.AbstractEventLoop]:
             return duplex, duplex.engine.loop
         talker = TalkerStage(spec, model)
         return talker, talker.engine.loop
-    if spec.stage == "vocoder" and family_at(spec.family).talker is None:
+    if spec.stage == "vocoder" and family_at(spec.family).decoder is None:
         from sglang_live.stages.vocoder.reading import ReadingStage
 
         return ReadingStage(spec), asyncio.new_event_loop()

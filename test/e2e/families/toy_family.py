@@ -35,9 +35,13 @@ class Toy:
 
 class Thinker:
     external_models, sampling, clip_form = "", {"temperature": 0.0}, None
+    ears = voice = None
 
     def __init__(self, path: Path):
-        self.engine_args = {"model_path": str(path), "enable_multimodal": False}
+        pass
+
+    def engine_args(self, cache_dir: Path):
+        return {"enable_multimodal": False}
 
     def prompt(self, tokenizer):
         from sglang_live.models.cascade.parts import TemplatePrompt

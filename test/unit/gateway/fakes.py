@@ -283,6 +283,7 @@ class FakeOrchestrator:
     model_name: str = MODEL
     voices: tuple[str, ...] = ("ada", "bob")
     duplex_s: float = 0.0
+    own_voice: bool = False
     call: Any = None  # of its sessions
     refuse_with: Exception | None = None
     sessions: list[FakeSession] = field(default_factory=list)

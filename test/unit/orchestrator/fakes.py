@@ -54,6 +54,7 @@ from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.client import StageClient
 from sglang_live.stages.transport.server import ServedJob, StageServer
 
+FIRST_CODE = 100
 N_STATES = 4  # audio states the thinker reports per clip
 
 
@@ -122,10 +123,11 @@ class FakeThinker(FakeStage):
     """
     busy: a turn prefill lasts until it is interrupted.
     calls: its reply begins with a function call.
+    speaks: its tokens from FIRST_CODE on are codes, each of a frame.
     """
 
     name = "thinker"
-    busy = calls = False
+    busy = calls = speaks = False
 
     def __init__(self, reply: list[int]):
         super().__init__()
@@ -164,7 +166,7 @@ class FakeThinker(FakeStage):
                 job.job_id,
                 finish=finish,
                 ids=said,
-                text="".join(f" {token}" for token in said),
+                text=self._text(said),
                 n_prompt=20,
                 n_audio=N_STATES * sum(len(c) for c in clips.values()),
                 n_image=N_STATES
@@ -195,7 +197,7 @@ class FakeThinker(FakeStage):
     async def _reply(self, job: ServedJob) -> tuple[list[int], str]:
         """Its tokens, all of them unless it is ended, and why it finished."""
         ended, said = asyncio.Event(), list(job.opener.continues)
-        assert job.opener.said == "".join(f" {token}" for token in said)
+        assert job.opener.said == self._text(said)
 
         async def say() -> None:
             if self.calls:
@@ -206,7 +208,10 @@ class FakeThinker(FakeStage):
                     continue
                 await self.step(n)
                 said.append(token)
-                await job.send(TextTokens(job.job_id, [token], f" {token}"))
+                begin = len(said) - 1 if n > len(job.opener.continues) else 0
+                text = "" if self._is_code(token) else f" {token}"
+                speech = self._frames(said, begin)
+                await job.send(TextTokens(job.job_id, [token], text, *speech))
             await self.step(len(self.reply))
 
         coroutines = (say(), ended.wait(), self._listen(job, ended))
@@ -221,6 +226,19 @@ class FakeThinker(FakeStage):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _is_code(self, token: int) -> bool:
+        return self.speaks and token >= FIRST_CODE
+
+    def _text(self, said: list[int]) -> str:
+        return "".join(f" {token}" for token in said if not self._is_code(token))
+
+    def _frames(self, said: list[int], begin: int) -> tuple[bytes, list[tuple[int, float]]]:
+        """Codes and marks of the tokens from `begin` on."""
+        codes = [(n + 1, token) for n, token in enumerate(said) if self._is_code(token)]
+        marks = [(n, FRAME_S * (i + 1)) for i, (n, _) in enumerate(codes) if n > begin]
+        new = [token for n, token in codes if n > begin]
+        return np.array(new, "<i2").tobytes(), marks
 
     async def _listen(self, job: ServedJob, ended: asyncio.Event) -> None:
         async for message in job.inputs():
@@ -413,10 +431,14 @@ class FakeWorld:
         has_talker: bool = True,
         has_thinker: bool = True,
         talker_reads_text: bool = False,
+        own_voice: bool = False,
     ):
         self.thinkers = [FakeThinker(reply) for _ in range(n_replicas)] if has_thinker else []
+        has_talker = has_talker and not own_voice
         self.talkers = [FakeTalker() for _ in range(n_replicas)] if has_talker else []
-        vocoder = FakeVocoder if has_talker else FakeReader
+        for thinker in self.thinkers:
+            thinker.speaks = own_voice
+        vocoder = FakeVocoder if has_talker or own_voice else FakeReader
         self.vocoders = [vocoder() for _ in range(n_replicas)]
         self.processes = [
             FakeReplica(stage, run_dir, number)
@@ -437,6 +459,7 @@ class FakeWorld:
             policies=policies,
             clock=self.clock,
             talker_reads_text=talker_reads_text,
+            own_voice=own_voice,
         )
 
     @property

@@ -220,19 +220,21 @@ _SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty")
 class CascadeThinker:
     """A ThinkerModel: any language model that SGLang serves and that has a chat template."""
 
-    external_models, clip_form = "", None
+    external_models, clip_form, ears, voice = "", None, None, None
 
     def __init__(self, path: Path):
-        llm = Path(read_json(path / "config.json")["llm"])
+        self._llm = llm = Path(read_json(path / "config.json")["llm"])
         generation = _optional(llm / "generation_config.json")
         config = read_json(llm / "config.json")
-        self.engine_args: Mapping[str, Any] = {"model_path": str(llm), "enable_multimodal": False}
         self._end_ids = _ids(generation.get("eos_token_id", config.get("eos_token_id")))
         does_sample = generation.get("do_sample", bool(generation.get("temperature")))
         found = {n: generation[n] for n in _SAMPLING if generation.get(n) is not None}
         self.sampling: Mapping[str, float] = MappingProxyType(
             found if does_sample else {"temperature": 0.0}
         )
+
+    def engine_args(self, cache_dir: Path) -> Mapping[str, Any]:
+        return {"model_path": str(self._llm), "enable_multimodal": False}
 
     def prompt(self, tokenizer: Tokenizer) -> TemplatePrompt:
         return TemplatePrompt(tokenizer, self._end_ids)

@@ -140,13 +140,15 @@ _ENGINE = "sglang_live.models.qwen3_omni.engine"
 class OmniThinker:
     """A ThinkerModel."""
 
-    external_models = _ENGINE
-    engine_args: Mapping[str, Any] = {"enable_multimodal": True}
+    external_models, ears, voice = _ENGINE, None, None
 
     def __init__(self, path: Path):
         self._spec = spec = Qwen3OmniSpec.load(path)
         self.sampling = spec.sampling
         self.clip_form = spec.clip_form
+
+    def engine_args(self, cache_dir: Path) -> Mapping[str, Any]:
+        return {"enable_multimodal": True}
 
     def prompt(self, tokenizer: Tokenizer) -> ChatPrompt:
         return ChatPrompt(self._spec, tokenizer)

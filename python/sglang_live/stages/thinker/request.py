@@ -26,7 +26,8 @@ def sampling_of(
     forced = request.must_call is not None and not request.prefill_only
     n_max = request.max_tokens
     if n_max is None:
-        n_max = MAX_CALL_TOKENS if forced else MAX_RESPONSE_TOKENS
+        own = int(defaults.get("max_new_tokens", MAX_RESPONSE_TOKENS))
+        n_max = MAX_CALL_TOKENS if forced else own
     sampling: dict[str, Any] = dict(defaults)
     if request.temperature is not None:
         sampling["temperature"] = request.temperature

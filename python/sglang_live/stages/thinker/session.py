@@ -311,7 +311,8 @@ class ThinkerSession:
         if retention is not None:  # without a compaction
             limit = min(filter(None, (limit, n_header + retention.window_tokens)))
         else:
-            is_there = lambda i: i.key in self.told or i.token_ids is not None  # noqa: E731
+            said_by_model = lambda i: i.role == "assistant" and i.token_ids is not None  # noqa: E731
+            is_there = lambda i: i.key in self.told or said_by_model(i)  # noqa: E731
             told = [*takewhile(lambda i: i.opens and i.closes and is_there(i), history)]
             said = max(told, said, key=len)
         n_tokens = n_header + sum(most_tokens_of(self.prompt, item) for item in said)

@@ -15,7 +15,13 @@ from sglang_live.aio import result_with, vital
 from sglang_live.bridge.platform import cpu
 from sglang_live.clock import MonotonicClock
 from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem, Medium, TextPart
-from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV, RADIX_BACKEND
+from sglang_live.engine_channel.inbox import (
+    INBOX_ENV,
+    OUTBOX_ENV,
+    RADIX_BACKEND,
+    STEPS_ENV,
+    steps_text,
+)
 from sglang_live.errors import DeadlineError, ItemsMissingError
 from sglang_live.ids import WARM_UP
 from sglang_live.messages import (
@@ -42,6 +48,7 @@ from sglang_live.messages import (
     WireSegment,
 )
 from sglang_live.models.family import ThinkerModel, family_at, part
+from sglang_live.models.own_voice import SpokenIds
 from sglang_live.models.prompt import Opening, TalkerReadPrompt
 from sglang_live.models.stand_ins import call_instead, words_to_say
 from sglang_live.models.tool_prompt import ResponseParts
@@ -52,7 +59,7 @@ from sglang_live.stages.thinker.audio_states import AudioStates
 from sglang_live.stages.thinker.choice import shares_of, tokens_of
 from sglang_live.stages.thinker.engine_control import ThinkerFeed
 from sglang_live.stages.thinker.given_text import recite, transcribe
-from sglang_live.stages.thinker.hearing import Hearing
+from sglang_live.stages.thinker.hearing import Hearing, IdHearing
 from sglang_live.stages.thinker.items import Packing, formed, history_item
 from sglang_live.stages.thinker.output import ResponseOutput
 from sglang_live.stages.thinker.prefill_signs import show_prefill
@@ -86,15 +93,19 @@ class ThinkerStage:
         assert family.thinker is not None, "a model that only speaks has no such stage"
         self.model: ThinkerModel = part(family.thinker)(path)
         self._hearing = Hearing(part(family.recogniser)(path)) if family.recogniser else None
+        ears, voice = self.model.ears, self.model.voice
+        self._ears = None if ears is None else IdHearing(ears)
+        if voice is not None:
+            os.environ[STEPS_ENV] = steps_text(voice.frame_s, voice.chunk_steps)
         os.environ[EXTERNAL_MODELS_ENV] = self.model.external_models
-        small_pool = cpu.is_active() and self._hearing is not None
+        small_pool = cpu.is_active() and (self._hearing or self._ears) is not None
         self.host = EngineHost(
             spec,
             {
                 "model_path": spec.model_path,
                 "served_model_name": spec.served_name,
                 "enable_streaming_session": True,
-                **self.model.engine_args,
+                **self.model.engine_args(Path(spec.cache_dir)),
                 **(_CPU_ARGS if cpu.is_active() else {}),
                 **({"max_total_tokens": _CPU_POOL_TOKENS} if small_pool else {}),
                 **({"radix_cache_backend": RADIX_BACKEND} if own_cache else {}),
@@ -139,6 +150,8 @@ class ThinkerStage:
         if self._hearing is not None:
             heard = await self._hearing.as_text(item)
             item = replace(heard, parts=(*heard.parts, TextPart("Hello.")))
+        elif self._ears is not None:
+            item = await self._ears.as_ids(item, self.prompt)
         session = ThinkerSession(self.host, self.prompt, WARM_UP)
         turn = session.think(
             instructions="",
@@ -157,6 +170,7 @@ class ThinkerStage:
         if isinstance(job.opener, MeasurePrompt):
             return await job.send(await self._sizes.of(job.opener, self._max_tokens))
         if isinstance(job.opener, ScriptRequest):
+            assert self.model.voice is None, "the gateway refuses it"
             return await recite(job, job.opener, self.prompt)
         request = job.opener
         assert isinstance(request, ThinkerRequest)
@@ -203,7 +217,8 @@ class ThinkerStage:
             "answers_missing": 0.0 if feed is None else float(feed.n_missing),
         }
         own[PROMPT_TOKENS_MOST] = float(self._max_tokens)
-        heard = self._hearing.counts if self._hearing is not None else {}
+        hearing = self._hearing or self._ears
+        heard = hearing.counts if hearing is not None else {}
         return {**self.host.load(), **self._totals.load(), **own, **heard}
 
     async def _bound_native(self, job: ServedJob, request: RetainNative) -> None:
@@ -308,7 +323,9 @@ class ThinkerStage:
         parts = ResponseParts(self.prompt.call_begin_id(), bool(request.functions))
         if self.prompt.gives_up and (call := call_instead(request.functions, history)):
             parts.instead = self.prompt.gives_up, call
-        return ResponseOutput(job, self.prompt.end_ids, parts, report_heard)
+        voice = self.model.voice
+        speech = None if voice is None else SpokenIds(voice, self.prompt.text_of)
+        return ResponseOutput(job, self.prompt.end_ids, parts, report_heard, speech)
 
     async def _receive(
         self, job: ServedJob, session: ThinkerSession, state: TurnState, output: ResponseOutput
@@ -361,6 +378,7 @@ class ThinkerStage:
                 match event:
                     case Started():
                         prefilled = event.items
+                        output.n_audio += self._n_heard(prefilled)
                     case Prefilled():
                         if event.append.clips:
                             clips.append(await self._clip_states(event))
@@ -379,6 +397,12 @@ class ThinkerStage:
         # Not of a turn that was cancelled: what it has sent may not have been read.
         session.told |= told
 
+    def _n_heard(self, items: list[HistoryItem]) -> int:
+        """Ids of users' speech in new items."""
+        voice = self.model.voice
+        heard = (item.token_ids or () for item in items if item.role == "user")
+        return 0 if voice is None else sum(voice.is_code(token) for ids in heard for token in ids)
+
     def _opening(self, request: ThinkerRequest) -> Opening:
         if request.continues:
             return self.prompt.continued(request.continues, request.said)
@@ -394,6 +418,8 @@ class ThinkerStage:
             new = history_item(item, frames)
             if self._hearing is not None:
                 new = await self._hearing.as_text(new, is_told=is_told)
+            elif self._ears is not None:
+                new = await self._ears.as_ids(new, self.prompt, is_told=is_told)
             elif self.model.clip_form is not None and not request.frame:
                 new = formed(new, self.model.clip_form)
             known[item.key] = new

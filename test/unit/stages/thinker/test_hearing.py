@@ -8,7 +8,7 @@ import pytest
 
 from sglang_live.core import AudioPart, HistoryItem, TextPart
 from sglang_live.errors import StageFailedError
-from sglang_live.stages.thinker.hearing import Hearing
+from sglang_live.stages.thinker.hearing import Hearing, IdHearing
 
 
 class FakeRecogniser:
@@ -150,3 +150,35 @@ async def test_a_turn_does_not_wait_for_the_transcript_of_its_own_clip(hearing, 
     assert not any(task.done() for task in transcripts)
     held.set()
     assert await asyncio.gather(*transcripts) == ["500 samples", "5 samples"]
+
+
+class FakeEars:
+    fails = False
+
+    def ids(self, pcm: np.ndarray) -> list[int]:
+        if self.fails:
+            raise RuntimeError("no model")
+        return [100, *range(200, 200 + len(pcm)), 101]
+
+
+class FakePrompt:
+    @staticmethod
+    def words(text: str) -> list[int]:
+        return list(map(ord, text))
+
+
+async def test_ids_take_the_place_of_the_audio_and_of_the_words_beside_it():
+    hearing = IdHearing(FakeEars())
+    item = await hearing.as_ids(said(clip(2), TextPart("ab")), FakePrompt())
+    assert (item.parts, item.token_ids) == ((), (100, 200, 201, 101, 97, 98))
+    text = said(TextPart("hello"))
+    assert await hearing.as_ids(text, FakePrompt()) is text
+    assert hearing.counts["clips_recognised"] == 1
+
+
+async def test_a_clip_whose_failure_was_told_is_nothing_the_next_time():
+    ears = FakeEars()
+    hearing, ears.fails = IdHearing(ears), True
+    with pytest.raises(StageFailedError):
+        await hearing.as_ids(said(clip(2)), FakePrompt())
+    assert (await hearing.as_ids(said(clip(2)), FakePrompt())).token_ids == ()
