@@ -111,7 +111,7 @@ BUDGETS = {
     "journal": 800,
     "kernels": 20,
     "kv": 1_020,
-    "models": 16_440,
+    "models": 16_840,
     "orchestrator": 3_500,
     "policy": 2_020,
     "sound": 1_560,
