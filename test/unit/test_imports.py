@@ -112,7 +112,7 @@ BUDGETS = {
     "kernels": 20,
     "kv": 1_020,
     "models": 16_840,
-    "orchestrator": 3_480,
+    "orchestrator": 3_500,
     "policy": 2_020,
     "sound": 1_560,
     "speakable": 2_000,

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 # Transcripts of clips, for the turn, its transcript for the client, and a retry.
 _KEPT = 1024
 _T = TypeVar("_T")
+
+
 _Heard = TypeVar("_Heard", str, Sequence[int])
 
 
@@ -164,7 +166,7 @@ class IdHearing(_Clips[Sequence[int]]):
         for part in item.parts:
             if isinstance(part, AudioPart):
                 ids += await self._heard_in(part.pcm, is_told)
-            elif isinstance(part, TextPart):  # the gateway refuses pictures
+            elif isinstance(part, TextPart):
                 ids += prompt.words(part.text)
         return replace(item, parts=(), token_ids=tuple(ids))
 
