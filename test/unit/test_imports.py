@@ -113,7 +113,7 @@ BUDGETS = {
     "journal": 800,
     "kernels": 20,
     "kv": 1_020,
-    "models": 14_920,
+    "models": 15_860,
     "orchestrator": 3_420,
     "policy": 2_000,
     "sound": 1_420,
