@@ -705,6 +705,7 @@ class TalkerPrompt(EngineMessage, frozen=True):
         slack_frames: frames by which a request may exceed the window before it is compacted.
         codes: of the n_frames frames that another engine has made of it, [n_frames, n_codes] int16
             little-endian: the request goes on behind them.
+        least_frames: before which the model may not end, if it keeps to it (FrameLM).
     """
 
     rid: str
@@ -713,6 +714,7 @@ class TalkerPrompt(EngineMessage, frozen=True):
     greedy: bool
     temperature: float = 0.9
     penalty: float = 1.0
+    least_frames: int = 0
     audio_at: list[int] = []
     states: list[int] = []
     window_frames: int = 0

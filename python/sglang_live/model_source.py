@@ -34,9 +34,9 @@ from sglang_live.models.demo.location import (
 from sglang_live.models.family import (
     INT8,
     ModelFacts,
+    checkpoint_config,
     claiming_family,
     model_facts,
-    read_json,
 )
 from sglang_live.models.smollm2.location import converted_directory, is_converted
 from sglang_live.models.speech_kinds import RECOGNISERS, VOICES
@@ -200,7 +200,7 @@ class ModelSource(Settings):
 
     def _llm(self) -> Path:
         directory = find_checkpoint(self.path, _BUILT_IN)
-        family = claiming_family(read_json(directory / "config.json"), *self.families)
+        family = claiming_family(checkpoint_config(directory), *self.families)
         if family is not None and family.thinker is None:
             raise BadInputError(
                 f"--recogniser: {directory} only speaks: leave --recogniser and --voice-model out, "

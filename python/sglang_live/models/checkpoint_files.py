@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sglang_live.errors import BadInputError
+from sglang_live.models.family import checkpoint_config, claiming_family
 
 # A header has a few hundred bytes per tensor; safetensors itself rejects larger ones.
 _MAX_HEADER_BYTES = 100_000_000
@@ -29,7 +30,7 @@ def find_checkpoint(given: str, built_in: Sequence[str]) -> Path:
         BadInputError: there is none; says what is there instead, and how to get one.
     """
     path = Path(os.path.expanduser(given))
-    if (path / "config.json").is_file() and given:
+    if given and is_checkpoint(path):
         return path
     or_name = f"{_EXPECTED}, or {', '.join(built_in)}"
     if not given:
@@ -47,6 +48,16 @@ def find_checkpoint(given: str, built_in: Sequence[str]) -> Path:
             )
         raise BadInputError(f"there is no directory {path}: {or_name}")
     raise BadInputError(f"{path.resolve()} is no checkpoint: {_found_in(path)}; {or_name}")
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether it has a config.json, or files that a family knows without it."""
+    if (path / "config.json").is_file():
+        return True
+    try:
+        return path.is_dir() and claiming_family(checkpoint_config(path)) is not None
+    except BadInputError:
+        return False  # _found_in says why
 
 
 def _found_in(path: Path) -> str:
@@ -82,7 +93,7 @@ def check_checkpoint(path: Path) -> None:
         if file.name.endswith(".safetensors.index.json"):
             _check_shards(file, document)
     weights = sorted(path.glob("*.safetensors"))
-    if not weights and not any(path.glob("*.bin")):
+    if not weights and not any(path.glob("*.bin")) and not any(path.glob("*.pt")):
         raise BadInputError(f"{path} has no weights: no *.safetensors in it")
     for file in weights:
         _check_weights(file)

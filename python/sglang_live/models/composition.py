@@ -14,8 +14,8 @@ from typing import Any
 
 from sglang_live.errors import BadInputError
 from sglang_live.models.cascade.family import ARCHITECTURE, llm_config
-from sglang_live.models.checkpoint_files import check_checkpoint
-from sglang_live.models.family import ModelFacts, claiming_family, read_json
+from sglang_live.models.checkpoint_files import check_checkpoint, is_checkpoint
+from sglang_live.models.family import ModelFacts, checkpoint_config, claiming_family
 from sglang_live.models.packages import SMOLLM2, Package, fetch, licence_line, packages_directory
 from sglang_live.models.smollm2.location import GGUF
 from sglang_live.models.speech import SpeechModel
@@ -34,9 +34,9 @@ def find_talker(given: str, *families: str) -> ModelFacts | None:
             missing or broken.
     """
     path = Path(os.path.expanduser(given))
-    if not (path / "config.json").is_file():
+    if not is_checkpoint(path):
         return None
-    family = claiming_family(read_json(path / "config.json"), *families)
+    family = claiming_family(checkpoint_config(path), *families)
     if family is None:
         return None
     facts = family.facts(path.resolve())
@@ -127,7 +127,7 @@ def demo_weights(cache: Path, report: Report) -> Path:
 
 def is_cascade(directory: Path) -> bool:
     """Whether the directory is a composed cascade."""
-    return read_json(directory / "config.json").get("architectures") == [ARCHITECTURE]
+    return checkpoint_config(directory).get("architectures") == [ARCHITECTURE]
 
 
 def fetched(package: Package, cache: Path, report: Report) -> Path:

@@ -144,7 +144,7 @@ class Family(Protocol):
     voice: str | None
 
     def claims(self, config: Mapping[str, Any]) -> bool:
-        """Whether a checkpoint with this config.json is of this family."""
+        """Whether a checkpoint with this config is of this family; see checkpoint_config."""
         ...
 
     def facts(self, path: Path) -> ModelFacts:
@@ -288,7 +288,7 @@ def model_facts(path: Path, *more: str) -> ModelFacts:
         BadInputError: there is no such module, no family claims the checkpoint, or the checkpoint
             lacks something.
     """
-    config = read_json(path / "config.json")
+    config = checkpoint_config(path)
     family = claiming_family(config, *more)
     if family is not None:
         return family.facts(path)
@@ -301,7 +301,7 @@ def model_facts(path: Path, *more: str) -> ModelFacts:
 
 
 def claiming_family(config: Mapping[str, Any], *more: str) -> Family | None:
-    """The family of a checkpoint with this config.json.
+    """The family of a checkpoint with this config; see checkpoint_config.
 
     more: modules of families that are asked first.
     """
@@ -315,6 +315,17 @@ def family_modules() -> list[str]:
     names = sorted(found.name for found in pkgutil.iter_modules(folders) if found.ispkg)
     files = [(name, Path(folder) / name / "family.py") for name in names for folder in folders]
     return [f"sglang_live.models.{name}.family" for name, file in files if file.is_file()]
+
+
+def checkpoint_config(path: Path) -> dict[str, Any]:
+    """What is in config.json, and as `files` the names of all: some checkpoints are published
+    without it. Raises BadInputError if it is not a JSON object, or cannot be read."""
+    file = path / "config.json"
+    try:
+        names = sorted(one.name for one in path.iterdir()) if path.is_dir() else [file.name]
+    except OSError as error:
+        raise BadInputError(f"cannot read {path}: {error.strerror}") from error
+    return (read_json(file) if file.name in names else {}) | {"files": names}
 
 
 def read_json(path: Path) -> dict[str, Any]:

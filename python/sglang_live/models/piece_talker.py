@@ -89,6 +89,10 @@ class FrameTalker(PieceTalker):
     temperature: float
     repetition_penalty: float
 
+    def least_frames(self, text: str) -> int:
+        """Of a piece, before which it does not end."""
+        return 0
+
     @abstractmethod
     def engine_args(self, cache_dir: Path, n_rows: int) -> Mapping[str, Any]:
         """SGLang's server arguments.

@@ -1,5 +1,6 @@
-"""Weights of families with a delay into their models: places, and what is refused."""
+"""Weights of families whose class draws frames into their models: places, and what is refused."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -7,10 +8,14 @@ import torch
 from torch import nn
 
 pytest.importorskip("sglang")
+from sglang_live.models.chatterbox.engine.talker import ChatterboxT3
+from sglang_live.models.cosyvoice.engine.talker import CosyVoiceLM
 from sglang_live.models.higgs_v2.engine.talker import HiggsBackbone
 from sglang_live.models.moss_tts.engine.talker import MossBackbone
 from sglang_live.models.speech_lm.delay import Delay
 from sglang_live.models.zonos.engine.talker import BOOK, ZonosBackbone
+from test.chatterbox import checkpoint as tiny_chatterbox
+from test.cosyvoice import checkpoint as tiny_cosyvoice
 from test.higgs_v2 import checkpoint as tiny_higgs
 from test.moss_tts import checkpoint as tiny_moss
 from test.zonos import checkpoint as tiny_zonos
@@ -142,7 +147,61 @@ def zonos() -> tuple[StandIn, dict[str, torch.Tensor]]:
     return model, weights
 
 
-FAMILIES = {"Higgs Audio v2": higgs, "MOSS-TTS": moss, "Zonos": zonos}
+# What no model reads: the first one without a voice, the others never.
+UNREAD = ("prefix_conditioner.conditioners.1.project", "cond_enc.", "tfmr.embed_tokens.")
+UNREAD += ("text_head.", "llm.model.lm_head.")
+
+
+def chatterbox() -> tuple[StandIn, dict[str, torch.Tensor]]:
+    weights = dict(tiny_chatterbox.model(64).state_dict())
+    renamed = {}
+    for name, weight in weights.items():
+        if name.startswith(("tfmr.layers.", "tfmr.norm.")):
+            name = name.replace("tfmr.", "model.").replace(".self_attn.", ".mixer.")
+            name = name.replace(".input_layernorm.", ".norm.")
+            name = name.replace(".post_attention_layernorm.", ".norm2.")
+            renamed[name] = tuple(weight.shape)
+    renamed |= {"model.embed_tokens.weight": (1, 1), "codec_head.weight": (1, 1)}
+    sizes, width = tiny_chatterbox.SIZES, tiny_chatterbox.WIDTH
+    model = StandIn(
+        ChatterboxT3,
+        stacked(renamed),
+        config=SimpleNamespace(live_voices=[]),
+        text_table=torch.zeros(sizes["text"], width),
+        voices=torch.zeros(1, width),
+    )
+    model.model.text_places = torch.zeros(sizes["text_places"], width)
+    model.model.speech_places = torch.zeros(sizes["speech_places"], width)
+    return model, weights
+
+
+def cosyvoice(version: int) -> tuple[StandIn, dict[str, torch.Tensor]]:
+    weights = dict(tiny_cosyvoice.model(64, version).state_dict())
+    renamed = {
+        name.replace("llm.model.model.", "model."): tuple(weight.shape)
+        for name, weight in weights.items()
+        if name.startswith(("llm.model.model.layers.", "llm.model.model.norm."))
+    }
+    renamed |= {"model.embed_tokens.weight": (1, 1), "codec_head.weight": (1, 1)}
+    model = StandIn(
+        CosyVoiceLM,
+        stacked(renamed),
+        config=SimpleNamespace(prompt_ids=None if version == 2 else [6561, 6563]),
+        text_table=torch.zeros(tiny_cosyvoice.TEXT_VOCAB, tiny_cosyvoice.WIDTH),
+        voices=torch.zeros(2, tiny_cosyvoice.WIDTH),
+        allowed=torch.zeros(len(weights["llm_decoder.weight"])),
+    )
+    return model, weights
+
+
+FAMILIES = {
+    "Higgs Audio v2": higgs,
+    "MOSS-TTS": moss,
+    "Zonos": zonos,
+    "Chatterbox": chatterbox,
+    "CosyVoice 2": partial(cosyvoice, 2),
+    "CosyVoice 3": partial(cosyvoice, 3),
+}
 
 
 def load(model: StandIn, weights: dict[str, torch.Tensor]) -> StandIn:
@@ -168,9 +227,8 @@ def test_every_weight_of_the_checkpoint_finds_its_place(family):
 @pytest.mark.parametrize(("name", "family"), FAMILIES.items(), ids=list(FAMILIES))
 def test_missing_and_unknown_weights_are_named(name, family):
     model, weights = family()
-    # Without a speaker the projection of its embedding is not read.
-    unread = "prefix_conditioner.conditioners.1.project"
-    for missing in (weight for weight in weights if not weight.startswith(unread)):
+    name = name.rstrip(" 23") if name.startswith("CosyVoice") else name
+    for missing in (weight for weight in weights if not weight.startswith(UNREAD)):
         rest = {other: weight for other, weight in weights.items() if other != missing}
         with pytest.raises(ValueError, match=f"checkpoint lacks weights of {name}: "):
             load(family()[0], rest)
@@ -204,3 +262,22 @@ def test_the_heads_of_zonos_may_be_padded_and_its_prompts_differ():
     differ = (model.voices != model.model.untold).any(dim=1)
     # The speaker is told in neither prompt, the pitch and the frame of marks in both.
     assert differ.tolist() == [False, True, True, False, True, False]
+
+
+def test_tables_and_marks_of_chatterbox_and_cosyvoice_are_those_of_the_checkpoint():
+    model, weights = chatterbox()
+    load(model, weights)
+    places = weights["speech_pos_emb.emb.weight"]
+    assert torch.equal(model.model.speech_places, places)
+    assert torch.equal(model.model.text_places, weights["text_pos_emb.emb.weight"])
+    assert torch.equal(model.text_table, weights["text_emb.weight"])
+    assert torch.equal(model.voices[0], weights["speech_emb.weight"][6561] + places[0])
+    for version in (2, 3):
+        model, weights = cosyvoice(version)
+        load(model, weights)
+        marks = weights["speech_embedding.weight"][[6561, 6563]]
+        if version == 2:
+            marks = weights["llm_embedding.weight"]
+            assert torch.equal(model.allowed, weights["llm_decoder.bias"])
+        assert torch.equal(model.voices, marks)
+        assert torch.equal(model.text_table, weights["llm.model.model.embed_tokens.weight"])

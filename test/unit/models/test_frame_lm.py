@@ -35,6 +35,7 @@ class TinyLM(FrameLM):
         self.text_table = torch.randn(TEXT_VOCAB, HIDDEN)
         self.voices = torch.randn(n_voice_rows, HIDDEN)
         self.allowed = torch.zeros(VOCAB).index_fill(0, torch.tensor([END]), -torch.inf)
+        self._late = [7]
         self.model = lambda ids, positions, batch, embeds: embeds
         self.rows = TalkerRows(
             n_rows=N_ROWS,
@@ -159,6 +160,19 @@ def test_the_end_is_a_token_without_a_frame():
     model.head[7] = model.text_table[9]
     assert prefill(model, (one, 1, PROMPT, 0)) == [END]
     assert model.frame_codes[0].tolist() == [-1] * N_CODES
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_a_request_does_not_end_before_its_least_number_of_frames(greedy):
+    model = TinyLM(Sampler())
+    model.head[7] = 0.0
+    model.allowed[7] = 100.0
+    one = stream("a", 1, greedy=greedy, least_frames=3)
+    frames = run(model, one, 1, 5)
+    assert [frame[0] >= 0 for frame in frames] == [True, True, True, False, False]
+    assert 7 not in {frame[0] for frame in frames}
+    # Also for the next request in its row.
+    assert run(model, stream("b", 1, greedy=greedy), 1, 1) == [[-1] * N_CODES]
 
 
 def test_only_the_last_chunk_of_a_prefill_stores_a_frame():

@@ -41,6 +41,7 @@ class PromptStates:
             greedy=prompt.greedy,
             temperature=prompt.temperature,
             penalty=prompt.penalty,
+            least_frames=prompt.least_frames,
             n_frames=prompt.n_frames,
             begun=begun_codes(prompt),
             pictures=tuple(prompt.pictures),

@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +34,35 @@ def view_of_talker(
     """
     checkpoint = checkpoint.resolve()
     file = checkpoint / "config.json"
-    config = json.dumps(config_of(json.loads(file.read_text("utf-8"))), indent=2)
-    stamp = f"{checkpoint}:{file.stat().st_mtime_ns}:{config}"
+    config = config_of(json.loads(file.read_text("utf-8")))
+
+    def write(view: Path) -> None:
+        _write_config(view, config)
+        _link_weights(checkpoint, view, prefixes)
+
+    return _view(f"{checkpoint}:{file.stat().st_mtime_ns}:{json.dumps(config)}", cache, write)
+
+
+def view_of_file(weights: Path, cache: Path, config: Mapping[str, Any]) -> Path:
+    """As view_of_talker, of one file of weights and a config that no file has."""
+    # A hub keeps files under other names, to which these are links.
+    weights = weights.parent.resolve() / weights.name
+
+    def write(view: Path) -> None:
+        _write_config(view, config)
+        (view / weights.name).symlink_to(weights)
+
+    return _view(f"{weights}:{json.dumps(config)}", cache, write)
+
+
+def _view(stamp: str, cache: Path, write: Callable[[Path], None]) -> Path:
     view = cache / f"talker-{hashlib.sha256(stamp.encode()).hexdigest()[:12]}"
     if (view / "config.json").exists():
         return view
     cache.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="view-", dir=cache))
     try:
-        (scratch / "config.json").write_text(config, "utf-8")
-        _link_weights(checkpoint, scratch, prefixes)
+        write(scratch)
         os.replace(scratch, view)
     except OSError:
         if not (view / "config.json").exists():
@@ -51,6 +70,10 @@ def view_of_talker(
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return view
+
+
+def _write_config(view: Path, config: Mapping[str, Any]) -> None:
+    (view / "config.json").write_text(json.dumps(config, indent=2), "utf-8")
 
 
 def shards_with(checkpoint: Path, prefixes: tuple[str, ...]) -> dict[str, str]:

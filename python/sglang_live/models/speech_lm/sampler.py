@@ -98,6 +98,7 @@ class Sampler(nn.Module):
         *,
         top_k: int = 0,
         top_p: float = 1.0,
+        of_all: bool = False,
         min_p: float = 0.0,
         repetition: Repetition | None = None,
         redraw: Redraw | None = None,
@@ -106,10 +107,12 @@ class Sampler(nn.Module):
         Args:
             top_k: most candidates; 0: all codes.
             top_p: of the candidates' mass, from the likeliest on.
+            of_all: top_p is of the mass of all codes instead.
             min_p: least share of the likeliest candidate's probability.
         """
         super().__init__()
         self._top_k, self._top_p, self._min_p = top_k, top_p, min_p
+        self._of_all = of_all
         self.repetition = repetition
         self._redraw = redraw
         windows = [rule.window for rule in (repetition, redraw) if rule is not None]
@@ -159,10 +162,11 @@ class Sampler(nn.Module):
         n_codes = logits.shape[-1]
         top, ids = logits.float().topk(min(self._top_k or n_codes, n_codes), dim=-1)
         if isinstance(temperature, Tensor):
-            top = top / temperature.unsqueeze(1)
-        elif temperature != 1:
+            temperature = temperature.unsqueeze(1)
+        if isinstance(temperature, Tensor) or temperature != 1:
             top = top / temperature
-        pick = (self._kept(top) + self.gumbel(draw, ids)).argmax(dim=-1, keepdim=True)
+        kept = self._kept(top, logits.float() / temperature if self._of_all else None)
+        pick = (kept + self.gumbel(draw, ids)).argmax(dim=-1, keepdim=True)
         if greedy is not None:
             pick = pick.masked_fill(greedy.unsqueeze(1), 0)
         code = ids.gather(1, pick).squeeze(1)
@@ -172,11 +176,16 @@ class Sampler(nn.Module):
         again = self._drawn_again(logits.float(), code, draw, history)
         return again if greedy is None else torch.where(greedy, code, again)
 
-    def _kept(self, top: Tensor) -> Tensor:
-        """Candidates in descending order, with -inf for those outside of top-p and min-p."""
+    def _kept(self, top: Tensor, all_codes: Tensor | None) -> Tensor:
+        """Candidates in descending order, with -inf for those outside of top-p and min-p.
+
+        all_codes: [n, n_codes] of whose mass top_p is a share; None: of the candidates'.
+        """
         if self._top_p < 1:
             # Keep a code while the mass before it is below top_p.
             mass = top.softmax(dim=-1)
+            if all_codes is not None:
+                mass = (top - all_codes.logsumexp(dim=-1, keepdim=True)).exp()
             before = mass.cumsum(dim=-1) - mass
             top = top.masked_fill(before >= self._top_p, -torch.inf)
         if self._min_p > 0:

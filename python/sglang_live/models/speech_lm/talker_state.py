@@ -32,6 +32,7 @@ class TalkerStream:
         n_text_gone: entries that text_ids has dropped at its front, because a row has them.
         text_done: whether the text is complete; later frames get tts_pad.
         mid_prefill: whether the running batch has a chunk of its prefill that is not the last.
+        least_frames: before which it does not end.
         n_frames: frames whose codes a launched step has computed.
         sink: tokens before the frames that compaction dropped.
         n_dropped: dropped frames; the token at index i >= sink has position i + n_dropped.
@@ -53,6 +54,7 @@ class TalkerStream:
     n_text_gone: int = 0
     text_done: bool = False
     mid_prefill: bool = False
+    least_frames: int = 0
     n_frames: int = 0
     sink: int = 0
     n_dropped: int = 0
@@ -149,6 +151,7 @@ class TalkerRows:
     seen:        [n_rows, codec_vocab] bool, codes 0 generated so far.
     penalty:     [n_rows] float32, repetition penalty.
     temperature: [n_rows] float32, of code 0 where not greedy.
+    least:       [n_rows] int64, frames before which a request does not end.
     """
 
     def __init__(
@@ -177,6 +180,7 @@ class TalkerRows:
         self.seen = torch.zeros(n_rows, codec_vocab, device=device, dtype=torch.bool)
         self.penalty = torch.ones(n_rows, device=device)
         self.temperature = torch.ones(n_rows, device=device)
+        self.least = torch.zeros(n_rows, device=device, dtype=torch.int64)
         shape = (n_rows, max_frames)
         text_shape = (*shape, n_heard) if n_heard else shape
         self.text_ids = torch.full(text_shape, pad_id, device=device, dtype=torch.int32)
@@ -192,6 +196,7 @@ class TalkerRows:
         self.greedy[row].fill_(stream.greedy)
         self.penalty[row].fill_(stream.penalty)
         self.temperature[row].fill_(stream.temperature)
+        self.least[row].fill_(stream.least_frames)
         self.seen[row].fill_(False)
         self.text_ids[row].fill_(self._pad_id)
         stream.n_dropped_written = stream.n_dropped

@@ -17,11 +17,13 @@ from sglang_live.stages.talker.response import FrameQueue
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceRequest:
     """
+    text: that the prompt has.
     temperature: None: the model's.
     most_frames: after which the piece has missed its end.
     """
 
     rid: str
+    text: str
     prompt: list[int]
     seed: int
     temperature: float | None
@@ -114,6 +116,7 @@ class OwnPieces:
                 greedy=request.temperature == 0,
                 temperature=request.temperature or model.temperature,
                 penalty=model.repetition_penalty,
+                least_frames=model.least_frames(request.text),
             )
         )
         self._feed(TalkerText(rid, [], done=True))

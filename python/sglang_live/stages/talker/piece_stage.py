@@ -217,6 +217,7 @@ class PieceStage:
         self._reader = vital(self._read_reports(), "read reports")
         request = PieceRequest(
             rid=ids.new_rid(SPEAK_PREFIX, WARM_UP),
+            text="Hello.",
             prompt=self.model.prompt(self.model.voices[0], "Hello."),
             seed=0,
             temperature=None,
@@ -270,6 +271,7 @@ class PieceStage:
         while (piece := await speech.next()) is not None:
             spoken = PieceRequest(
                 rid=ids.new_rid(FLEX_PREFIX if request.flex else SPEAK_PREFIX, job.job_id),
+                text=piece.spoken,
                 prompt=self.model.prompt(request.voice, piece.spoken),
                 # Of its own: equal pieces need not sound equal.
                 seed=(request.seed + number) & _MOST_SEED,

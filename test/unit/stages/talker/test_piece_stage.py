@@ -240,6 +240,9 @@ class OwnModel(FrameTalker):
     def prompt(self, voice, text):
         return [len(word) for word in text.split()]
 
+    def least_frames(self, text):
+        return 2 * len(text.split())
+
 
 class ReportingHost(FakeHost):
     """Its scheduler reports the frame of every id but STOP, before or behind the id."""
@@ -278,6 +281,7 @@ async def test_a_class_of_its_own_is_told_each_piece_and_reports_its_frames(late
         (rids[1], 2, 6, False),
     ]
     assert {(m.temperature, m.penalty) for m in told} == {(0.9, 1.1)}
+    assert [m.least_frames for m in told] == [8, 4]
     assert [type(m) for m in host.fed] == [TalkerPrompt, TalkerText, TalkerForget] * 2
     assert all(m.done for m in host.fed if isinstance(m, TalkerText)), "no step waits for text"
     assert {request["sampling_params"]["temperature"] for request in host.requests} == {0.0}

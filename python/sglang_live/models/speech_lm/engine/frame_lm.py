@@ -52,6 +52,7 @@ class FrameLM(nn.Module):
         n_voice_rows: int,
         sampler: Sampler,
         excluded: Sequence[int],
+        late: Sequence[int] = (),
     ):
         """
         Args:
@@ -59,8 +60,8 @@ class FrameLM(nn.Module):
                 override.
             n_codes: of a frame.
             sampler: of the first code.
-            excluded: ids that are never drawn as the first code; the end is one of them, because
-                it is no code.
+            excluded: ids that are never drawn as the first code.
+            late: ids that are not drawn before the least number of frames of a request.
         """
         super().__init__()
         self.config = config
@@ -73,6 +74,7 @@ class FrameLM(nn.Module):
         allowed = torch.zeros(config.vocab_size)
         allowed[list(excluded)] = -torch.inf
         self.register_buffer("allowed", allowed, persistent=False)
+        self._late = list(late)
         text = torch.empty(text_vocab, config.hidden_size)
         self.register_buffer("text_table", text, persistent=False)
         voices = torch.zeros(n_voice_rows, config.hidden_size)
@@ -197,6 +199,10 @@ class FrameLM(nn.Module):
         window = self.sampler.window
         history = self._history(rows, frame, window)[..., 0] if window else None
         logits = self._penalised(logits + self.allowed, rows, history)
+        if self._late:
+            early = (frame < state.least[rows]).unsqueeze(1)
+            for token in self._late:
+                logits[:, token : token + 1].masked_fill_(early, -torch.inf)
         if all_greedy(greedy):
             first = logits.argmax(dim=-1)
         else:

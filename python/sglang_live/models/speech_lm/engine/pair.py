@@ -5,9 +5,11 @@ twice the heads. Admission, pauses, retractions, SGLang's radix tree and graphs 
 Hidden states come as [2 * n, width], those of the guided prompts before the others.
 """
 
+from collections.abc import Callable
+
 import torch
 from sglang.srt.layers.radix_attention import RadixAttention
-from sglang.srt.models.llama import LlamaAttention
+from sglang.srt.models.llama import LlamaAttention, LlamaMLP
 from torch import Tensor, nn
 
 
@@ -33,6 +35,44 @@ class PairAttention(nn.Module):
         found = self.attn(*joined, forward_batch)
         out: Tensor = self.o_proj(torch.cat(found.chunk(2, dim=1)))[0]
         return out
+
+
+class PairLayer(nn.Module):
+    """A layer of a Llama, with the names that Zonos has for its parts."""
+
+    def __init__(
+        self,
+        config,
+        layer_id: int,
+        quant_config,
+        new_norm: Callable[[], nn.Module],
+        *,
+        is_neox_style: bool = True,
+    ):
+        """config: with the heads of both of the pair."""
+        super().__init__()
+        width, prefix = config.hidden_size, f"model.layers.{layer_id}"
+        one = LlamaAttention(
+            config,
+            width,
+            config.num_attention_heads // 2,
+            config.num_key_value_heads // 2,
+            layer_id,
+            rope_theta=config.rope_parameters["rope_theta"],
+            rope_scaling=config.rope_parameters,
+            rope_is_neox_style=is_neox_style,
+            max_position_embeddings=config.max_position_embeddings,
+            quant_config=quant_config,
+            prefix=f"{prefix}.mixer",
+        )
+        self.norm, self.norm2 = new_norm(), new_norm()
+        self.mixer = PairAttention(one, layer_id)
+        self.mlp = LlamaMLP(width, config.intermediate_size, "silu", quant_config, f"{prefix}.mlp")
+
+    def forward(self, positions: Tensor, hidden: Tensor, forward_batch) -> Tensor:
+        hidden = hidden + self.mixer(positions, self.norm(hidden), forward_batch)
+        fed: Tensor = self.mlp(self.norm2(hidden))
+        return hidden + fed
 
 
 def guided(hidden: Tensor, weight: float) -> Tensor:

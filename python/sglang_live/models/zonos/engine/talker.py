@@ -2,17 +2,17 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import torch
 from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from sglang.srt.model_loader.weight_utils import default_weight_loader
-from sglang.srt.models.llama import LlamaAttention, LlamaMLP
 from torch import Tensor, nn
 
 from sglang_live.models.speech_lm.delay import Delay
 from sglang_live.models.speech_lm.engine.delay_lm import DelayLM
-from sglang_live.models.speech_lm.engine.pair import PairAttention, guided
+from sglang_live.models.speech_lm.engine.pair import PairLayer, guided
 from sglang_live.models.speech_lm.engine.weights import lacking, load_llama_weight
 from sglang_live.models.speech_lm.sampler import Repetition, Sampler
 from sglang_live.models.zonos.conditions import Conditions
@@ -27,33 +27,6 @@ _TABLES, _HEADS = "model.embed_tokens.weight", "codec_head.weight"
 _BOOKS = {"embeddings": _TABLES, "heads": _HEADS}
 
 
-class ZonosLayer(nn.Module):
-    def __init__(self, config, layer_id: int, quant_config, prefix: str):
-        super().__init__()
-        width = config.hidden_size
-        one = LlamaAttention(
-            config,
-            width,
-            config.num_attention_heads // 2,
-            config.num_key_value_heads // 2,
-            layer_id,
-            rope_theta=config.rope_parameters["rope_theta"],
-            rope_is_neox_style=False,
-            max_position_embeddings=config.max_position_embeddings,
-            quant_config=quant_config,
-            prefix=f"{prefix}.mixer",
-        )
-        self.norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
-        self.norm2 = nn.LayerNorm(width, eps=config.layer_norm_eps)
-        self.mixer = PairAttention(one, layer_id)
-        self.mlp = LlamaMLP(width, config.intermediate_size, "silu", quant_config, f"{prefix}.mlp")
-
-    def forward(self, positions: Tensor, hidden: Tensor, forward_batch) -> Tensor:
-        hidden = hidden + self.mixer(positions, self.norm(hidden), forward_batch)
-        fed: Tensor = self.mlp(self.norm2(hidden))
-        return hidden + fed
-
-
 class ZonosModel(nn.Module):
     """
     untold: [n_rows, hidden], in the second prompt in the place of the table of voices.
@@ -63,11 +36,12 @@ class ZonosModel(nn.Module):
         super().__init__()
         self._first_row = config.vocab_size + config.text_vocab_size
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
+        new_norm = partial(nn.LayerNorm, config.hidden_size, eps=config.layer_norm_eps)
         self.layers = nn.ModuleList(
-            ZonosLayer(config, n, quant_config, f"model.layers.{n}")
+            PairLayer(config, n, quant_config, new_norm, is_neox_style=False)
             for n in range(config.num_hidden_layers)
         )
-        self.norm_f = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.norm_f = new_norm()
         untold = torch.zeros(config.live_voice_rows, config.hidden_size)
         self.register_buffer("untold", untold, persistent=False)
 

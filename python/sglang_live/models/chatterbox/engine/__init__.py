@@ -1,0 +1,1 @@
+"""T3 as a model class of SGLang."""

@@ -1,0 +1,1 @@
+"""The language model of CosyVoice as a model class of SGLang."""

@@ -1,0 +1,144 @@
+"""The family CosyVoice 2 and 3: a talker that speaks the text of any language model.
+
+Its checkpoint has no config.json, but a cosyvoice2.yaml or cosyvoice3.yaml. Voices are those of
+`spk2info.pt`, which CosyVoice itself writes (add_zero_shot_spk, save_spkinfo).
+"""
+
+import pickle
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from sglang_live.errors import BadInputError
+from sglang_live.models.family import ModelFacts, check_llama, check_number, read_json
+
+WEIGHTS, VOICES = "llm.pt", "spk2info.pt"
+# The language model from which it was trained: its config and its tokenizer.
+BASE = "CosyVoice-BlankEN"
+_DECODER_FILES = "flow.pt", "hift.pt"
+FRAME_S = 0.04
+N_CODES = 6561
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """
+    Attributes:
+        n_ids: codes, and marks behind them, each of which ends a piece.
+        end_id: the mark that the model was trained to end with.
+        late_id: that is not drawn before the least number of codes: of version 3 another one than
+            end_id, as in the reference (sampling_ids).
+        prompt_ids: marks whose embeddings are before and behind the text of a prompt; None: those
+            have a table of their own.
+        is_instructed: whether a prompt needs the mark that ends an instruction.
+    """
+
+    n_ids: int
+    end_id: int
+    late_id: int
+    prompt_ids: tuple[int, int] | None
+    is_instructed: bool
+
+
+# By the file that tells. Source: Qwen2LM and CosyVoice3LM (cosyvoice/llm/llm.py, Apache-2.0).
+VERSIONS: Mapping[str, Version] = MappingProxyType(
+    {
+        "cosyvoice2.yaml": Version(
+            n_ids=N_CODES + 3,
+            end_id=N_CODES,
+            late_id=N_CODES,
+            prompt_ids=None,
+            is_instructed=False,
+        ),
+        "cosyvoice3.yaml": Version(
+            n_ids=N_CODES + 200,
+            end_id=N_CODES + 1,
+            late_id=N_CODES,
+            prompt_ids=(N_CODES, N_CODES + 2),
+            is_instructed=True,
+        ),
+    }
+)
+
+
+def version_of(path: Path) -> Version:
+    """Raises BadInputError if the directory is neither."""
+    for name, version in VERSIONS.items():
+        if (path / name).is_file():
+            return version
+    raise BadInputError(f"{path} has none of {', '.join(VERSIONS)}")
+
+
+class _Names(pickle.Unpickler):
+    """Reads what is no tensor, so that nothing of torch is needed, and no code is run."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return lambda *args, **kwargs: None
+
+    def persistent_load(self, pid: Any) -> None:
+        return None
+
+
+def voice_names(path: Path) -> tuple[str, ...]:
+    """Raises BadInputError if its file of voices is missing, broken, or has none."""
+    file = path / VOICES
+    try:
+        with zipfile.ZipFile(file) as archive:
+            inner = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+            with archive.open(inner) as opened:
+                found = _Names(opened).load()
+        names = tuple(name for name in found if isinstance(name, str) and name)
+    except FileNotFoundError as error:
+        raise BadInputError(
+            f"{file} is missing, so there is no voice: CosyVoice makes it of recordings "
+            "(add_zero_shot_spk, save_spkinfo)"
+        ) from error
+    except (
+        OSError,
+        zipfile.BadZipFile,
+        pickle.UnpicklingError,
+        StopIteration,
+        TypeError,
+        ValueError,
+        EOFError,
+        AttributeError,
+    ) as error:
+        raise BadInputError(f"{file} cannot be read: {error}") from error
+    if not names:
+        raise BadInputError(f"{file} has no voice")
+    return names
+
+
+class CosyVoice:
+    thinker = recogniser = voice = None
+    talker = "sglang_live.models.cosyvoice.parts:CosyVoiceTalker"
+    decoder = "sglang_live.models.cosyvoice.decoder:CosyVoiceDecoder"
+
+    def claims(self, config: Mapping[str, Any]) -> bool:
+        return not VERSIONS.keys().isdisjoint(config.get("files", ()))
+
+    def facts(self, path: Path) -> ModelFacts:
+        for name in (WEIGHTS, f"{BASE}/config.json", *_DECODER_FILES):
+            if not (path / name).is_file():
+                raise BadInputError(f"{path / name} is missing: it belongs to CosyVoice")
+        if not zipfile.is_zipfile(path / WEIGHTS):
+            raise BadInputError(f"{path / WEIGHTS} is no file of weights, or cut short")
+        return ModelFacts(
+            path=path,
+            family=__name__,
+            weights=path,
+            stages=("talker", "vocoder"),
+            talker_reads_text=True,
+            voices=voice_names(path),
+        )
+
+    def check_ranks(self, path: Path, stage: str, flag: str, n_ranks: int) -> None:
+        check_number(flag, n_ranks)
+        if stage == "talker":
+            check_llama(flag, n_ranks, read_json(path / BASE / "config.json"))
+
+
+FAMILY = CosyVoice()

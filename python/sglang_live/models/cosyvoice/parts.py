@@ -1,0 +1,107 @@
+"""CosyVoice in the talker stage (models/family.py)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sglang_live.errors import BadInputError
+from sglang_live.models.cosyvoice.family import (
+    BASE,
+    FRAME_S,
+    WEIGHTS,
+    Version,
+    version_of,
+)
+from sglang_live.models.cosyvoice.voices import read_voices
+from sglang_live.models.family import read_json
+from sglang_live.models.piece_talker import FrameTalker
+from sglang_live.models.speech_lm.checkpoint import view_of_file
+from sglang_live.models.speech_lm.voice_table import VoiceTable
+from sglang_live.speakable.style import SpeechStyle
+
+TALKER_ARCHITECTURE = "CosyVoiceLM"
+# Rows of the table: the marks before the text, and between it and the codes.
+BEGIN_ROW, TASK_ROW = "begin", "task"
+# Codes for each token of the text at least. Source: Qwen2LM.inference.
+LEAST_CODES = 2
+_SCRIPTS = frozenset(("LATIN", "CJK", "HIRAGANA", "KATAKANA", "HANGUL"))
+_SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endofprompt|>"]
+
+
+def talker_config(path: Path, version: Version) -> dict[str, Any]:
+    """Raises BadInputError if the config of its language model lacks something."""
+    base = read_json(path / BASE / "config.json")
+    if base.get("model_type") != "qwen2" or "vocab_size" not in base:
+        raise BadInputError(f"{path / BASE}/config.json is no Qwen2")
+    return {
+        **base,
+        "architectures": [TALKER_ARCHITECTURE],
+        "vocab_size": version.n_ids,
+        "text_vocab_size": base["vocab_size"],
+        "eos_token_id": version.end_id,
+        "bos_token_id": None,
+        "pad_token_id": None,
+        "tie_word_embeddings": False,
+        "dtype": base.get("dtype") or base.get("torch_dtype") or "bfloat16",
+        "prompt_ids": version.prompt_ids,
+        "late_id": version.late_id,
+    }
+
+
+class CosyVoiceTalker(FrameTalker):
+    external_models = "sglang_live.models.cosyvoice.engine"
+    frame_s, codes_per_frame = FRAME_S, 1
+    chunk_frames = 25
+    style = SpeechStyle(scripts=_SCRIPTS, english=False, says_code="", says_table="")
+    # The reference has neither.
+    temperature, repetition_penalty = 1.0, 1.0
+
+    def __init__(self, path: Path):
+        from transformers import AutoTokenizer
+
+        self._path, self._version = path, version_of(path)
+        self.end_id = self._version.end_id
+        self._config = talker_config(path, self._version)
+        self._tokenizer = AutoTokenizer.from_pretrained(path / BASE)
+        # As the reference adds them: one that the tokenizer lacks gets the next id.
+        self._tokenizer.add_special_tokens({"additional_special_tokens": _SPECIAL})
+        instructed = self._tokenizer.convert_tokens_to_ids(_SPECIAL[-1])
+        self._voices = read_voices(path, self._config["text_vocab_size"])
+        for name, voice in self._voices.items():
+            if self._version.is_instructed and instructed not in voice.text_ids:
+                raise BadInputError(
+                    f"the words of voice {name!r} lack {_SPECIAL[-1]}: CosyVoice 3 needs "
+                    f"'You are a helpful assistant.{_SPECIAL[-1]}' before them"
+                )
+        self.voices = tuple(self._voices)
+        first_row = self._version.n_ids + self._config["text_vocab_size"]
+        self._table = VoiceTable(first_row, {BEGIN_ROW: 1, TASK_ROW: 1})
+
+    def engine_args(self, cache_dir: Path, n_rows: int) -> dict[str, Any]:
+        return {
+            "model_path": str(view_of_file(self._path / WEIGHTS, cache_dir, self._config)),
+            # The model keeps tensors per request row (speech_lm/talker_state.py).
+            "json_model_override_args": json.dumps(
+                {"live_rows": n_rows, "live_voice_rows": self._table.n_rows}
+            ),
+        }
+
+    def prompt(self, voice: str, text: str) -> list[int]:
+        if voice not in self._voices:
+            raise BadInputError(f"voice {voice!r} is not one of {self.voices}")
+        of_voice = self._voices[voice]
+        return [
+            *self._table.ids(BEGIN_ROW),
+            *(self._version.n_ids + token for token in (*of_voice.text_ids, *self._ids(text))),
+            *self._table.ids(TASK_ROW),
+            *of_voice.codes,
+        ]
+
+    def least_frames(self, text: str) -> int:
+        return LEAST_CODES * len(self._ids(text))
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(
+            text, add_special_tokens=False, split_special_tokens=True
+        )
+        return ids

@@ -1,0 +1,154 @@
+"""A tiny random CosyVoice in the published layout, and the reference of its language model.
+
+Its weights are made so that, as a trained model, it repeats codes, and ends its pieces: few codes
+are likely, and what the embedding of some says of the end, no layer changes, and the head reads it.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import Qwen2Config
+
+from sglang_live.models.cosyvoice.family import BASE, VOICES, WEIGHTS
+from sglang_live.models.cosyvoice.parts import CosyVoiceTalker
+from test.cosyvoice.reference import N_CODES, CosyVoiceLM
+from test.noise import noise_of
+
+N_BOOKS, CODES, VOICE = 1, N_CODES, "anna"
+TEXT_VOCAB, WIDTH = 320, 64
+END_OF_PROMPT = 259  # behind the bytes, and the marks before it
+# One of this many codes is likely.
+_LIKELY = 20
+# A dimension that says that this is the last code; in embedding and head what no other outweighs.
+_LAST, _CLEAR = 0, 8.0
+
+
+def config() -> Qwen2Config:
+    return Qwen2Config(
+        vocab_size=TEXT_VOCAB,
+        hidden_size=WIDTH,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+        tie_word_embeddings=True,
+        dtype="float32",
+        architectures=["Qwen2ForCausalLM"],
+    )
+
+
+@cache
+def model(end_every: int, version: int) -> CosyVoiceLM:
+    torch.manual_seed(5)
+    made = CosyVoiceLM(config(), version).eval()
+    rng = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, weight in made.named_parameters():
+            if "norm" in name and name.endswith("weight"):
+                weight.uniform_(0.7, 1.3, generator=rng)
+            elif weight.dim() == 1:
+                weight.normal_(0, 0.3, generator=rng)
+            else:
+                scale = 1.0 if "embed" in name else 2 * weight.shape[-1] ** -0.5
+                weight.normal_(0, scale, generator=rng)
+        language_model = made.llm.model.model
+        language_model.embed_tokens.weight[:, _LAST] = 0.0
+        spoken, head = made.speech_embedding.weight, made.llm_decoder.weight
+        spoken[:, _LAST] = -_CLEAR
+        spoken[0 : N_CODES : _LIKELY * end_every, _LAST] = _CLEAR
+        if version == 2:
+            made.llm_embedding.weight[:, _LAST] = -_CLEAR
+        end = N_CODES + (version == 3)
+        # A dimension that is the same in all: it makes codes unlikely, also without a bias.
+        for table in (language_model.embed_tokens.weight, spoken):
+            table[:, 1] = _CLEAR
+        if version == 2:
+            made.llm_embedding.weight[:, 1] = _CLEAR
+        head[:, _LAST] = 0.0
+        head[:, 1] = -_CLEAR
+        head[:N_CODES:_LIKELY, 1] = 0.0
+        head[end] = 0.0
+        head[end, _LAST] = 4 * _CLEAR
+        for layer in language_model.layers:
+            for said in (_LAST, 1):
+                layer.self_attn.o_proj.weight[said] = 0.0
+                layer.mlp.down_proj.weight[said] = 0.0
+    return made
+
+
+def build(path: Path, *, end_every: int = 64, version: int = 2) -> Path:
+    """Returns the checkpoint's directory.
+
+    end_every: likely codes up to one that ends a piece.
+    """
+    path.mkdir(exist_ok=True)
+    (path / f"cosyvoice{version}.yaml").write_text("sample_rate: 24000\n")
+    torch.save(model(end_every, version).state_dict(), path / WEIGHTS)
+    for name in ("flow.pt", "hift.pt"):
+        torch.save({}, path / name)
+    config().save_pretrained(path / BASE)
+    tokenizer().save(str(path / BASE / "tokenizer.json"))
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
+    (path / BASE / "tokenizer_config.json").write_text(json.dumps(names))
+    torch.save({name: voice(n, version) for n, name in enumerate((VOICE, "bert"))}, path / VOICES)
+    return path
+
+
+def voice(n: int, version: int = 2) -> dict[str, torch.Tensor]:
+    """What CosyVoice has made of a recording and its words."""
+    rng = torch.Generator().manual_seed(n)
+    words = torch.randint(1, 200, (1, 20 + 4 * n), generator=rng, dtype=torch.int32)
+    if version == 3:
+        words[0, 5] = END_OF_PROMPT
+    codes = torch.randint(0, N_CODES, (1, 40 - 9 * n), generator=rng, dtype=torch.int32)
+    return {
+        "prompt_text": words,
+        "prompt_text_len": torch.tensor([words.shape[1]], dtype=torch.int32),
+        "llm_prompt_speech_token": codes,
+        "llm_prompt_speech_token_len": torch.tensor([codes.shape[1]], dtype=torch.int32),
+        "flow_prompt_speech_token": codes,
+        "prompt_speech_feat": torch.zeros(1, 2 * codes.shape[1], 80),
+        "flow_embedding": torch.zeros(1, 192),
+    }
+
+
+def tokenizer() -> Tokenizer:
+    """Of bytes."""
+    names = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({name: n for n, name in enumerate(names)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+class Reference:
+    """The checkpoint restated, without what a talker in an engine adds."""
+
+    seed = 11
+
+    def __init__(self, path: Path, end_every: int = 64, version: int = 2):
+        self.talker = CosyVoiceTalker(path)
+        self._tokenizer = Tokenizer.from_file(str(path / BASE / "tokenizer.json"))
+        self._voices = torch.load(path / VOICES, weights_only=True)
+        self.model = model(end_every, version)
+
+    def piece(
+        self, text: str, most_frames: int, voice: str = VOICE, seed: int | None = None
+    ) -> np.ndarray:
+        """[n_frames, 1]; seed: None: the likeliest codes."""
+        entry = self._voices[voice]
+        codes = self.model.inference(
+            self._tokenizer.encode(text).ids,
+            entry["prompt_text"][0].tolist(),
+            entry["llm_prompt_speech_token"][0].tolist(),
+            most_frames,
+            noise=None if seed is None else noise_of(seed),
+        )
+        return np.array(codes)[:, None]
