@@ -25,9 +25,12 @@ from sglang_live.models.chatterbox.family import (
 )
 from sglang_live.models.chatterbox.parts import ChatterboxTalker
 from test.chatterbox.reference import END, N_CODES, T3
+from test.flow.checkpoint import s3gen, s3gen_known
 from test.noise import noise_of
 
 N_BOOKS, CODES = 1, N_CODES
+# Of the decoder, in the order of the files.
+SOUNDS = ("default", "ben")
 __all__ = ["VOICE"]
 SIZES = {
     "speaker": 12,
@@ -101,11 +104,11 @@ def build(path: Path, *, end_every: int = 64) -> Path:
     path.mkdir(exist_ok=True)
     weights = {name: weight.contiguous() for name, weight in model(end_every).state_dict().items()}
     save_file(weights, path / WEIGHTS)
-    save_file({"flow.none": torch.zeros(1)}, path / DECODER_WEIGHTS)
+    save_file(s3gen(is_mean=False).state_dict(), path / DECODER_WEIGHTS)
     tokenizer().save(str(path / TOKENIZER))
     (path / VOICES_FOLDER).mkdir()
     for n, file in enumerate((path / VOICE_FILE, path / VOICES_FOLDER / "anna.pt")):
-        torch.save({"t3": conditionals(n), "gen": {}}, file)
+        torch.save({"t3": conditionals(n), "gen": s3gen_known(SOUNDS[n])}, file)
     return path
 
 
@@ -182,7 +185,8 @@ class Reference:
 
 def changed_voice(path: Path, **changes) -> None:
     """The default voice with other values."""
-    torch.save({"t3": conditionals(0) | changes, "gen": {}}, path / VOICE_FILE)
+    known = s3gen_known(SOUNDS[0])
+    torch.save({"t3": conditionals(0) | changes, "gen": known}, path / VOICE_FILE)
 
 
 def header(path: Path) -> dict:

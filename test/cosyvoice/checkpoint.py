@@ -16,6 +16,7 @@ from transformers import Qwen2Config
 from sglang_live.models.cosyvoice.family import BASE, VOICES, WEIGHTS
 from sglang_live.models.cosyvoice.parts import CosyVoiceTalker
 from test.cosyvoice.reference import N_CODES, CosyVoiceLM
+from test.flow.checkpoint import save_weights
 from test.noise import noise_of
 
 N_BOOKS, CODES, VOICE = 1, N_CODES, "anna"
@@ -91,8 +92,7 @@ def build(path: Path, *, end_every: int = 64, version: int = 2) -> Path:
     path.mkdir(exist_ok=True)
     (path / f"cosyvoice{version}.yaml").write_text("sample_rate: 24000\n")
     torch.save(model(end_every, version).state_dict(), path / WEIGHTS)
-    for name in ("flow.pt", "hift.pt"):
-        torch.save({}, path / name)
+    save_weights(path, version)
     config().save_pretrained(path / BASE)
     tokenizer().save(str(path / BASE / "tokenizer.json"))
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}

@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 from collections.abc import Iterator
+from functools import partial
 
 import httpx
 import numpy as np
@@ -14,6 +15,8 @@ import soundfile as sf
 import websockets
 
 from sglang_live.models.qwen3_tts.parts import TTSTalker
+from test.chatterbox import checkpoint as tiny_chatterbox
+from test.cosyvoice import checkpoint as tiny_cosyvoice
 from test.csm import checkpoint as tiny_csm
 from test.e2e.conftest import DATA, Server, running_server, wait_until
 from test.higgs_v2 import checkpoint as tiny_higgs
@@ -170,6 +173,27 @@ async def test_a_family_with_a_delay_speaks_alone_in_pieces(tiny_delay, tmp_path
         n_samples = sum(len(base64.b64decode(chunk["audio"])) for chunk in chunks) // 2
         assert n_samples and n_samples % frame == 0
         with pytest.raises(openai.BadRequestError, match=r"no voice 'nora'.*random"):
+            speak(client, "pcm", "nora")
+        await refuses_conversations(server, client)
+        leaves_nothing_behind(server)
+
+
+@pytest.mark.parametrize(
+    ("build", "voice", "frame"),
+    [
+        pytest.param(partial(tiny_chatterbox.build, end_every=16), "default", 960, id="chatterbox"),
+        pytest.param(partial(tiny_cosyvoice.build, end_every=16), "anna", 960, id="cosyvoice2"),
+    ],
+)
+async def test_codes_become_sound_by_a_flow(build, voice, frame, tmp_path_factory):
+    path = build(tmp_path_factory.mktemp("flow"))
+    with running_server(str(path), tmp_path_factory.mktemp("flow-logs")) as server:
+        client = client_of(server)
+        assert len(speak(client, "wav", voice)) >= frame
+        *chunks, end = events_of(server, voice)
+        n_samples = sum(len(base64.b64decode(chunk["audio"])) for chunk in chunks) // 2
+        assert n_samples == frame * end["usage"]["output_tokens"]
+        with pytest.raises(openai.BadRequestError, match=r"no voice 'nora'"):
             speak(client, "pcm", "nora")
         await refuses_conversations(server, client)
         leaves_nothing_behind(server)

@@ -89,17 +89,21 @@ def save_s3gen(path: Path, is_mean: bool) -> None:
     left_out = {"tokenizer.window": torch.zeros(4)}  # that makes codes of recordings
     save_file(s3gen(is_mean).state_dict() | left_out, path / file)
     (path / "voices").mkdir()
-    for name, voice in s3gen_voices().items():
-        codes, mel, speaker = voice
-        known = {
-            "prompt_token": codes[None],
-            "prompt_token_len": torch.tensor([len(codes)]),
-            "prompt_feat": mel[None],
-            "prompt_feat_len": None,
-            "embedding": speaker[None],
-        }
+    for name in s3gen_voices():
         place = path / ("conds.pt" if name == "default" else f"voices/{name}.pt")
-        torch.save({"t3": {}, "gen": known}, place)
+        torch.save({"t3": {}, "gen": s3gen_known(name)}, place)
+
+
+def s3gen_known(name: str) -> dict[str, Tensor | None]:
+    """A voice as Chatterbox writes it."""
+    codes, mel, speaker = s3gen_voices()[name]
+    return {
+        "prompt_token": codes[None],
+        "prompt_token_len": torch.tensor([len(codes)]),
+        "prompt_feat": mel[None],
+        "prompt_feat_len": None,
+        "embedding": speaker[None],
+    }
 
 
 def s3gen_voices() -> dict[str, tuple[Tensor, Tensor, Tensor]]:

@@ -96,7 +96,7 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_740,
+    "": 4_760,
     "bridge": 9_960,
     "capacity": 940,
     "client": 1_240,
@@ -118,7 +118,7 @@ BUDGETS = {
     "policy": 2_020,
     "sound": 1_560,
     "speakable": 2_000,
-    "stages": 9_320,
+    "stages": 9_340,
     "telemetry": 760,
     "webrtc": 1_020,
 }

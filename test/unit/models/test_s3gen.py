@@ -90,7 +90,9 @@ def test_what_is_missing_or_no_voice_is_refused(path, is_mean, tmp_path):
         load()
     [weights] = path.glob("*.safetensors")
     (tmp_path / weights.name).symlink_to(weights)
-    with pytest.raises(BadInputError, match=r"has neither conds.pt nor voices/NAME.pt"):
+    with pytest.raises(
+        BadInputError, match=r"has no voice: conds.pt is missing, and voices/NAME.pt"
+    ):
         load()
     torch.save({"t3": {}}, tmp_path / "conds.pt")
     with pytest.raises(BadInputError, match=r"cannot read .*conds.pt"):

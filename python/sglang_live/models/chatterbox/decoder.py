@@ -13,16 +13,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sglang_live.errors import BadInputError
+from sglang_live.models.chatterbox.family import DECODER_WEIGHTS, voice_paths
 from sglang_live.models.codecs.flow.decoder import FlowDecoder, flow_voice
 from sglang_live.models.codecs.flow.mels import FlowVoice, TokenFlow
 from sglang_live.models.codecs.hift import WholeHift, hift_layers
 
-WEIGHTS = "s3gen.safetensors"
 # Turbo's, whose flow has two steps, and needs silence behind the last code.
 MEAN_WEIGHTS = "s3gen_meanflow.safetensors"
 _SILENCE = (4299,) * 3
-# The default voice, and a folder of others: files of Chatterbox (Conditionals.save).
-VOICE, VOICE_FILE, VOICES_FOLDER = "default", "conds.pt", "voices"
 _PARTS = "prompt_token", "prompt_feat", "embedding"
 
 
@@ -40,15 +38,10 @@ class ChatterboxDecoder(FlowDecoder):
         """
         path, place = Path(path), torch.device(device)
         mean = path / MEAN_WEIGHTS
-        tensors = _read(mean if mean.is_file() else path / WEIGHTS)
+        tensors = _read(mean if mean.is_file() else path / DECODER_WEIGHTS)
         flow = TokenFlow(_behind("flow.", tensors), place, dtype)
         hift = WholeHift(hift_layers(_behind("mel2wav.", tensors)), place, dtype)
-        files = {file.stem: file for file in sorted((path / VOICES_FOLDER).glob("*.pt"))}
-        if (path / VOICE_FILE).is_file():
-            files = {VOICE: path / VOICE_FILE} | files
-        if not files:
-            raise BadInputError(f"{path} has neither {VOICE_FILE} nor {VOICES_FOLDER}/NAME.pt")
-        voices = {name: _voice(flow, file) for name, file in files.items()}
+        voices = {name: _voice(flow, file) for name, file in voice_paths(path).items()}
         silence = _SILENCE if flow.is_mean else ()
         return cls(flow, hift, voices, is_whole=True, silence=silence)
 

@@ -68,7 +68,8 @@ def talker_config(spec: T3Spec) -> dict[str, Any]:
 class ChatterboxTalker(FrameTalker):
     external_models = "sglang_live.models.chatterbox.engine"
     frame_s, codes_per_frame = FRAME_S, 1
-    chunk_frames = 25
+    # A piece sounds as a whole. Source: max_new_tokens of ChatterboxTTS.generate.
+    chunk_frames = 1000
     end_id = END_ID
     style = SpeechStyle(folds=True)
     # Reference settings (ChatterboxTTS.generate).

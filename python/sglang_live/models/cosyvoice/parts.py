@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_live.errors import BadInputError
+from sglang_live.models.codecs.flow import LONGEST_CHUNK
 from sglang_live.models.cosyvoice.family import (
     BASE,
     FRAME_S,
@@ -51,7 +52,8 @@ def talker_config(path: Path, version: Version) -> dict[str, Any]:
 class CosyVoiceTalker(FrameTalker):
     external_models = "sglang_live.models.cosyvoice.engine"
     frame_s, codes_per_frame = FRAME_S, 1
-    chunk_frames = 25
+    # Behind a code its sound needs those of the look-ahead.
+    chunk_frames, ahead_frames = LONGEST_CHUNK, 3
     style = SpeechStyle(scripts=_SCRIPTS, english=False, says_code="", says_table="")
     # The reference has neither.
     temperature, repetition_penalty = 1.0, 1.0
