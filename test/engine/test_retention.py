@@ -130,8 +130,6 @@ class SpokenSession:
             self.sink = -(-len(self.ids) // self.engine.page) * self.engine.page
         marks = {AudioPart: lambda _: AUDIO, ImagePart: lambda _: IMAGE, TextPart: lambda p: p.text}
         content = "".join(marks[type(part)](part) for part in item.parts)
-        if not self.history:
-            self.base = await self.engine.load("policy_tokens_compacted")
         turn = replace(
             greedy_turn(*self.history, item, system=SYSTEM, n_tokens=n_response),
             retention=RetentionConfig(window_tokens=WINDOW, slack_tokens=SLACK),
@@ -140,12 +138,13 @@ class SpokenSession:
         assert not done.rebuilt
         assert done.n_prompt <= self.sink + WINDOW + LONGEST_TURN + 2 * self.engine.page
         text = f"user\n{content}<|im_end|>\n<|im_start|>assistant\n"
-        self._prefill_turn(text, clips, pictures=pictures)
+        self._prefill_turn(text, clips, seen=False, pictures=pictures)
+        self.n_dropped = len(self.ids) - done.n_prompt  # before this turn
+        self._see(len(self.ids))
         self.responses.append((len(self.ids), done.ids))
         self.ids += done.ids
         self._see(len(self.ids) - 1)
         self.history += [item, reply_of(turn, done)]
-        self.n_dropped = round(await self.engine.load("policy_tokens_compacted") - self.base)
         self.history = [item for item in self.history if item.key not in done.gone]
         self.gone += done.gone
         self._prefill_turn("<|im_end|>\n<|im_start|>", [], seen=False)
