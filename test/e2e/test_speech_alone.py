@@ -181,8 +181,14 @@ async def test_a_family_with_a_delay_speaks_alone_in_pieces(tiny_delay, tmp_path
 @pytest.mark.parametrize(
     ("build", "voice", "frame"),
     [
-        pytest.param(partial(tiny_chatterbox.build, end_every=16), "default", 960, id="chatterbox"),
         pytest.param(partial(tiny_cosyvoice.build, end_every=16), "anna", 960, id="cosyvoice2"),
+        pytest.param(
+            partial(tiny_chatterbox.build, end_every=16),
+            "default",
+            960,
+            marks=pytest.mark.nightly,
+            id="chatterbox",
+        ),
     ],
 )
 async def test_codes_become_sound_by_a_flow(build, voice, frame, tmp_path_factory):
@@ -192,7 +198,9 @@ async def test_codes_become_sound_by_a_flow(build, voice, frame, tmp_path_factor
         assert len(speak(client, "wav", voice)) >= frame
         *chunks, end = events_of(server, voice)
         n_samples = sum(len(base64.b64decode(chunk["audio"])) for chunk in chunks) // 2
-        assert n_samples == frame * end["usage"]["output_tokens"]
+        assert n_samples % frame == 0
+        # Usage counts what lasts as long as a frame of Qwen3-Omni.
+        assert end["usage"]["output_tokens"] == -(-n_samples // FRAME)
         with pytest.raises(openai.BadRequestError, match=r"no voice 'nora'"):
             speak(client, "pcm", "nora")
         await refuses_conversations(server, client)
