@@ -17,18 +17,23 @@ pytestmark = pytest.mark.e2e
 
 _WIDE = {"width": 960, "height": 1010}
 _LEAST_BYTES = 20_000
+_ATTEMPTS, _LEAST_CUT_S = 5, 0.2
 
 
 async def test_the_pictures_of_the_page_are_drawn(tmp_path):
     out = Path(os.environ.get("PAGE_PICTURES", tmp_path))
     sound = microphone(tmp_path / "silence.wav", "sp_librivox_0880.flac", before_s=120)
     with running_server("demo", tmp_path) as server:
-        # What was cut off, as a client of the socket knows it.
-        async with visit(server.http, sound, viewport=_WIDE) as client:
-            await client.page.click("#talk")
-            await status(client, "connected")
-            await interrupt(client)
-            await client.page.screenshot(path=out / "page-interrupted.png")
+        # What was cut off, as a client of the socket knows it. On a busy machine little may be.
+        for _ in range(_ATTEMPTS):
+            async with visit(server.http, sound, viewport=_WIDE) as client:
+                await client.page.click("#talk")
+                await status(client, "connected")
+                cut_s = await interrupt(client)
+                await client.page.screenshot(path=out / "page-interrupted.png")
+            if cut_s > _LEAST_CUT_S:
+                break
+        assert cut_s > _LEAST_CUT_S
         look = {"color_scheme": "dark", "device_scale_factor": 2, **PHONE}
         for name, how in (("page", {"viewport": _WIDE}), ("page-phone", look)):
             async with visit(server.http, sound, calls=True, **how) as client:
@@ -48,15 +53,18 @@ async def is_in_an_answer(client: Visit) -> bool:
     return is_measured and await client.seconds("heard") > 1.0
 
 
-async def interrupt(client: Visit) -> None:
-    await ask(client, "Tell me a story.")
+async def interrupt(client: Visit) -> float:
+    """Returns how many seconds of a story were dropped."""
 
     async def is_heard() -> bool:
-        return await client.seconds("heard") > 1.5
+        return await client.seconds("heard") > 1.0
 
-    async def is_cut() -> bool:
-        return await client.seconds("discarded") > 0.2
+    async def is_decided() -> bool:
+        return await client.seconds("discarded") > 0 or len(await client.lines("model")) > 1
 
+    await ask(client, "Tell me a story.")
+    await client.responded(0)
     await client.until(is_heard, "the story is heard")
     await client.page.click("#clip")
-    await client.until(is_cut, "the story is interrupted")
+    await client.until(is_decided, "the story is interrupted, or was over")
+    return await client.seconds("discarded")

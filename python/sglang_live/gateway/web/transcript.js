@@ -33,7 +33,10 @@ export class Transcript {
   }
 
   note(itemId, text) {
-    this.lines.get(itemId)?.append(element("span", "note", ` — ${text}`));
+    const line = this.lines.get(itemId);
+    // The server and the page both cut an item, mostly at the same place.
+    if (line?.lastElementChild?.textContent === ` — ${text}`) return;
+    line?.append(element("span", "note", ` — ${text}`));
   }
 
   // kind: note or error.
