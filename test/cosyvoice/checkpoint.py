@@ -63,7 +63,9 @@ def model(end_every: int, version: int) -> CosyVoiceLM:
         language_model.embed_tokens.weight[:, _LAST] = 0.0
         spoken, head = made.speech_embedding.weight, made.llm_decoder.weight
         spoken[:, _LAST] = -_CLEAR
-        spoken[0 : N_CODES : _LIKELY * end_every, _LAST] = _CLEAR
+        # Version 3 would end too often by its likeliest code.
+        first = _LIKELY * (version - 2)
+        spoken[first : N_CODES : _LIKELY * end_every, _LAST] = _CLEAR
         if version == 2:
             made.llm_embedding.weight[:, _LAST] = -_CLEAR
         end = N_CODES + (version == 3)
