@@ -141,6 +141,7 @@ REASONS = {
     "engine_channel/states.py": {"to_array numpy": ELSEWHERE},
     "models/qwen3_omni/engine/thinker.py": {
         "Qwen3OmniMoeForConditionalGeneration._audio_features tolist": "masks stay on the host",
+        "media_spans tolist": "SGLang keeps the grids of pictures on the host",
     },
     "models/speech_lm/code2wav_layers.py": {
         "WindowTransformer.__init__ to": ELSEWHERE,
