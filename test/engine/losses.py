@@ -16,6 +16,7 @@ from sglang_live.orchestrator.stage_links import StageLinks
 from sglang_live.orchestrator.turn import run_turn
 from sglang_live.orchestrator.turn_control import TurnControl
 from sglang_live.policy.policies import OFF
+from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.transport.client import StageClient
 from sglang_live.telemetry.trace import TurnTrace
 from test.engine.conftest import SpeechLinks, Stages
@@ -49,7 +50,9 @@ class ToItself:
     def __init__(self) -> None:
         self.n = 0
 
-    def make(self, link: Link, stays: str, lost: StageUnavailableError) -> StageClient:
+    def make(
+        self, link: Link, left: StageSpec, stays: str, lost: StageUnavailableError
+    ) -> StageClient:
         assert not stays
         self.n += 1
         link.known.clear()

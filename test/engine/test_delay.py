@@ -106,8 +106,9 @@ class Expected:
             found = []
             while (piece := await speech.next()) is not None:
                 of_seed = {} if self.seed is None else {"seed": self.seed + len(found)}
-                # The engine's bound leaves room for the end; without one a frame is there.
-                most = piece.most_frames + 1
+                # The engine's bound leaves room for the end; without one a frame is there, if it is
+                # complete with its step.
+                most = piece.most_frames + (not self.reference.talker.lag_steps)
                 found.append(self.reference.piece(piece.spoken, most, voice, **of_seed))
             self._found[text, voice] = found
         return self._found[text, voice]
