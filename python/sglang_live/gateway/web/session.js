@@ -39,6 +39,7 @@ export class Session {
     this.isExpecting = false; // whether a response was requested or will follow the speech
     this.cancelling = 0; // cancels without a result: audio that arrives is older than they
     this.askedAtMs = null; // end of the user's turn, for the time to the first sound
+    this.soundAtMs = null; // a first sound that came before the event of the turn's end
     this.speakingSinceMs = null; // start of the user's speech, by the server's clock
   }
 
@@ -165,10 +166,16 @@ export class Session {
 
   // The first sound of a response.
   sounds() {
-    if (this.askedAtMs === null) return;
-    const waitedMs = performance.now() - this.askedAtMs + 1000 * this.audio.latencyS;
+    this.soundAtMs = performance.now();
+    this.showWait();
+  }
+
+  // A call's sound and its events come on ways of their own, in either order.
+  showWait() {
+    if (this.askedAtMs === null || this.soundAtMs === null || this.soundAtMs < this.askedAtMs) return;
+    const waitedMs = this.soundAtMs - this.askedAtMs + 1000 * this.audio.latencyS;
     show("ttfp", `${Math.round(waitedMs)} ms`);
-    this.askedAtMs = null;
+    this.askedAtMs = this.soundAtMs = null;
   }
 
   // --- events of the server ---
@@ -237,6 +244,7 @@ const HANDLERS = {
     this.transcript.spoke(event.item_id, Math.max(0, seconds));
     // A block may reach the page late, never early.
     this.askedAtMs = Math.min(...this.beganMs) + event.audio_end_ms - SILENCE_MS;
+    this.showWait();
     this.speakingSinceMs = null;
     this.showState();
   },
