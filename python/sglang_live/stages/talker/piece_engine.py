@@ -130,7 +130,8 @@ class OwnPieces:
             async with aclosing(stream) as chunks:
                 async for chunk in chunks:
                     ids, reason = chunk["output_ids"], chunk["meta_info"]["finish_reason"]
-                    n_frames = len(ids) - model.lag_steps - (ids[-1] == model.end_id)
+                    # Of one that is retracted at once a chunk without ids can come.
+                    n_frames = len(ids) - model.lag_steps - (ids[-1:] == [model.end_id])
                     await queue.expect(max(0, n_frames))
                     while frames := await queue.next():
                         yield frames, ""
