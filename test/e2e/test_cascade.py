@@ -20,6 +20,7 @@ from sglang_live.models.packages import HIBARI, MOONSHINE, fetch
 from test.e2e.conftest import Server, running_server, wait_until
 from test.e2e.socket_client import NO_VAD, Socket, clip_24k, connected, is_whole
 from test.e2e.test_examples import PYTHON, run
+from test.e2e.test_live import play, text_of
 
 pytestmark = [pytest.mark.e2e]
 
@@ -134,6 +135,13 @@ async def test_after_an_interruption_the_model_has_the_words_that_were_heard(ser
         again = await socket.ask("Go on.", max_output_tokens=20, **GREEDY)
         # The instructions, the question and what was heard are still there.
         assert again["response"]["usage"]["input_token_details"]["cached_tokens"] > 30
+
+
+async def test_what_the_small_model_cannot_do_is_delegated(server, voice, tmp_path):
+    said = voice.synthesise("Send a message to Anna that I am late.", "heart").pcm
+    told = await play("delegated", server.http, tmp_path, said)
+    assert text_of(told, "output").strip() == "It rains in Rome."
+    assert "message" in text_of(told, "input")
 
 
 async def test_a_forced_call_of_a_small_model_fits_its_parameters(server):

@@ -6,16 +6,19 @@ scripted; gateway, socket and client are real.
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from sglang_live.interaction.silero import SileroModel
 from test.e2e.conftest import wait_until
 from test.e2e.socket_client import clip_24k
 from test.e2e.test_examples import PYTHON, run
+from test.e2e.test_resume import N_PAGE
 from test.unit.gateway.fakes import FakeOrchestrator, app_of, done, paced, spoken
 from test.unit.gateway.live_server import listening
 from test.unit.gateway.realtime.playback_world import WORDS, interrupted_end
@@ -29,11 +32,16 @@ CALL = done(function_calls=('{"name": "delegate", "arguments": {}}',))
 MOST_LEAD_S = 1.0
 
 
-async def play(part: str, url: str, folder: Path) -> dict[str, Any]:
+async def play(
+    part: str, url: str, folder: Path, said: np.ndarray | None = None, **session: Any
+) -> dict[str, Any]:
+    """said: int16 at 24 kHz. session: fields of session.start."""
     recording = folder / "said.pcm"
-    recording.write_bytes(clip_24k("sp_librivox_0880.flac").tobytes())
+    pcm = clip_24k("sp_librivox_0880.flac") if said is None else said
+    recording.write_bytes(pcm.tobytes())
     assert PYTHON.exists(), "scripts/setup.sh --test makes it"
-    printed = await run(PYTHON, CLIENT, url, recording, part, cwd=folder)
+    more = json.dumps(session)
+    printed = await run(PYTHON, CLIENT, url, recording, part, more, cwd=folder)
     told = json.loads(printed.splitlines()[-1])
     assert told["events"][-1]["type"] == "session.closed"
     n = len(told["loudness"])
@@ -42,6 +50,11 @@ async def play(part: str, url: str, folder: Path) -> dict[str, Any]:
     late_s = [at_s - 0.1 * tick for tick, at_s in enumerate(told["arrivals"])]
     assert min(late_s) > -MOST_LEAD_S
     return told
+
+
+def message(role: str, text: str) -> dict[str, Any]:
+    kind = "output_text" if role == "assistant" else "input_text"
+    return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
 
 
 def text_of(told: dict[str, Any], whose: str) -> str:
@@ -68,6 +81,28 @@ async def test_a_spoken_question_has_a_spoken_answer(server, tmp_path):
 async def test_a_client_that_only_writes_is_spoken_to(server, tmp_path):
     told = await play("typed", server.http, tmp_path)
     assert sounding(told)
+
+
+async def test_a_client_that_comes_again_with_its_history_finds_its_kv(server, tmp_path):
+    def tokens() -> tuple[float, float]:
+        metrics = httpx.get(f"{server.http}/metrics").text
+        name = r"^sglang_live_gateway_prompt_tokens(?:_cached)?_total (\S+)$"
+        found = re.findall(name, metrics, re.MULTILINE)
+        return float(found[0]), float(found[1])
+
+    said = "Then you turn left, and left again, and you see it. " * 12
+    history = [message("user", "How do I find the harbour?"), message("assistant", said)]
+    told = []
+    for _ in range(2):
+        before = tokens()
+        await play("typed", server.http, tmp_path, input=history)
+        n, n_cached = (now - then for now, then in zip(tokens(), before, strict=True))
+        told.append((n, n_cached))
+    (n, first), (again, cached) = told
+    assert n == again > 300
+    # What was asked last, and the page of KV that it shares with what is before.
+    assert first < N_PAGE
+    assert cached >= n - N_PAGE
 
 
 async def test_a_muted_client_is_not_heard(server, tmp_path):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sglang_live.core import HistoryItem, Medium
+from sglang_live.models.stand_ins import instead_of_descriptions
 from sglang_live.models.tool_prompt import CALL_BEGIN, instructions_with, opening_of
 from sglang_live.speakable.style import SpeechStyle
 
@@ -82,9 +83,10 @@ class PiecewisePrompt(ABC):
     Attributes:
         gives_up: how responses begin to what a model does not understand that has not learnt to
             call functions (stand_ins.py); "": it has.
+        stands_for: the one function that such a response calls; "": the first that takes words.
     """
 
-    gives_up = ""
+    gives_up, stands_for = "", ""
 
     def __init__(self, tokenizer: Tokenizer, end_ids: Iterable[int], system: tuple[str, str]):
         self._tokenizer = tokenizer
@@ -116,7 +118,9 @@ class PiecewisePrompt(ABC):
     def with_functions(self, instructions: str, functions: list[str]) -> str:
         """Instructions with a description of functions, each as JSON text."""
         if self.gives_up:
-            return instructions
+            instructions, functions = instead_of_descriptions(
+                instructions, functions, self.stands_for
+            )
         return instructions_with(self._tokenizer, instructions, functions, self._system)
 
     def opening(self, must_call: str | None) -> Opening:

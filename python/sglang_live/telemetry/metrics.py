@@ -64,6 +64,10 @@ class GatewayMetrics:
         self.turns = self._counter(
             "turns", "Responses ended, by status and reason.", "status", "reason"
         )
+        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of the prompts of turns.")
+        self.prompt_tokens_cached = self._counter(
+            "prompt_tokens_cached", "Those of them whose KV existed."
+        )
         self.transcripts = self._counter(
             "transcripts", "Transcripts of users' turns, by outcome.", "outcome"
         )

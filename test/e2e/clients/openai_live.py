@@ -1,10 +1,10 @@
 """OpenAI's SDK as a client of the Live API.
 
-    python openai_live.py URL RECORDING PART
+    python openai_live.py URL RECORDING PART [SESSION]
 
-RECORDING: int16 at 24 kHz. Prints one JSON object: the events, but of audio only the sizes, the
-loudness and the times of arrival. Every event is checked against the SDK's own types, and grouped
-into turns by the SDK.
+RECORDING: int16 at 24 kHz. SESSION: more fields of the session, as JSON. Prints one JSON object:
+the events, but of audio only the sizes, the loudness and the times of arrival. Every event is
+checked against the SDK's own types, and grouped into turns by the SDK.
 """
 
 import asyncio
@@ -204,11 +204,12 @@ PARTS = {
 }
 
 
-async def main(url: str, part: str) -> None:
+async def main(url: str, part: str, more: dict[str, Any]) -> None:
     client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none")
     async with client.live.connect() as connection:
         talk = Talk(client, connection)
-        more = {"delegation": DECISIONS} if part == "decided" else {}
+        if part == "decided":
+            more = {"delegation": DECISIONS, **more}
         await connection.session.start(session={"model": "gpt-live-1", **more})
         await talk.until("session.started")
         speaking = None if part == "typed" else asyncio.create_task(talk.speak())
@@ -223,4 +224,4 @@ async def main(url: str, part: str) -> None:
     print(json.dumps({**report, "turns": talk.turns}))
 
 
-asyncio.run(main(sys.argv[1], sys.argv[3]))
+asyncio.run(main(sys.argv[1], sys.argv[3], json.loads("".join(sys.argv[4:]) or "{}")))

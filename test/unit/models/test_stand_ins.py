@@ -1,4 +1,4 @@
-"""Claims about the rules that stand in for functions of the demo model."""
+"""Claims about the rules that stand in for functions of small models."""
 
 import json
 
@@ -8,7 +8,7 @@ import xgrammar
 from sglang_live.core import HistoryItem, TextPart
 from sglang_live.models.demo.location import TRAINED
 from sglang_live.models.qwen3_omni.family import FAMILY, Qwen3OmniSpec
-from sglang_live.models.stand_ins import call_instead, words_to_say
+from sglang_live.models.stand_ins import call_instead, instead_of_descriptions, words_to_say
 from sglang_live.models.tool_prompt import ResponseParts
 
 DELEGATE = json.dumps({"name": "delegate", "parameters": {"type": "object", "properties": {}}})
@@ -32,6 +32,17 @@ def test_the_first_function_that_takes_any_words_is_called():
     assert called == {"name": "weather", "arguments": {"town": "unknown"}}
     assert json.loads(call_instead([DELEGATE], [said("user")]))["arguments"] == {}
     assert call_instead([number, kind], [said("user")]) is None
+
+
+def test_a_model_that_stands_for_one_function_calls_no_other():
+    town = function("weather", town={"type": "string"})
+    called = json.loads(call_instead([town, DELEGATE], [said("user")], "delegate"))
+    assert called == {"name": "delegate", "arguments": {}}
+    assert call_instead([town], [said("user")], "delegate") is None
+    told, described = instead_of_descriptions("Be brief.", [town, DELEGATE], "delegate")
+    assert told.startswith("Be brief. You have no access") and described == [town]
+    assert instead_of_descriptions("Be brief.", [town], "delegate") == ("Be brief.", [town])
+    assert instead_of_descriptions("Be brief.", [town, DELEGATE], "") == ("Be brief.", [])
 
 
 @pytest.mark.parametrize(

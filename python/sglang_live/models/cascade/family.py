@@ -42,6 +42,7 @@ class Cascade:
             vocab_size=config["vocab_size"],
             context_tokens=config["max_position_embeddings"],
             kv_values=kv_values(config),
+            follows_instructions="gives_up" not in config,
             cpu_weights=cascade.get("cpu_weights", ""),
         )
 

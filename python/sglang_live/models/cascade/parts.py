@@ -110,11 +110,15 @@ class TemplatePrompt(PiecewisePrompt):
     """
     Args:
         end_ids: tokens that end a response, beside the tokenizer's and the template's own.
+        gives_up, stands_for: see PiecewisePrompt.
     Raises:
         BadInputError: the template has a form that pieces cannot reproduce.
     """
 
-    def __init__(self, tokenizer: Any, end_ids: Iterable[int]):
+    def __init__(
+        self, tokenizer: Any, end_ids: Iterable[int], gives_up: str = "", stands_for: str = ""
+    ):
+        self.gives_up, self.stands_for = gives_up, stands_for
         self._markup = ChatMarkup.of(tokenizer)
         self._special = special_tokens(tokenizer)
         # A checkpoint may name the end of a document alone, which no response has.
@@ -227,6 +231,7 @@ class CascadeThinker:
         generation = _optional(llm / "generation_config.json")
         config = read_json(llm / "config.json")
         self._end_ids = _ids(generation.get("eos_token_id", config.get("eos_token_id")))
+        self._gives_up = config.get("gives_up", ""), config.get("stands_for", "")
         does_sample = generation.get("do_sample", bool(generation.get("temperature")))
         found = {n: generation[n] for n in _SAMPLING if generation.get(n) is not None}
         self.sampling: Mapping[str, float] = MappingProxyType(
@@ -237,7 +242,7 @@ class CascadeThinker:
         return {"model_path": str(self._llm), "enable_multimodal": False}
 
     def prompt(self, tokenizer: Tokenizer) -> TemplatePrompt:
-        return TemplatePrompt(tokenizer, self._end_ids)
+        return TemplatePrompt(tokenizer, self._end_ids, *self._gives_up)
 
 
 def load_recogniser(path: Path) -> Recogniser:

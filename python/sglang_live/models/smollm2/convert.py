@@ -206,6 +206,9 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "eos_token_id": file.value("tokenizer.ggml.eos_token_id", int),
         "pad_token_id": file.value("tokenizer.ggml.padding_token_id", int),
         "torch_dtype": "bfloat16",
+        # models/stand_ins.py; an apology is no reason to call an application's function.
+        "gives_up": "I'm sorry",
+        "stands_for": "delegate",
     }
 
 

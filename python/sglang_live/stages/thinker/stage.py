@@ -321,8 +321,11 @@ class ThinkerStage:
                 self._feed.heard.put(state.generating, news)
 
         parts = ResponseParts(self.prompt.call_begin_id(), bool(request.functions))
-        if self.prompt.gives_up and (call := call_instead(request.functions, history)):
-            parts.instead = self.prompt.gives_up, call
+        prompt = self.prompt
+        if prompt.gives_up and (
+            call := call_instead(request.functions, history, prompt.stands_for)
+        ):
+            parts.instead = prompt.gives_up, call
         voice = self.model.voice
         speech = None if voice is None else SpokenIds(voice, self.prompt.text_of)
         return ResponseOutput(job, self.prompt.end_ids, parts, report_heard, speech)

@@ -315,6 +315,8 @@ async def test_ttfp_is_measured_when_the_first_audio_was_sent():
     assert registry.get_sample_value(name) == 1
     turns = "sglang_live_gateway_turns_total"
     assert registry.get_sample_value(turns, {"status": "completed", "reason": ""}) == 1
+    tokens = [f"sglang_live_gateway_prompt_tokens{which}_total" for which in ("", "_cached")]
+    assert [registry.get_sample_value(name) for name in tokens] == [12, 2]
     assert registry.get_sample_value("sglang_live_gateway_responses_active") == 0
     assert registry.get_sample_value("sglang_live_gateway_sessions_open") == 0
 

@@ -278,6 +278,8 @@ class TurnRunner:
                 self._finish(response, event)
 
     def _finish(self, response: ActiveResponse, end: TurnDone) -> None:
+        self._metrics.prompt_tokens.inc(end.usage.input_tokens)
+        self._metrics.prompt_tokens_cached.inc(end.usage.cached_tokens)
         if response.in_conversation:
             self.monitor.turn_result(
                 response.playback,
