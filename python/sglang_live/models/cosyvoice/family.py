@@ -34,6 +34,7 @@ class Version:
         prompt_ids: marks whose embeddings are before and behind the text of a prompt; None: those
             have a table of their own.
         is_instructed: whether a prompt needs the mark that ends an instruction.
+        silent_codes: of silence and breath; see PieceTalker.
     """
 
     n_ids: int
@@ -41,9 +42,11 @@ class Version:
     late_id: int
     prompt_ids: tuple[int, int] | None
     is_instructed: bool
+    silent_codes: frozenset[int] = frozenset()
 
 
-# By the file that tells. Source: Qwen2LM and CosyVoice3LM (cosyvoice/llm/llm.py, Apache-2.0).
+# By the file that tells. Source: Qwen2LM and CosyVoice3LM (cosyvoice/llm/llm.py, Apache-2.0), and
+# CosyVoice3Model (cli/model.py).
 VERSIONS: Mapping[str, Version] = MappingProxyType(
     {
         "cosyvoice2.yaml": Version(
@@ -59,6 +62,7 @@ VERSIONS: Mapping[str, Version] = MappingProxyType(
             late_id=N_CODES,
             prompt_ids=(N_CODES, N_CODES + 2),
             is_instructed=True,
+            silent_codes=frozenset((1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323)),
         ),
     }
 )
