@@ -152,6 +152,18 @@ def test_a_cloned_voice_has_a_position_of_its_own_and_no_language(checkpoint, re
         ids.start + 7,
     ]
     assert talker.first_state_id == ids.audio + 2
+    speaker = talker.make_voice(voice_files.read_recording(BOOK, RATE_HZ))
+    [embedding] = speaker
+    np.testing.assert_allclose(embedding, REFERENCE[BOOK.name], atol=2e-5)
+    brought, place = talker.response_in(speaker, 7)
+    [key] = {*brought} - {*talker.response("anna", 7)}
+    assert brought[place] == key >= talker.first_state_id
+    assert brought[:place] + brought[place + 1 :] == [
+        token for token in talker.response("anna", 7) if token != ids.audio + 1
+    ]
+    assert talker.response_in(speaker + 1, 7)[0][place] != key
+    with pytest.raises(BadInputError, match="another model made the voice"):
+        talker.response_in(speaker[:, :-1], 7)
     with pytest.raises(BadInputError, match="voice 'nora' is not one of"):
         talker.response("nora", 7)
 
@@ -200,5 +212,7 @@ def test_a_recording_does_not_replace_a_voice_of_the_checkpoint(checkpoint, reco
 
 def test_in_a_cascade_the_talker_takes_them_on(checkpoint, recordings, tmp_path):
     cascade = tiny_cascade.build(tmp_path / "cascade", checkpoint)
-    assert CASCADE.facts(cascade).clones_voices == model_facts(checkpoint).clones_voices
+    spoken, alone = CASCADE.facts(cascade), model_facts(checkpoint)
+    assert spoken.clones_voices == alone.clones_voices
+    assert spoken.voice_rate_hz == alone.voice_rate_hz == RATE_HZ
     assert load_talker(cascade, voices=recordings).voices[2:] == ("John", "anna")
