@@ -23,7 +23,7 @@ VOICE, VOICE_FILE, VOICES_FOLDER = "default", "conds.pt", "voices"
 HEAD_DIM, N_CODES, BEGIN_ID, END_ID = 64, 6561, 6561, 6562
 TEXT_BEGIN_ID, TEXT_END_ID = 255, 0
 FRAME_S = 0.04
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _LAYER = re.compile(r"tfmr\.layers\.(\d+)\.")
 
 
@@ -66,7 +66,7 @@ class T3Spec:
                 queries = tensors.get_slice("cond_enc.perceiver.pre_attention_query").get_shape()
                 return T3Spec(
                     path=path,
-                    dtype=_DTYPES[dtype],
+                    dtype=DTYPES[dtype],
                     width=size("speech_emb", 1),
                     inner=size("tfmr.layers.0.mlp.gate_proj"),
                     n_layers=len({found[1] for name in names if (found := _LAYER.match(name))}),
