@@ -80,6 +80,7 @@ class ModelFacts:
         voices_need_words: whether it has to know what is said in them.
         voice_rate_hz: of recordings of which its talker makes voices while it serves (VoiceMaker);
             0: it takes them on at its start alone.
+        made_voices: of which files its voices are, and what makes these, if it takes on none.
         recordings: directory of those that it takes on (voice_files.py).
         hears: the one language of its recogniser; "": it detects the language, or there is none.
         recogniser_gives: see SpeechModel.gives.
@@ -106,6 +107,7 @@ class ModelFacts:
     clones_voices: bool = False
     voices_need_words: bool = False
     voice_rate_hz: int = 0
+    made_voices: str = ""
     recordings: Path | None = None
     hears: str = ""
     recogniser_gives: tuple[str, ...] = ()

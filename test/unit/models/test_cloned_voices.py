@@ -19,6 +19,9 @@ from sglang_live.models.qwen3_tts.parts import TTSTalker
 from sglang_live.models.qwen3_tts.speaker import RATE_HZ, SpeakerEncoder, embeddings_of
 from sglang_live.preflight import check_recordings
 from sglang_live.stage_specs import talker_voices
+from test.chatterbox import checkpoint as tiny_chatterbox
+from test.chatterbox_turbo import checkpoint as tiny_turbo
+from test.cosyvoice import checkpoint as tiny_cosyvoice
 from test.engine import tiny_cascade
 from test.qwen3_tts import checkpoint as tiny
 
@@ -202,6 +205,22 @@ def test_recordings_of_a_checkpoint_without_an_encoder_are_refused(recordings, t
         load(preset, recordings, tmp_path)
     with pytest.raises(BadInputError, match="--voices: demo has no speaker encoder"):
         ModelSource(path="demo", recordings=recordings).load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("build", "made"),
+    [
+        (tiny_chatterbox.build, r"voices/NAME.pt, which Chatterbox writes"),
+        (tiny_turbo.build, r"voices/NAME.pt, which Chatterbox writes"),
+        (tiny_cosyvoice.build, r"spk2info.pt, which CosyVoice writes"),
+    ],
+)
+def test_a_family_without_an_encoder_names_the_files_of_its_voices(
+    build, made, recordings, tmp_path
+):
+    path = build(tmp_path / "other")
+    with pytest.raises(BadInputError, match=f"no speaker encoder, .*; its own are those of {made}"):
+        load(path, recordings, tmp_path)
 
 
 def test_a_recording_does_not_replace_a_voice_of_the_checkpoint(checkpoint, recordings, tmp_path):

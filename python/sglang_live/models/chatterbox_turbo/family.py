@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from sglang_live.errors import BadInputError
-from sglang_live.models.chatterbox.family import DTYPES, HEAD_DIM, voice_paths
+from sglang_live.models.chatterbox.family import DTYPES, HEAD_DIM, MADE_VOICES, voice_paths
 from sglang_live.models.family import ModelFacts, check_number
 
 WEIGHTS = ("t3_turbo_v1.safetensors", "t3_nano_v1.safetensors")
@@ -96,6 +96,7 @@ class ChatterboxTurbo:
             stages=("talker", "vocoder"),
             talker_reads_text=True,
             voices=tuple(voice_paths(path)),
+            made_voices=MADE_VOICES,
         )
 
     def check_ranks(self, path: Path, stage: str, flag: str, n_ranks: int) -> None:

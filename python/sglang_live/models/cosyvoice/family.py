@@ -16,6 +16,7 @@ from sglang_live.errors import BadInputError
 from sglang_live.models.family import ModelFacts, check_llama, check_number, read_json
 
 WEIGHTS, VOICES = "llm.pt", "spk2info.pt"
+MADE_VOICES = f"{VOICES}, which CosyVoice writes (add_zero_shot_spk, save_spkinfo)"
 # The language model from which it was trained: its config and its tokenizer.
 BASE = "CosyVoice-BlankEN"
 _DECODER_FILES = "flow.pt", "hift.pt"
@@ -97,8 +98,7 @@ def voice_names(path: Path) -> tuple[str, ...]:
         names = tuple(name for name in found if isinstance(name, str) and name)
     except FileNotFoundError as error:
         raise BadInputError(
-            f"{file} is missing, so there is no voice: CosyVoice makes it of recordings "
-            "(add_zero_shot_spk, save_spkinfo)"
+            f"{file} is missing, so there is no voice: needed is {MADE_VOICES}"
         ) from error
     except (
         OSError,
@@ -137,6 +137,7 @@ class CosyVoice:
             stages=("talker", "vocoder"),
             talker_reads_text=True,
             voices=voice_names(path),
+            made_voices=MADE_VOICES,
         )
 
     def check_ranks(self, path: Path, stage: str, flag: str, n_ranks: int) -> None:
