@@ -226,6 +226,8 @@ class TurnRequest:
     cache_salt: turns with another salt share none of its KV.
     options: texts between which the response has to choose, which begin with different tokens: it
         is not generated, but their probabilities are in TurnDone.
+    speaker: what the talker knows of a voice that its prompt brings along (messages.VoiceMade), in
+        the place of the model's; voice is then its name. b"": the voice is one of the model's.
     begun: what has come of this response in a turn before, of which the events tell nothing but the
         audio; the response goes on behind it. Its seed is that of the turn. None: nothing.
     """
@@ -253,6 +255,7 @@ class TurnRequest:
     drops_oldest: bool = False
     cache_salt: str = ""
     options: tuple[str, ...] = ()
+    speaker: bytes = b""
     begun: BegunTurn | None = None
 
     @property

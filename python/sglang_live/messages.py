@@ -5,8 +5,8 @@ ScriptRequest, TalkerRequest or VocoderRequest, may send TalkerInput, VocoderFra
 Interrupt and Promote, and receives messages until ThinkerDone, TalkerDone, VocoderDone or Failed.
 DuplexRequest and HearRequest open jobs that last as long as a call with a model that hears while it
 speaks.
-RetainNative and MeasurePrompt open jobs that end with NativeRetained and PromptMeasured. Tensors
-travel beside a message: a TensorRef says where (stages/transport/wire.py).
+RetainNative, MeasurePrompt and MakeVoice open jobs that end with NativeRetained, PromptMeasured
+and VoiceMade. Tensors travel beside a message: a TensorRef says where (stages/transport/wire.py).
 
 A stage sends its scheduler Feed and receives Report. Feed is sent with SGLang's request broadcast,
 so that every rank applies it in the same round. What both channels carry is defined once.
@@ -401,6 +401,7 @@ class TalkerRequest(Message, frozen=True):
     temperature: None: the stage's default; 0: greedy.
     window_frames: of a long response's KV, kept behind its prompt. None: all of it.
     slack_frames: one compaction drops at least this many. flex: see TurnRequest.
+    speaker: of a voice that is not one of the talker's, as in VoiceMade.
     codes: that another replica has made of this response, as CodecFrames has them: to be gone on
         behind. All text comes again. n_frames: of them, without ends of utterances.
     """
@@ -416,9 +417,26 @@ class TalkerRequest(Message, frozen=True):
     window_frames: int | None = None
     slack_frames: int = 1
     flex: bool = False
+    speaker: bytes = b""
     codes: bytes = b""
     n_frames: int = 0
     epoch: int = 0
+
+
+class MakeVoice(Message, frozen=True):
+    """Make a voice of a recording; answered by VoiceMade.
+
+    samples: [n] float32 in [-1, 1], at the model's voice_rate_hz (ModelFacts).
+    """
+
+    samples: TensorRef
+    timeout_s: float
+
+
+class VoiceMade(Message, frozen=True):
+    """speaker: [talker_hidden] float32 little-endian, at the speaker's place in a prompt."""
+
+    speaker: bytes
 
 
 class SegmentsNeeded(Message, frozen=True):
@@ -583,6 +601,7 @@ Opener = (
     | RetainNative
     | MeasurePrompt
     | TalkerRequest
+    | MakeVoice
     | VocoderRequest
     | DuplexRequest
     | HearRequest
@@ -590,7 +609,7 @@ Opener = (
 _Control = Ping | Ready | Cancel | Failed | Credit | Heard | Interrupt | Promote | StreamEvent
 _OfThinker = UserSegment | TextTokens | PrefillStarted | FunctionCallProgress | ThinkerDone
 _OfSession = NativeRetained | PromptMeasured | CloseSession
-_OfTalker = SegmentsNeeded | TalkerSegments | TalkerInput | CodecFrames | TalkerDone
+_OfTalker = SegmentsNeeded | TalkerSegments | TalkerInput | CodecFrames | TalkerDone | VoiceMade
 _OfVocoder = VocoderFrames | VocoderText | VocoderEnd | Pcm | VocoderDone
 _OfDuplex = HeardFrame | DuplexFrames | UserSound
 _OfStages = _OfThinker | _OfTalker | _OfVocoder | _OfDuplex

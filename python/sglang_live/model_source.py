@@ -157,9 +157,11 @@ class ModelSource(Settings):
                 )
             return facts
         if not facts.clones_voices:
+            others = "CSM and the Base checkpoints of Qwen3-TTS do"
+            if facts.made_voices:
+                others = f"its own are those of {facts.made_voices}"
             raise BadInputError(
-                f"--voices: {speaks} has no speaker encoder, so it takes on no voices; CSM and the "
-                "Base checkpoints of Qwen3-TTS do"
+                f"--voices: {speaks} has no speaker encoder, so it takes on no voices; {others}"
             )
         names = voice_files(self.recordings)
         known = {name.lower() for name in facts.voices}

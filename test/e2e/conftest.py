@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -40,9 +40,12 @@ SENTENCES = " ".join(6 * ["Good morning to you, and to all who listen."])
 
 @dataclass
 class Server:
+    """headers: of requests, if it needs a key."""
+
     process: subprocess.Popen
     port: int
     log_dir: Path
+    headers: dict[str, str] = field(default_factory=dict)
 
     @property
     def http(self) -> str:
@@ -58,30 +61,33 @@ class Server:
         except httpx.TransportError:
             return False
 
+    def _metrics(self) -> str:
+        return httpx.get(f"{self.http}/metrics", headers=self.headers, timeout=5).text
+
     def stage_load(self, stage: str, what: str) -> float:
         """A gauge from /metrics."""
         label = f'sglang_live_stage_load{{replica="0",stage="{stage}",what="{what}"}}'
-        for line in httpx.get(f"{self.http}/metrics", timeout=5).text.splitlines():
+        for line in self._metrics().splitlines():
             if line.startswith(label):
                 return float(line.split()[-1])
         raise KeyError(label)
 
     def stage_starts(self) -> dict[str, float]:
         """Number of starts of each stage: 1 unless it died."""
-        lines = httpx.get(f"{self.http}/metrics", timeout=5).text.splitlines()
+        lines = self._metrics().splitlines()
         starts = [x for x in lines if x.startswith("sglang_live_stage_starts{")]
         return {re.search(r'stage="(\w+)"', x)[1]: float(x.split()[-1]) for x in starts}
 
     def speculative_turns(self) -> dict[str, float]:
         """Number of speculative turns by outcome."""
-        metrics = httpx.get(f"{self.http}/metrics", timeout=5).text
+        metrics = self._metrics()
         name = r'speculative_turns_total\{outcome="(\w+)"\} (\S+)'
         found = {outcome: float(n) for outcome, n in re.findall(name, metrics)}
         return {"answered": 0.0, "withdrawn": 0.0, **found}
 
     def pause_words(self) -> dict[str, float]:
         """Number of pauses by what their words say."""
-        metrics = httpx.get(f"{self.http}/metrics", timeout=5).text
+        metrics = self._metrics()
         found = re.findall(r'pause_words_total\{says="(\w+)"\} (\S+)', metrics)
         return {"goes_on": 0.0, "none": 0.0, "failed": 0.0} | {k: float(n) for k, n in found}
 
@@ -90,7 +96,7 @@ class Server:
         # The stages' figures arrive with a ping every two seconds.
         for stage, what in HELD:
             wait_until(lambda s=stage, w=what: self.stage_load(s, w) == 0, 15, f"{stage} {what}")
-        metrics = httpx.get(f"{self.http}/metrics", timeout=5).text
+        metrics = self._metrics()
         assert "sglang_live_gateway_sessions_open 0.0" in metrics
 
     def stage_process(self, stage: str) -> psutil.Process:

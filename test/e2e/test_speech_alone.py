@@ -14,8 +14,10 @@ import pytest
 import soundfile as sf
 import websockets
 
+from sglang_live.models.chatterbox_turbo.family import DECODER_WEIGHTS as TURBO_WEIGHTS
 from sglang_live.models.qwen3_tts.parts import TTSTalker
 from test.chatterbox import checkpoint as tiny_chatterbox
+from test.chatterbox_turbo import checkpoint as tiny_turbo
 from test.cosyvoice import checkpoint as tiny_cosyvoice
 from test.csm import checkpoint as tiny_csm
 from test.e2e.conftest import DATA, Server, running_server, wait_until
@@ -43,12 +45,21 @@ def server(model, tmp_path_factory) -> Iterator[Server]:
     voices = tmp_path_factory.mktemp("voices")
     shutil.copy(DATA / "sp_jfk.flac", voices / "John.flac")
     logs = tmp_path_factory.mktemp("tts-logs")
-    with running_server(str(model), logs, "--voices", str(voices)) as running:
+    made = tmp_path_factory.mktemp("custom-voices")
+    flags = "--voices", str(voices), "--custom-voices", str(made), "--custom-voice-key", MAKER
+    keys = "--api-key", MAKER, "--api-key", KEY
+    with running_server(str(model), logs, *flags, *keys) as running:
+        running.headers = KEYED
         yield running
 
 
-def client_of(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.http}/v1", api_key="none", max_retries=0, timeout=60)
+# The first may make voices.
+MAKER, KEY = "maker", "none"
+KEYED = {"authorization": f"Bearer {KEY}"}
+
+
+def client_of(server: Server, key: str = KEY) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.http}/v1", api_key=key, max_retries=0, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +89,7 @@ def events_of(server: Server, voice: str, **fields) -> list[dict]:
     """The events of a spoken text."""
     body = {"input": TEXT, "voice": voice, "response_format": "pcm", "stream_format": "sse"}
     request = ("POST", f"{server.http}/v1/audio/speech")
-    with httpx.stream(*request, json=body | fields, timeout=60) as response:
+    with httpx.stream(*request, json=body | fields, headers=server.headers, timeout=60) as response:
         lines = [line for line in response.iter_lines() if line]
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
@@ -90,7 +101,7 @@ def test_events_count_the_tokens_of_the_text_and_its_frames(server, model):
 
 
 def test_its_voices_and_its_name_are_listed(server, client):
-    voices = httpx.get(f"{server.http}/v1/audio/voices").json()["voices"]
+    voices = httpx.get(f"{server.http}/v1/audio/voices", headers=server.headers).json()["voices"]
     assert [voice["id"] for voice in voices] == ["vivian", "eric", "John"]
     [name] = [model.id for model in client.models.list()]
     assert name == "demo"
@@ -101,6 +112,26 @@ def test_a_recorded_voice_speaks_and_an_unknown_one_is_refused(client):
     assert len(cloned) == len(preset) and np.abs(cloned.astype(int) - preset).max() > 300
     with pytest.raises(openai.BadRequestError, match=r"no voice 'nora'.*vivian, eric, John"):
         speak(client, "pcm", "nora")
+
+
+def test_a_client_makes_a_voice_that_speaks_as_one_of_the_start_does(server, client):
+    """The recordings are the same, and so is the sound, but for its seed."""
+    url = f"{server.http}/v1/audio/voices"
+    headers = {"authorization": f"Bearer {MAKER}"}
+    form = {"name": "John", "consent": "I agree."}
+    with (DATA / "sp_jfk.flac").open("rb") as file:
+        files = {"audio_sample": file}
+        response = httpx.post(url, data=form, files=files, headers=headers, timeout=60)
+    assert response.status_code == 200, response.text
+    voice = response.json()["id"]
+    maker = client_of(server, MAKER)
+    said, as_john = (speak(maker, "pcm", name) for name in (voice, "John"))
+    assert len(said) == len(as_john) and np.abs(said.astype(int)).max() > 300
+    with pytest.raises(openai.BadRequestError, match=f"no voice '{voice}'"):
+        speak(client, "pcm", voice)
+    assert httpx.delete(f"{url}/{voice}", headers=headers).status_code == 200
+    with pytest.raises(openai.BadRequestError, match=f"no voice '{voice}'"):
+        speak(maker, "pcm", voice)
 
 
 async def test_a_conversation_is_refused_and_nothing_is_left_behind(server, client):
@@ -189,6 +220,13 @@ async def test_a_family_with_a_delay_speaks_alone_in_pieces(tiny_delay, tmp_path
             marks=pytest.mark.nightly,
             id="chatterbox",
         ),
+        pytest.param(
+            partial(tiny_turbo.build, end_every=16),
+            "default",
+            960,
+            marks=pytest.mark.nightly,
+            id="chatterbox_turbo",
+        ),
     ],
 )
 async def test_codes_become_sound_by_a_flow(build, voice, frame, tmp_path_factory):
@@ -199,6 +237,9 @@ async def test_codes_become_sound_by_a_flow(build, voice, frame, tmp_path_factor
         *chunks, end = events_of(server, voice)
         n_samples = sum(len(base64.b64decode(chunk["audio"])) for chunk in chunks) // 2
         assert n_samples % frame == 0
+        if (path / TURBO_WEIGHTS).is_file():
+            # Three codes of silence are behind each of the text's two pieces.
+            n_samples -= 2 * 3 * frame
         # Usage counts what lasts as long as a frame of Qwen3-Omni.
         assert end["usage"]["output_tokens"] == -(-n_samples // FRAME)
         with pytest.raises(openai.BadRequestError, match=r"no voice 'nora'"):
@@ -210,7 +251,8 @@ async def test_codes_become_sound_by_a_flow(build, voice, frame, tmp_path_factor
 async def refuses_conversations(server: Server, client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="no language model"):
         client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "Hi"}])
-    async with websockets.connect(server.ws, proxy=None) as socket:
+    headers = server.headers
+    async with websockets.connect(server.ws, additional_headers=headers, proxy=None) as socket:
         refused = json.loads(await socket.recv())
         assert refused["error"]["code"] == "no_language_model"
     assert "no language model" in httpx.get(f"{server.http}/").text

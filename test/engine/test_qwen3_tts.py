@@ -19,9 +19,12 @@ import torch
 
 from sglang_live.clock import MonotonicClock
 from sglang_live.core import AudioDelta, TranscriptDelta, TurnDone, TurnRequest
+from sglang_live.errors import LiveError
 from sglang_live.messages import TalkerInput
 from sglang_live.models.qwen3_tts.parts import TTSTalker
-from sglang_live.orchestrator.stage_links import StageLinks
+from sglang_live.models.qwen3_tts.speaker import RATE_HZ
+from sglang_live.models.voice_files import read_recording
+from sglang_live.orchestrator.stage_links import StageLinks, make_voice
 from sglang_live.orchestrator.turn import run_turn
 from sglang_live.orchestrator.turn_control import TurnControl
 from sglang_live.policy.policies import OFF
@@ -189,13 +192,24 @@ async def test_a_voice_of_a_dialect_equals_the_reference(stages, expected):
     assert wanted.shape != (other := expected.codes(text)).shape or (wanted != other).any()
 
 
-async def test_cloned_voices_equal_the_reference_with_their_embeddings(stages, expected):
+async def test_cloned_voices_equal_the_reference_with_their_embeddings(
+    stages, expected, recordings
+):
+    """Those of the talker's start, and those that a turn brings along."""
     text, voices = text_of(3, n_words=20), [Path(name).stem for name in CLONED]
-    spoken = await asyncio.gather(*(codes(stages, turn_of(voice=v), text) for v in voices))
+    talker, turns = stages.replica("talker"), [turn_of(voice=voice) for voice in voices]
+    for name, embedding in CLONED.items():
+        speaker = await make_voice(talker, read_recording(recordings / name, RATE_HZ))
+        np.testing.assert_allclose(np.frombuffer(speaker, "<f4"), embedding, atol=2e-5)
+        turns.append(turn_of(voice="voice_1", speaker=speaker))
+    spoken = await asyncio.gather(*(codes(stages, turn, text) for turn in turns))
     wanted = [expected.codes(text, voice) for voice in ("vivian", *voices)]
-    for got, codes_of_voice in zip(spoken, wanted[1:], strict=True):
+    for got, codes_of_voice in zip(spoken, wanted[1:] * 2, strict=True):
         np.testing.assert_array_equal(got, codes_of_voice)
     assert len({found.tobytes() for found in wanted}) == 3, "each voice has codes of its own"
+    for speaker, message in ((b"", "voice 'voice_1' is not one of"), (bytes(8), "another model")):
+        with pytest.raises(LiveError, match=message):
+            await codes(stages, turn_of(voice="voice_1", speaker=speaker), text)
 
 
 async def test_streams_that_start_and_starve_at_different_times_equal_the_reference(

@@ -80,6 +80,7 @@ def build(path: Path, talker: Path | None = None) -> Path:
                 "family": facts.family,
                 "path": str(talker),
                 "clones_voices": facts.clones_voices,
+                "voice_rate_hz": facts.voice_rate_hz,
             },
             "voices": list(facts.voices),
         }

@@ -261,10 +261,12 @@ def _add_speech(routes: _Routes, parts: GatewayParts, refusal: LiveError | None)
     """refusal: why the model speaks no text that it is given."""
 
     def voices(request: Request) -> dict[str, Any]:
-        names = parts.orchestrator.voices
+        owner = parts.keys.owner(request.headers)
+        custom = parts.custom_voices.names(owner) if parts.custom_voices else ()
+        found = [*((name, name) for name in parts.orchestrator.voices), *custom]
         if request.query_params.get("legacy") in ("true", "1"):
-            return {"voices": list(names)}
-        return {"voices": [{"id": name, "name": name} for name in names]}
+            return {"voices": [voice for voice, _ in found]}
+        return {"voices": [{"id": voice, "name": name} for voice, name in found]}
 
     speech = SpeechRoute(parts).__call__ if refusal is None else refusing(refusal)
     routes.add("/v1/audio/speech", speech, "POST", limited=refusal is None)

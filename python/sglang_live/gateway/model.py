@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Protocol
 
 from sglang_live.errors import ModelNotFoundError
 from sglang_live.gateway.errors import ClientEventError, cut
@@ -101,3 +102,19 @@ def known_voice(voices: tuple[str, ...], name: str | None, at: str = "voice") ->
             f"There is no voice {cut(name)!r}. The voices are: {listed}.", param=at
         )
     return next((voice for voice in same if voice == name), same[0]) if same else voices[0]
+
+
+class CustomVoices(Protocol):
+    """Voices that clients have made, each for its key alone. Names are ids, which begin with
+    CUSTOM_VOICE."""
+
+    def names(self, owner: str) -> tuple[tuple[str, str], ...]:
+        """Of the owner's voices the id, and the name that the owner has given it."""
+        ...
+
+    def speaker(self, owner: str, voice: str) -> bytes:
+        """For TurnRequest.speaker; b"": the owner has no such voice."""
+        ...
+
+
+CUSTOM_VOICE = "voice_"

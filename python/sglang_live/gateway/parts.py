@@ -29,7 +29,7 @@ from sglang_live.gateway.draining import Drain
 from sglang_live.gateway.errors import error_response
 from sglang_live.gateway.flex.gate import FlexGate
 from sglang_live.gateway.flex.tier import Tiers
-from sglang_live.gateway.model import check_model
+from sglang_live.gateway.model import CUSTOM_VOICE, CustomVoices, check_model, known_voice
 from sglang_live.gateway.rate_limits import OpenSessions, OutOfBandSlots, RateLimits
 from sglang_live.ids import new_id
 from sglang_live.interaction.endpoint import EndpointModel, EndpointThreads
@@ -121,6 +121,7 @@ class GatewayParts:
     flex: bound on flex requests.
     echo_thread: where microphones are compared with what was played.
     journal: of calls, for other gateways; None: calls end with this one.
+    custom_voices: None: clients can make none.
     """
 
     orchestrator: Orchestrator
@@ -137,6 +138,7 @@ class GatewayParts:
     proxy: "NativeProxy | None" = None
     journal: "Journal | None" = None
     shared: "SharedLimits | None" = None
+    custom_voices: CustomVoices | None = None
     stage_spans: StageSpans = field(default_factory=StageSpans)
     keys: Keys = field(init=False)
     tiers: Tiers = field(init=False)
@@ -182,6 +184,28 @@ class GatewayParts:
         """See gateway/model.py; an operator's other names are names of the served model, too."""
         served, aliases = self.orchestrator.model_name, self.config.model.aliases
         check_model(served, name, at, stock=stock, aliases=aliases)
+
+    def voices_of(self, owner: str) -> tuple[str, ...]:
+        """By which the owner's responses may be spoken; the first is the default."""
+        custom = self.custom_voices.names(owner) if self.custom_voices else ()
+        return (*self.orchestrator.voices, *(voice for voice, _ in custom))
+
+    def voice_of(self, owner: str, name: str | None, at: str = "voice") -> str:
+        """See gateway/model.py: known_voice."""
+        return known_voice(self.voices_of(owner), name, at)
+
+    def speaker_of(self, owner: str, voice: str) -> bytes:
+        """See TurnRequest.speaker."""
+        return self.custom_voices.speaker(owner, voice) if self.custom_voices else b""
+
+    def turn_voice(self, owner: str, name: str) -> tuple[str, bytes]:
+        """The voice of a turn and its speaker. One that is deleted is refused by the talker: a turn
+        that nothing is heard of may begin with it."""
+        if speaker := self.speaker_of(owner, name):
+            return name, speaker
+        if self.custom_voices is not None and name.startswith(CUSTOM_VOICE):
+            return name, b""
+        return known_voice(self.orchestrator.voices, name), b""
 
     @asynccontextmanager
     async def brief_session(self, kind: str, *, flex: bool) -> AsyncIterator[VoiceSession]:

@@ -97,6 +97,7 @@ def compose(
             "family": talker.family,
             "path": str(talker.path),
             "clones_voices": talker.clones_voices,
+            "voice_rate_hz": talker.voice_rate_hz,
             "voices_need_words": talker.voices_need_words,
         }
         config["voices"] = list(talker.voices)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -78,6 +78,9 @@ class ModelFacts:
         voices: by which a response may be spoken; the first is the default.
         clones_voices: whether its talker takes on voices of recordings.
         voices_need_words: whether it has to know what is said in them.
+        voice_rate_hz: of recordings of which its talker makes voices while it serves (VoiceMaker);
+            0: it takes them on at its start alone.
+        made_voices: of which files its voices are, and what makes these, if it takes on none.
         recordings: directory of those that it takes on (voice_files.py).
         hears: the one language of its recogniser; "": it detects the language, or there is none.
         recogniser_gives: see SpeechModel.gives.
@@ -103,6 +106,8 @@ class ModelFacts:
     voices: tuple[str, ...]
     clones_voices: bool = False
     voices_need_words: bool = False
+    voice_rate_hz: int = 0
+    made_voices: str = ""
     recordings: Path | None = None
     hears: str = ""
     recogniser_gives: tuple[str, ...] = ()
@@ -251,6 +256,26 @@ class TalkerModel(Protocol):
             first_id: the first token of its text.
         Raises:
             BadInputError: there is no such voice.
+        """
+        ...
+
+
+@runtime_checkable
+class VoiceMaker(Protocol):
+    """A TalkerModel that takes on voices while it serves: the prompt brings them along."""
+
+    def make_voice(self, samples: np.ndarray) -> np.ndarray:
+        """[1, talker_hidden] float32, for the speaker's place in a prompt.
+
+        samples: [n] float32 in [-1, 1], at the model's voice_rate_hz.
+        """
+        ...
+
+    def response_in(self, speaker: np.ndarray, first_id: int) -> tuple[list[int], int]:
+        """TalkerModel.response in a voice that make_voice made, and the speaker's place in it.
+
+        Raises:
+            BadInputError: another model made it.
         """
         ...
 

@@ -8,6 +8,9 @@ from typing import Any, Protocol
 from sglang_live.errors import StageFailedError
 from sglang_live.speakable.style import SpeechStyle
 
+# Source: llm_job of FunAudioLLM/CosyVoice (cli/model.py).
+MOST_SILENT = 5
+
 
 class PieceTalker(ABC):
     """
@@ -19,6 +22,8 @@ class PieceTalker(ABC):
         frame_s: seconds of speech of a frame.
         chunk_frames: frames of which the decoder makes one chunk of audio.
         ahead_frames: behind them, without which the decoder has no sound of them.
+        silent_codes: first codes of frames that are silent. No more than MOST_SILENT of these in a
+            row reach the decoder: a model that was trained so may be silent for long.
     """
 
     voices: tuple[str, ...]
@@ -28,6 +33,7 @@ class PieceTalker(ABC):
     frame_s: float
     chunk_frames: int
     ahead_frames = 0
+    silent_codes: frozenset[int] = frozenset()
 
     @abstractmethod
     def prompt(self, voice: str, text: str) -> list[int]:

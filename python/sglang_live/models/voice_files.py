@@ -59,18 +59,24 @@ def read_recording(file: Path, rate_hz: int) -> Samples:
             than MIN_RATE_HZ samples a second.
     """
     try:
-        limits = Limits(max_s=MAX_S, min_rate_hz=MIN_RATE_HZ)
         n_bytes = file.stat().st_size
         if n_bytes > _MAX_BYTES:
             raise BadInputError(f"It has {n_bytes} bytes, the limit is {_MAX_BYTES}.")
-        samples = decode_samples(file.read_bytes(), rate_hz=rate_hz, limits=limits)
-        if len(samples) < MIN_S * rate_hz:
-            found_s = len(samples) / rate_hz
-            raise BadInputError(f"It lasts {found_s:.2f} s, a voice needs at least {MIN_S:g} s.")
+        samples = decode_recording(file.read_bytes(), rate_hz)
     except OSError as error:
         raise BadInputError(f"--voices: cannot read {file}: {error.strerror}") from error
     except BadInputError as error:
         raise BadInputError(f"--voices: {file}: {error}") from error
+    return samples
+
+
+def decode_recording(data: bytes, rate_hz: int, max_s: float = MAX_S) -> Samples:
+    """read_recording of a file's contents, whose name the error does not say."""
+    limits = Limits(max_s=max_s, min_rate_hz=MIN_RATE_HZ)
+    samples = decode_samples(data, rate_hz=rate_hz, limits=limits)
+    if len(samples) < MIN_S * rate_hz:
+        found_s = len(samples) / rate_hz
+        raise BadInputError(f"It lasts {found_s:.2f} s, a voice needs at least {MIN_S:g} s.")
     return samples
 
 

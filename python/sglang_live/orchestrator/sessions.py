@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 
+import numpy as np
+
 from sglang_live.aio import close_all
 from sglang_live.capacity.best_effort import BestEffort, used_share
 from sglang_live.capacity.control import Capacity, CapacityControl, Pool
@@ -31,7 +33,12 @@ from sglang_live.orchestrator.moves import LostJobs, TurnMove
 from sglang_live.orchestrator.replica_choice import least_loaded
 from sglang_live.orchestrator.speculation import SessionSpeculation, Speculations, TurnWork
 from sglang_live.orchestrator.stage_jobs import OnStreamEvent, seed_of
-from sglang_live.orchestrator.stage_links import StageLinks, measure_prompt, retain_native
+from sglang_live.orchestrator.stage_links import (
+    StageLinks,
+    make_voice,
+    measure_prompt,
+    retain_native,
+)
 from sglang_live.orchestrator.startup_delay import StartupDelays
 from sglang_live.orchestrator.suspects import SuspectError, Suspects, TurnContent
 from sglang_live.orchestrator.turn import run_turn
@@ -563,6 +570,16 @@ class Orchestrator:
             most_header=measured.most_header_tokens,
             most=measured.most_tokens,
         )
+
+    async def make_voice(self, samples: np.ndarray) -> bytes:
+        """A voice of a recording, for TurnRequest.speaker.
+
+        Args:
+            samples: [n] float32 in [-1, 1], at the model's voice_rate_hz.
+        Raises:
+            StageUnavailableError, StageFailedError, DeadlineError: no talker could make it.
+        """
+        return await make_voice(self._least_loaded("talker"), samples)
 
     def other_than(self, replica: Replica) -> Replica | None:
         """A replica of the same stage that is up; None: none is, or is better than this one."""

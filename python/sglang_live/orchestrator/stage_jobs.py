@@ -429,6 +429,7 @@ class TalkerJob(_EngineJob):
                 window_frames=self._window_frames,
                 slack_frames=kept.slack_tokens if kept else 1,
                 flex=turn.flex,
+                speaker=turn.speaker,
                 codes=b"".join(self._codes),
                 n_frames=self._n_codes,
                 epoch=self._epoch,

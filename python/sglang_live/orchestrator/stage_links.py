@@ -8,17 +8,21 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from sglang_live import ids
 from sglang_live.core import HistoryItem, PromptContent, TurnRequest
 from sglang_live.errors import StageUnavailableError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import (
     CloseSession,
+    MakeVoice,
     MeasurePrompt,
     NativeRetained,
     PromptMeasured,
     RetainNative,
     SessionHint,
+    VoiceMade,
 )
 from sglang_live.orchestrator.moves import NO_MOVE, MovableJob, Move
 from sglang_live.orchestrator.stage_jobs import (
@@ -37,6 +41,8 @@ from sglang_live.stages.transport.client import StageClient
 
 # The client's next event waits for the answer.
 _MEASURE_TIMEOUT_S = 10.0
+# Voices are made one after the other; each takes seconds of a core.
+_VOICE_TIMEOUT_S = 60.0
 
 
 def _client_of(replica: Replica) -> StageClient:
@@ -223,7 +229,7 @@ class StageLinks:
             link.close()
 
 
-# --- what is asked of a thinker outside of turns ---
+# --- what is asked of a stage outside of turns ---
 
 
 async def retain_native(replica: Replica, session_id: str, retention: RetentionConfig) -> None:
@@ -264,3 +270,15 @@ async def measure_prompt(replica: Replica, content: PromptContent) -> PromptMeas
         [(measured, _)] = [event async for event in events]
         assert isinstance(measured, PromptMeasured)
         return measured
+
+
+async def make_voice(replica: Replica, samples: np.ndarray) -> bytes:
+    """See Orchestrator.make_voice."""
+    async with _client_of(replica).open(ids.new_job("voice")) as job:
+        tensors = job.tensors()
+        begin = MakeVoice(job.job_id, tensors.put(samples), timeout_s=_VOICE_TIMEOUT_S)
+        await job.begin(begin, tensors)
+        events = job.events(VoiceMade, silence_limit_s=_VOICE_TIMEOUT_S)
+        [(made, _)] = [event async for event in events]
+        assert isinstance(made, VoiceMade)
+        return made.speaker

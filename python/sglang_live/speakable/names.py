@@ -49,8 +49,9 @@ _IDENTIFIER = re.compile(
     r"(?<![\w#-])(?:[A-Z]{1,5}(?:-\d+){2,}|[A-Z]{1,5}\d+(?:-[\dA-Z]*\d[\dA-Z]*)+|[A-Z]{1,3}\d{3,})(?![\w-]|\.\d)"
 )
 _NETWORK = re.compile(r"(?<![\w.])(\d{1,3}(?:\.\d{1,3}){3})/(?=\d{1,2}(?!\w))")
+# Each group has its colon: else a long number divides into groups in exponentially many ways.
 _IP_V6 = re.compile(
-    r"(?<![\w:])(?=[\d:]*(?:[a-fA-F]|::))(?:[\da-fA-F]{1,4}:){1,7}(?::|[\da-fA-F]{1,4})(?::?[\da-fA-F]{1,4})*(?![\w:])"
+    r"(?<![\w:])(?=[\d:]*(?:[a-fA-F]|::))(?:[\da-fA-F]{1,4}:){1,7}(?::|:?[\da-fA-F]{1,4}(?::[\da-fA-F]{1,4})*)(?![\w:])"
 )
 _LANGUAGES = {"C++": "C plus plus", "c++": "C plus plus", "C#": "C sharp", "F#": "F sharp"}
 _LANGUAGE = re.compile(r"(?<![\w#+])(?:[Cc]\+\+|[CF]#)(?![\w#+])")

@@ -143,6 +143,7 @@ REASONS = {
         "Qwen3OmniMoeForConditionalGeneration._audio_features tolist": "masks stay on the host",
         "media_spans tolist": "SGLang keeps the grids of pictures on the host",
     },
+    "models/qwen3_tts/parts.py": {"TTSTalker.make_voice numpy": ELSEWHERE},
     "models/speech_lm/code2wav_layers.py": {
         "WindowTransformer.__init__ to": ELSEWHERE,
         "WindowTransformer.gather tensor": ELSEWHERE,

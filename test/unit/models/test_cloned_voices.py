@@ -19,6 +19,9 @@ from sglang_live.models.qwen3_tts.parts import TTSTalker
 from sglang_live.models.qwen3_tts.speaker import RATE_HZ, SpeakerEncoder, embeddings_of
 from sglang_live.preflight import check_recordings
 from sglang_live.stage_specs import talker_voices
+from test.chatterbox import checkpoint as tiny_chatterbox
+from test.chatterbox_turbo import checkpoint as tiny_turbo
+from test.cosyvoice import checkpoint as tiny_cosyvoice
 from test.engine import tiny_cascade
 from test.qwen3_tts import checkpoint as tiny
 
@@ -152,6 +155,18 @@ def test_a_cloned_voice_has_a_position_of_its_own_and_no_language(checkpoint, re
         ids.start + 7,
     ]
     assert talker.first_state_id == ids.audio + 2
+    speaker = talker.make_voice(voice_files.read_recording(BOOK, RATE_HZ))
+    [embedding] = speaker
+    np.testing.assert_allclose(embedding, REFERENCE[BOOK.name], atol=2e-5)
+    brought, place = talker.response_in(speaker, 7)
+    [key] = {*brought} - {*talker.response("anna", 7)}
+    assert brought[place] == key >= talker.first_state_id
+    assert brought[:place] + brought[place + 1 :] == [
+        token for token in talker.response("anna", 7) if token != ids.audio + 1
+    ]
+    assert talker.response_in(speaker + 1, 7)[0][place] != key
+    with pytest.raises(BadInputError, match="another model made the voice"):
+        talker.response_in(speaker[:, :-1], 7)
     with pytest.raises(BadInputError, match="voice 'nora' is not one of"):
         talker.response("nora", 7)
 
@@ -192,6 +207,22 @@ def test_recordings_of_a_checkpoint_without_an_encoder_are_refused(recordings, t
         ModelSource(path="demo", recordings=recordings).load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("build", "made"),
+    [
+        (tiny_chatterbox.build, r"voices/NAME.pt, which Chatterbox writes"),
+        (tiny_turbo.build, r"voices/NAME.pt, which Chatterbox writes"),
+        (tiny_cosyvoice.build, r"spk2info.pt, which CosyVoice writes"),
+    ],
+)
+def test_a_family_without_an_encoder_names_the_files_of_its_voices(
+    build, made, recordings, tmp_path
+):
+    path = build(tmp_path / "other")
+    with pytest.raises(BadInputError, match=f"no speaker encoder, .*; its own are those of {made}"):
+        load(path, recordings, tmp_path)
+
+
 def test_a_recording_does_not_replace_a_voice_of_the_checkpoint(checkpoint, recordings, tmp_path):
     shutil.copy(JFK, recordings / "Vivian.flac")
     with pytest.raises(BadInputError, match=r"Vivian.flac has the name of a voice of"):
@@ -200,5 +231,7 @@ def test_a_recording_does_not_replace_a_voice_of_the_checkpoint(checkpoint, reco
 
 def test_in_a_cascade_the_talker_takes_them_on(checkpoint, recordings, tmp_path):
     cascade = tiny_cascade.build(tmp_path / "cascade", checkpoint)
-    assert CASCADE.facts(cascade).clones_voices == model_facts(checkpoint).clones_voices
+    spoken, alone = CASCADE.facts(cascade), model_facts(checkpoint)
+    assert spoken.clones_voices == alone.clones_voices
+    assert spoken.voice_rate_hz == alone.voice_rate_hz == RATE_HZ
     assert load_talker(cascade, voices=recordings).voices[2:] == ("John", "anna")

@@ -37,6 +37,7 @@ def is_latin(char: str) -> bool:
 @settings(max_examples=400, deadline=None)
 @example("<\n>" * 400, True, True)
 @example("9" * 2000, True, False)
+@example("12:30" + "9" * 80 + "a" * 40 + "z", True, True)
 def test_only_letters_and_basic_punctuation_are_said(text, starts_line, closes):
     speech = wording_of(text, starts_line=starts_line, closes=closes)
     assert speech.words == "" or FORM.fullmatch(speech.words)

@@ -60,7 +60,7 @@ class Truncation:
 class SessionConfig:
     """
     voice: name that the client used, which may be one of OpenAI's.
-    voices: those of the model, the default one first.
+    voices: those of the model, the default one first, and of the client's key.
     parallel_tool_calls: a response may call several functions.
     max_output_tokens: None is "inf".
     speed: of the agent's speech.

@@ -133,10 +133,11 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 @asynccontextmanager
 async def multipart(
-    request: Request, max_bytes: int, *, max_fields: int
+    request: Request, max_bytes: int, *, max_fields: int, file: str = "file"
 ) -> AsyncGenerator[FormData, None]:
     """A multipart form with at most one file. Files of any length are on disk, until the end.
 
+    file: its field.
     Raises:
         BadInputError: see read_body, or the form is malformed.
         OSError: the folder for temporary files is full.
@@ -145,9 +146,9 @@ async def multipart(
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != b"multipart/form-data" or b"boundary" not in options:
         raise ClientEventError(
-            "There is no 'file': the Content-Type must be multipart/form-data, with a boundary.",
+            f"There is no {file!r}: the Content-Type must be multipart/form-data, with a boundary.",
             code="missing_required_parameter",
-            param="file",
+            param=file,
         )
     parser = _FormParser(request.headers, body.stream(), max_files=1, max_fields=max_fields)
     try:

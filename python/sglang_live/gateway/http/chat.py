@@ -54,7 +54,6 @@ from sglang_live.gateway.http.body import (
     while_connected,
     with_error_event,
 )
-from sglang_live.gateway.model import known_voice
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.pictures import check_number, read_picture
 from sglang_live.gateway.realtime.item_schema import check_text
@@ -89,8 +88,8 @@ class ChatRoute:
         form = read_json(body, ChatForm)
         check_spoken(form)
         tier = parts.tiers.of(request.headers, form.service_tier)
-        salt = owner_salt(parts.keys.owner(request.headers))
-        turn = await asyncio.to_thread(self._turn, form, salt, tier)
+        owner = parts.keys.owner(request.headers)
+        turn = await asyncio.to_thread(self._turn, form, owner, tier)
         await self._check_context(turn)
         completion = _Completion(form, parts.orchestrator.model_name, tier)
         events = self._events(turn)
@@ -104,9 +103,10 @@ class ChatRoute:
         whole = self._whole(completion, file, calls)
         return JSONResponse(whole, headers=tier.headers())
 
-    def _turn(self, form: ChatForm, salt: str, tier: Tier) -> TurnRequest:
-        orchestrator, config = self._parts.orchestrator, self._parts.config
+    def _turn(self, form: ChatForm, owner: str, tier: Tier) -> TurnRequest:
+        config = self._parts.config
         self._parts.check_model(form.model)
+        voice = self._parts.voice_of(owner, form.voice, "audio.voice")
         instructions, history = history_of(
             form.messages,
             self._parts.answers,
@@ -116,14 +116,15 @@ class ChatRoute:
         return TurnRequest(
             instructions=instructions or config.model.default_instructions,
             history=history,
-            voice=known_voice(orchestrator.voices, form.voice, "audio.voice"),
+            voice=voice,
+            speaker=self._parts.speaker_of(owner, voice),
             wants_audio=form.wants_audio,
             max_output_tokens=form.limit,
             temperature=form.temperature,
             seed=form.seed,
             stateless=True,
             tools=tools_of(form.functions_of(), form.choice()),
-            cache_salt=salt,
+            cache_salt=owner_salt(owner),
             flex=tier.flex,
         )
 

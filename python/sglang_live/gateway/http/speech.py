@@ -42,12 +42,12 @@ from sglang_live.gateway.http.body import (
 )
 from sglang_live.gateway.http.speech_pieces import Fades, longest_s, pieces_of
 from sglang_live.gateway.json_forms import ServiceTier, Strict, check_neutral
-from sglang_live.gateway.model import known_voice
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.realtime.events import Name, VoiceRef, voice_name
 from sglang_live.ids import new_id
 from sglang_live.orchestrator.sessions import VoiceSession
 from sglang_live.sound.tempo import MAX_SPEED, MIN_SPEED, Tempo
+from sglang_live.speakable.style import script_of
 
 log = logging.getLogger(__name__)
 
@@ -94,10 +94,14 @@ class SpeechRoute:
         refuse_query(request)
         form = self._read(await read_body(request, _MAX_BODY_BYTES))
         tier = self._parts.tiers.of(request.headers, form.service_tier)
+        owner = self._parts.keys.owner(request.headers)
+        voice = self._parts.voice_of(owner, voice_name(form.voice))
+        # A voice that is deleted now speaks to the end.
+        spoken = _Voice(voice, self._parts.speaker_of(owner, voice))
         sse, form_of_file = form.stream_format == "sse", FORMATS[form.format]
         grows = form_of_file.grows and (sse or not tier.flex)
         cost = _Cost()
-        audio = self._speak(form, cost, tier)
+        audio = self._speak(form, spoken, cost, tier)
         if form.speed is not None and form.speed != 1:
             audio = _at_speed(audio, form.speed)
         file = _file(audio, form_of_file, grows=grows)
@@ -126,11 +130,10 @@ class SpeechRoute:
         for name, values in _NEUTRAL.items():
             check_neutral(getattr(form, name), values, name)
         self._parts.check_model(form.model)
-        known_voice(self._parts.orchestrator.voices, voice_name(form.voice))
         return form
 
     async def _speak(
-        self, form: SpeechForm, cost: "_Cost", tier: Tier
+        self, form: SpeechForm, voice: "_Voice", cost: "_Cost", tier: Tier
     ) -> AsyncGenerator[bytes, None]:
         """Yields int16 at OUTPUT_RATE_HZ while it is made.
 
@@ -141,7 +144,7 @@ class SpeechRoute:
         pieces, has_sound = pieces_of(form.input), False
         async with self._parts.brief_session("speech", flex=tier.flex) as session:
             for n, text in enumerate(pieces):
-                turn = self._turn(form, text, tier)
+                turn = _turn(voice, text, tier)
                 fades = Fades(fades_in=n > 0, fades_out=n + 1 < len(pieces))
                 async with aclosing(self._speak_piece(session, turn, text, cost)) as audio:
                     async for pcm in audio:
@@ -151,7 +154,9 @@ class SpeechRoute:
                 if rest := fades.finish():
                     yield rest
         if not has_sound:
-            raise ClientEventError("The voice can speak nothing of 'input'.", param="input")
+            scripts = sorted({script_of(character) for character in form.input} - {""})
+            of = f", which is in {cut(', '.join(scripts))}" if scripts else ""
+            raise ClientEventError(f"The voice can speak nothing of 'input'{of}.", param="input")
 
     async def _speak_piece(
         self, session: VoiceSession, turn: TurnRequest, text: str, cost: "_Cost"
@@ -179,16 +184,26 @@ class SpeechRoute:
             f"{len(text)} characters. It is truncated; the text after it is not spoken."
         )
 
-    def _turn(self, form: SpeechForm, text: str, tier: Tier) -> TurnRequest:
-        item = HistoryItem(key=new_id("key"), role="user", parts=(TextPart(text),))
-        return TurnRequest(
-            instructions="",
-            history=(item,),
-            voice=known_voice(self._parts.orchestrator.voices, voice_name(form.voice)),
-            stateless=True,
-            script=text,
-            flex=tier.flex,
-        )
+
+@dataclass(frozen=True, slots=True)
+class _Voice:
+    """As TurnRequest has it."""
+
+    name: str
+    speaker: bytes
+
+
+def _turn(voice: _Voice, text: str, tier: Tier) -> TurnRequest:
+    item = HistoryItem(key=new_id("key"), role="user", parts=(TextPart(text),))
+    return TurnRequest(
+        instructions="",
+        history=(item,),
+        voice=voice.name,
+        speaker=voice.speaker,
+        stateless=True,
+        script=text,
+        flex=tier.flex,
+    )
 
 
 @dataclass

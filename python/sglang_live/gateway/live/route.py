@@ -139,7 +139,7 @@ class LiveRoute:
         """counted: see OpenCalls.begin."""
         parts = self._parts
         form = read_json(await read_body(request, _MAX_BODY_BYTES), CallForm)
-        start_config(form.session, parts, on_track=True)
+        start_config(form.session, parts, owner, on_track=True)
         opening = msgspec.json.encode(SessionStart(session=form.session)).decode()
 
         def link_of(call: MediaCall, wire: CallWire) -> CallLink:

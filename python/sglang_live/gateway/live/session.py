@@ -136,7 +136,7 @@ class LiveSession:
                 param="type",
             )
         track = self._track
-        config = start_config(event.session, self._parts, on_track=track is not None)
+        config = start_config(event.session, self._parts, self.owner, on_track=track is not None)
         call = config.call
         stream = Stream(self._outbox, call.output_format, self._parts.metrics, track)
         voice = self._voice(config, stream)

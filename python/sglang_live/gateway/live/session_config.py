@@ -32,7 +32,7 @@ from sglang_live.gateway.live.events import (
     VoiceRef,
 )
 from sglang_live.gateway.live.work import BackendSettings
-from sglang_live.gateway.model import check_model, known_voice
+from sglang_live.gateway.model import check_model
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.tools import check_choice, read_choice, read_tools
 from sglang_live.interaction.vad import TurnDetection
@@ -99,9 +99,12 @@ class LiveConfig:
         }
 
 
-def start_config(form: SessionForm, parts: GatewayParts, *, on_track: bool = False) -> LiveConfig:
+def start_config(
+    form: SessionForm, parts: GatewayParts, owner: str, *, on_track: bool = False
+) -> LiveConfig:
     """
     Args:
+        owner: of the client's key.
         on_track: its audio comes over WebRTC.
     Raises:
         ClientEventError: with the path of the first value that is wrong or not honoured.
@@ -118,14 +121,14 @@ def start_config(form: SessionForm, parts: GatewayParts, *, on_track: bool = Fal
     named = audio.output.voice if audio.output else None
     voice = named.id if isinstance(named, VoiceRef) else named or _VOICE
     if named is not None:
-        known_voice(orchestrator.voices, voice, "session.audio.output.voice")
+        parts.voice_of(owner, voice, "session.audio.output.voice")
     wire = _format(audio)
     # Blank instructions are none.
     instructions = form.instructions if (form.instructions or "").strip() else None
     call = SessionConfig(
         model=orchestrator.model_name,
         voice=voice,
-        voices=orchestrator.voices,
+        voices=parts.voices_of(owner),
         instructions=instructions or gateway.model.default_instructions,
         tools=(DELEGATE,),
         parallel_tool_calls=False,

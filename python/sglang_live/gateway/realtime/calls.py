@@ -71,7 +71,7 @@ class RealtimeCalls:
         transcribes = preset is not None and preset.type == TRANSCRIPTION
         model = request.query_params.get("model")
         parts.check_model(model, stock=transcribes)
-        self._check(preset)
+        self._check(preset, owner)
 
         def link_of(_call: MediaCall, wire: CallWire) -> CallLink:
             return realtime_link(
@@ -130,14 +130,14 @@ class RealtimeCalls:
         owner = secret.owner if secret else self._parts.keys.owner(request.headers)
         return self._calls.find(call_id, owner)
 
-    def _check(self, preset: SessionForm | None) -> None:
+    def _check(self, preset: SessionForm | None, owner: str) -> None:
         """Raises ClientEventError for settings that no session can have."""
         orchestrator, gateway = self._parts.orchestrator, self._parts.config
         if preset is not None and preset.type == TRANSCRIPTION:
             default = transcription_defaults(orchestrator, gateway)
             update_transcription(default, preset, default, gateway)
         else:
-            first_config(orchestrator, gateway, preset)
+            first_config(orchestrator, gateway, preset, self._parts.voices_of(owner))
 
 
 async def _read(request: Request) -> tuple[str, SessionForm | None]:

@@ -124,7 +124,7 @@ class ClientSecretsRoute:
         refuse_query(request)
         form = read_json(body or b"{}", ClientSecretForm)
         # Faulty settings are refused here: the client that uses the secret cannot change them.
-        shown = await self._checked(form.session)
+        shown = await self._checked(form.session, owner)
         secret = await self._secrets.make(form, owner)
         return JSONResponse(
             {
@@ -134,7 +134,7 @@ class ClientSecretsRoute:
             }
         )
 
-    async def _checked(self, form: SessionForm | None) -> dict[str, Any]:
+    async def _checked(self, form: SessionForm | None, owner: str) -> dict[str, Any]:
         """The settings of the sessions, as the protocol shows them."""
         orchestrator, gateway = self._parts.orchestrator, self._parts.config
         session_id = new_id("sess")
@@ -143,7 +143,7 @@ class ClientSecretsRoute:
             return transcription_json(
                 update_transcription(default, form, default, gateway), session_id
             )
-        config = first_config(orchestrator, gateway, form)
+        config = first_config(orchestrator, gateway, form, self._parts.voices_of(owner))
         if form is not None:
             default = first_config(orchestrator, gateway)
             limit = self._parts.context_limit

@@ -4,6 +4,7 @@ In: client events, in order. Out: server events; what they ask of the call.
 Owner: one ConversationSession per connection.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from msgspec import UNSET
@@ -45,7 +46,8 @@ class ConversationSession(RealtimeSession):
     ):
         self._defaults = first_config(parts.orchestrator, parts.config)
         if config is None:
-            config = first_config(parts.orchestrator, parts.config, preset)
+            voices = parts.voices_of(client.owner)
+            config = first_config(parts.orchestrator, parts.config, preset, voices)
         super().__init__(session, client, parts, config, answers=True)
 
     def _settings(self) -> dict[str, Any]:
@@ -86,7 +88,7 @@ class ConversationSession(RealtimeSession):
         given = Input(self._config.input_format, config.inputs.max_append_bytes, config.model.sees)
         plan = await plan_response(
             event.response,
-            self._config,
+            self._with_voices(self._config),
             self._call.conversation,
             given=given,
             now_s=self._parts.clock.now_s(),
@@ -98,11 +100,15 @@ class ConversationSession(RealtimeSession):
             await check_length(limit, plan, event.response, self._config)
         self._call.responses.create(plan)
 
+    def _with_voices(self, config: SessionConfig) -> SessionConfig:
+        """With the voices that there are now."""
+        return replace(config, voices=self._parts.voices_of(self._client.owner))
+
     async def _update_session(self, event: SessionUpdate) -> None:
         config = update_config(
             self._config,
             event.session,
-            defaults=self._defaults,
+            defaults=self._with_voices(self._defaults),
             gateway=self._parts.config,
             voice_locked=self._call.responses.has_spoken,
         )

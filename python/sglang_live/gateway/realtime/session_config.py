@@ -140,17 +140,23 @@ def config_json(config: SessionConfig, session_id: str) -> dict[str, Any]:
 
 
 def first_config(
-    orchestrator: Orchestrator, gateway: GatewayConfig, preset: SessionForm | None = None
+    orchestrator: Orchestrator,
+    gateway: GatewayConfig,
+    preset: SessionForm | None = None,
+    voices: tuple[str, ...] = (),
 ) -> SessionConfig:
-    """Settings of a new session. preset: those of its client secret, or None.
+    """Settings of a new session.
 
+    Args:
+        preset: those of its client secret, or None.
+        voices: see GatewayParts.voices_of; (): those of the model.
     Raises:
         ClientEventError: with the path of the first faulty value.
     """
     config = SessionConfig(
         model=orchestrator.model_name,
         voice=orchestrator.voices[0] if orchestrator.voices else "default",
-        voices=orchestrator.voices,
+        voices=voices or orchestrator.voices,
         instructions=gateway.model.default_instructions,
         truncation=Truncation(retention=gateway.retention),
         turn_detection=TurnDetection(

@@ -37,6 +37,7 @@ class Cascade:
             voices=tuple(cascade["voices"]),
             clones_voices=is_spoken and cascade["talker"].get("clones_voices", False),
             voices_need_words=is_spoken and cascade["talker"].get("voices_need_words", False),
+            voice_rate_hz=cascade["talker"].get("voice_rate_hz", 0) if is_spoken else 0,
             hears=cascade["recogniser"].get("hears", ""),
             recogniser_gives=tuple(cascade["recogniser"].get("gives", ())),
             vocab_size=config["vocab_size"],

@@ -19,11 +19,12 @@ from sglang_live.models.family import ModelFacts, check_divided, check_number
 WEIGHTS, DECODER_WEIGHTS, TOKENIZER = "t3_cfg.safetensors", "s3gen.safetensors", "tokenizer.json"
 # The voice of conds.pt.
 VOICE, VOICE_FILE, VOICES_FOLDER = "default", "conds.pt", "voices"
+MADE_VOICES = f"{VOICES_FOLDER}/NAME.pt, which Chatterbox writes (prepare_conditionals, conds.save)"
 # Fixed in the reference (T3Config, LLAMA_CONFIGS).
 HEAD_DIM, N_CODES, BEGIN_ID, END_ID = 64, 6561, 6561, 6562
 TEXT_BEGIN_ID, TEXT_END_ID = 255, 0
 FRAME_S = 0.04
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _LAYER = re.compile(r"tfmr\.layers\.(\d+)\.")
 
 
@@ -66,7 +67,7 @@ class T3Spec:
                 queries = tensors.get_slice("cond_enc.perceiver.pre_attention_query").get_shape()
                 return T3Spec(
                     path=path,
-                    dtype=_DTYPES[dtype],
+                    dtype=DTYPES[dtype],
                     width=size("speech_emb", 1),
                     inner=size("tfmr.layers.0.mlp.gate_proj"),
                     n_layers=len({found[1] for name in names if (found := _LAYER.match(name))}),
@@ -92,10 +93,7 @@ def voice_paths(path: Path) -> dict[str, Path]:
             raise BadInputError(f"{file} has the name of another voice")
         found[file.stem] = file
     if not found:
-        raise BadInputError(
-            f"{path} has no voice: {VOICE_FILE} is missing, and {VOICES_FOLDER}/NAME.pt, which "
-            "Chatterbox makes of a recording (prepare_conditionals, conds.save)"
-        )
+        raise BadInputError(f"{path} has no voice: {VOICE_FILE} is missing, and {MADE_VOICES}")
     return found
 
 
@@ -119,6 +117,7 @@ class Chatterbox:
             stages=("talker", "vocoder"),
             talker_reads_text=True,
             voices=tuple(voice_paths(path)),
+            made_voices=MADE_VOICES,
         )
 
     def check_ranks(self, path: Path, stage: str, flag: str, n_ranks: int) -> None:

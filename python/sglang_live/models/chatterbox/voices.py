@@ -24,7 +24,7 @@ class Voice:
     Attributes:
         speaker: [n_values], an embedding.
         codes: [n_codes] int64, of a recording.
-        emotion: how much of it is shown; 0.5 is usual.
+        emotion: how much of it is shown; 0.5 is usual, Turbo has none.
     """
 
     speaker: Tensor
@@ -32,14 +32,14 @@ class Voice:
     emotion: float
 
 
-def read_voice(file: Path) -> Voice:
+def read_voice(file: Path, has_emotion: bool = True) -> Voice:
     """Raises BadInputError if the file is not one that Chatterbox has written for T3."""
     try:
         of_t3 = torch.load(file, map_location="cpu", weights_only=True)["t3"]
         voice = Voice(
             of_t3["speaker_emb"].flatten().float(),
             of_t3["cond_prompt_speech_tokens"].flatten().long(),
-            float(of_t3["emotion_adv"]),
+            float(of_t3["emotion_adv"]) if has_emotion else 0.0,
         )
     except OSError as error:
         raise BadInputError(f"cannot read {file}: {error.strerror}") from error

@@ -16,6 +16,7 @@ from sglang_live.errors import BadInputError
 from sglang_live.models.family import ModelFacts, check_llama, check_number, read_json
 
 WEIGHTS, VOICES = "llm.pt", "spk2info.pt"
+MADE_VOICES = f"{VOICES}, which CosyVoice writes (add_zero_shot_spk, save_spkinfo)"
 # The language model from which it was trained: its config and its tokenizer.
 BASE = "CosyVoice-BlankEN"
 _DECODER_FILES = "flow.pt", "hift.pt"
@@ -34,6 +35,7 @@ class Version:
         prompt_ids: marks whose embeddings are before and behind the text of a prompt; None: those
             have a table of their own.
         is_instructed: whether a prompt needs the mark that ends an instruction.
+        silent_codes: of silence and breath; see PieceTalker.
     """
 
     n_ids: int
@@ -41,9 +43,11 @@ class Version:
     late_id: int
     prompt_ids: tuple[int, int] | None
     is_instructed: bool
+    silent_codes: frozenset[int] = frozenset()
 
 
-# By the file that tells. Source: Qwen2LM and CosyVoice3LM (cosyvoice/llm/llm.py, Apache-2.0).
+# By the file that tells. Source: Qwen2LM and CosyVoice3LM (cosyvoice/llm/llm.py, Apache-2.0), and
+# CosyVoice3Model (cli/model.py).
 VERSIONS: Mapping[str, Version] = MappingProxyType(
     {
         "cosyvoice2.yaml": Version(
@@ -59,6 +63,7 @@ VERSIONS: Mapping[str, Version] = MappingProxyType(
             late_id=N_CODES,
             prompt_ids=(N_CODES, N_CODES + 2),
             is_instructed=True,
+            silent_codes=frozenset((1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323)),
         ),
     }
 )
@@ -93,8 +98,7 @@ def voice_names(path: Path) -> tuple[str, ...]:
         names = tuple(name for name in found if isinstance(name, str) and name)
     except FileNotFoundError as error:
         raise BadInputError(
-            f"{file} is missing, so there is no voice: CosyVoice makes it of recordings "
-            "(add_zero_shot_spk, save_spkinfo)"
+            f"{file} is missing, so there is no voice: needed is {MADE_VOICES}"
         ) from error
     except (
         OSError,
@@ -133,6 +137,7 @@ class CosyVoice:
             stages=("talker", "vocoder"),
             talker_reads_text=True,
             voices=voice_names(path),
+            made_voices=MADE_VOICES,
         )
 
     def check_ranks(self, path: Path, stage: str, flag: str, n_ranks: int) -> None:

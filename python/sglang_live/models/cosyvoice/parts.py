@@ -63,6 +63,7 @@ class CosyVoiceTalker(FrameTalker):
 
         self._path, self._version = path, version_of(path)
         self.end_id = self._version.end_id
+        self.silent_codes = self._version.silent_codes
         self._config = talker_config(path, self._version)
         self._tokenizer = AutoTokenizer.from_pretrained(path / BASE)
         # As the reference adds them: one that the tokenizer lacks gets the next id.

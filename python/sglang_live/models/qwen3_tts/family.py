@@ -13,6 +13,8 @@ ARCHITECTURE = "Qwen3TTSForConditionalGeneration"
 # Of the type "base", the checkpoint has the weights for it.
 SPEAKER_ENCODER = "speaker_encoder_config"
 CODEC = "speech_tokenizer"
+# Of the speaker encoder.
+VOICE_RATE_HZ = 24_000
 _CODEC_TYPE = "qwen3_tts_tokenizer_12hz"
 # By language: the first words of the Unicode names of its letters (speakable/style.py).
 _SCRIPTS = {
@@ -135,6 +137,7 @@ class Qwen3TTS:
             talker_reads_text=True,
             voices=spec.voices,
             clones_voices=spec.clones_voices,
+            voice_rate_hz=VOICE_RATE_HZ if spec.clones_voices else 0,
         )
 
     def check_ranks(self, path: Path, stage: str, flag: str, n_ranks: int) -> None:

@@ -1,17 +1,23 @@
 """Qwen3-TTS in the talker stage (models/family.py)."""
 
 import json
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sglang_live.errors import BadInputError
-from sglang_live.models.family import TextReader
+from sglang_live.models.family import TextReader, read_json
 from sglang_live.models.qwen3_tts.family import Qwen3TTSSpec
 from sglang_live.models.speech_lm.checkpoint import view_of_talker
 from sglang_live.models.speech_lm.talker_ids import TalkerIds
 from sglang_live.models.speech_lm.voice_table import VoiceTable
 from sglang_live.models.voice_files import voice_files
 from sglang_live.speakable.style import SpeechStyle
+
+if TYPE_CHECKING:
+    from sglang_live.models.qwen3_tts.speaker import SpeakerEncoder
 
 TALKER_ARCHITECTURE = "Qwen3TTSTalker"
 PREFIXES = ("talker.",)
@@ -62,6 +68,7 @@ class TTSTalker:
         self._spec = spec = Qwen3TTSSpec.load(path)
         self._ids = TalkerIds(spec.codec_vocab, spec.text_vocab)
         tokenizer = AutoTokenizer.from_pretrained(path)
+        self._hidden = read_json(path / "config.json")["talker_config"]["hidden_size"]
         self._role = tokenizer.encode(_ROLE, add_special_tokens=False)
         if self._role[0] != spec.im_start_id or len(self._role) != 3:
             raise BadInputError(f"{path}: its tokenizer makes {self._role} of {_ROLE!r}")
@@ -105,3 +112,27 @@ class TTSTalker:
         else:
             raise BadInputError(f"voice {voice!r} is not one of {self.voices}")
         return self._ids.response_prefix(self._role, list(codes), first_id, cloned)
+
+    # --- voices that a prompt brings along: a VoiceMaker ---
+
+    @cached_property
+    def _encoder(self) -> "SpeakerEncoder":
+        from sglang_live.models.qwen3_tts.speaker import SpeakerEncoder
+
+        return SpeakerEncoder.from_pretrained(self._spec.path)
+
+    def make_voice(self, samples: np.ndarray) -> np.ndarray:
+        if not self._spec.clones_voices:
+            raise BadInputError(f"{self._spec.path} has no speaker encoder")
+        speaker: np.ndarray = self._encoder.embed(samples)[None].numpy()
+        return speaker
+
+    def response_in(self, speaker: np.ndarray, first_id: int) -> tuple[list[int], int]:
+        if speaker.shape != (1, self._hidden):
+            raise BadInputError(f"another model made the voice: {speaker.shape} values")
+        [key] = self._ids.state_keys(speaker, self._cloned.n_rows)
+        codes = list(self._spec.no_language)
+        return (
+            self._ids.response_prefix(self._role, codes, first_id, [key]),
+            len(self._role) + len(codes),
+        )

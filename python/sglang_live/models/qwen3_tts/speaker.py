@@ -19,10 +19,10 @@ from transformers.audio_utils import mel_filter_bank
 
 from sglang_live.models.family import read_json
 from sglang_live.models.qwen3_tts.family import SPEAKER_ENCODER
+from sglang_live.models.qwen3_tts.family import VOICE_RATE_HZ as RATE_HZ
 from sglang_live.models.speech_lm.checkpoint import fill
 from sglang_live.models.voice_files import read_recording
 
-RATE_HZ = 24_000
 _N_FFT, _HOP, _N_MELS = 1024, 256, 128
 _LEAST_POWER, _LEAST_MEL, _LEAST_VARIANCE = 1e-9, 1e-5, 1e-12
 

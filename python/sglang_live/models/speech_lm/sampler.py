@@ -102,6 +102,7 @@ class Sampler(nn.Module):
         min_p: float = 0.0,
         repetition: Repetition | None = None,
         redraw: Redraw | None = None,
+        penalised_last: bool = False,
     ):
         """
         Args:
@@ -109,10 +110,12 @@ class Sampler(nn.Module):
             top_p: of the candidates' mass, from the likeliest on.
             of_all: top_p is of the mass of all codes instead.
             min_p: least share of the likeliest candidate's probability.
+            penalised_last: candidates are chosen before the repetition penalty (truncated).
         """
         super().__init__()
         self._top_k, self._top_p, self._min_p = top_k, top_p, min_p
         self._of_all = of_all
+        self.penalised_last = penalised_last
         self.repetition = repetition
         self._redraw = redraw
         windows = [rule.window for rule in (repetition, redraw) if rule is not None]
@@ -132,6 +135,17 @@ class Sampler(nn.Module):
         else:
             factor = torch.where(times > 0, factor, 1.0)
         return torch.where(logits < 0, logits * factor, logits / factor)
+
+    def truncated(self, logits: Tensor, temperature: Tensor, greedy: Tensor) -> Tensor:
+        """Logits [n, n_codes] with -inf for what is no candidate, where choose() draws among all.
+
+        temperature: [n], of the draw. greedy: [n] bool, requests whose logits stay.
+        """
+        n_codes = logits.shape[-1]
+        top, ids = logits.float().topk(min(self._top_k or n_codes, n_codes), dim=-1)
+        kept = self._kept(top / temperature.unsqueeze(1), None) > -torch.inf
+        is_candidate = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, ids, kept)
+        return torch.where(is_candidate | greedy.unsqueeze(1), logits, -torch.inf)
 
     def times(self, history: Tensor, n_codes: int) -> Tensor:
         """[n, n_codes] int64, occurrences in the penalty's window of history [n, >= window]."""
@@ -160,13 +174,15 @@ class Sampler(nn.Module):
         if draw is None:
             return logits.argmax(dim=-1)
         n_codes = logits.shape[-1]
-        top, ids = logits.float().topk(min(self._top_k or n_codes, n_codes), dim=-1)
+        n_top = n_codes if self.penalised_last else min(self._top_k or n_codes, n_codes)
+        top, ids = logits.float().topk(n_top, dim=-1)
         if isinstance(temperature, Tensor):
             temperature = temperature.unsqueeze(1)
         if isinstance(temperature, Tensor) or temperature != 1:
             top = top / temperature
-        kept = self._kept(top, logits.float() / temperature if self._of_all else None)
-        pick = (kept + self.gumbel(draw, ids)).argmax(dim=-1, keepdim=True)
+        if not self.penalised_last:
+            top = self._kept(top, logits.float() / temperature if self._of_all else None)
+        pick = (top + self.gumbel(draw, ids)).argmax(dim=-1, keepdim=True)
         if greedy is not None:
             pick = pick.masked_fill(greedy.unsqueeze(1), 0)
         code = ids.gather(1, pick).squeeze(1)

@@ -11,7 +11,7 @@ text ids the id space is
     BOS               tts_bos + codec_pad          BOS   = 2V + 2T
     AUDIO + h         a thinker hidden state       AUDIO = BOS + 1, h = a hash of its content
     AUDIO + n         tts_pad + row n of a table of voices (voice_table.py), in a talker without
-                      hidden states
+                      hidden states; behind them a hash of a speaker that the prompt brings along
 """
 
 import hashlib
@@ -63,7 +63,7 @@ class TalkerIds:
         n_rows = 0 if rows is None else len(rows)
         if n_rows != n_places:
             raise ValueError(f"{n_places} placeholders, {n_rows} hidden states")
-        keys = iter(self._audio_keys(rows) if rows is not None and n_rows else ())
+        keys = iter(self.state_keys(rows) if rows is not None and n_rows else ())
         return [next(keys) if t in placeholders else self.text + t for t in token_ids]
 
     def response_prefix(
@@ -85,9 +85,12 @@ class TalkerIds:
             self.start + first,
         ]
 
-    def _audio_keys(self, rows: np.ndarray) -> list[int]:
-        """One key per row: a hash of the whole clip's content, counted up."""
+    def state_keys(self, rows: np.ndarray, n_voice_rows: int = 0) -> list[int]:
+        """One key per row: a hash of the whole clip's content, counted up.
+
+        n_voice_rows: of a table of voices, whose ids are before the keys.
+        """
         digest = hashlib.blake2b(np.ascontiguousarray(rows).tobytes(), digest_size=8).digest()
-        space = _AUDIO_SPACE - self.audio
+        begin = self.audio + n_voice_rows
         first = int.from_bytes(digest, "little")
-        return [self.audio + (first + i) % space for i in range(len(rows))]
+        return [begin + (first + i) % (_AUDIO_SPACE - begin) for i in range(len(rows))]

@@ -34,7 +34,7 @@ from sglang_live.messages import (
     TalkerRequest,
 )
 from sglang_live.models.codecs import END_CODE
-from sglang_live.models.piece_talker import FrameTalker, PieceTalker, StockTalker
+from sglang_live.models.piece_talker import MOST_SILENT, FrameTalker, PieceTalker, StockTalker
 from sglang_live.speakable.pieces import Piece, Pieces
 from sglang_live.stages.engine_host import EXTERNAL_MODELS_ENV, EngineHost
 from sglang_live.stages.engine_link import (
@@ -69,6 +69,7 @@ class SpokenPiece:
     words: ends of its words in the spoken text, and the tokens of the response up to there.
     most_frames: after which it has missed its end.
     n_frames: that have come.
+    n_silent: silent frames in a row, the newest that the engine has made.
     n_marked: words with a mark.
     known: frames that another replica has made of it, until they are made again: all of its steps
         are sampled anew, because the engine's penalty counts those that it has sampled itself.
@@ -78,6 +79,7 @@ class SpokenPiece:
     words: list[tuple[int, int]]
     most_frames: int
     n_frames: int = 0
+    n_silent: int = 0
     n_marked: int = 0
     known: list[list[int]] = field(default_factory=list)
 
@@ -99,6 +101,7 @@ class PieceSpeech:
         self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
         self._character_s = SLOW_CHARACTER_S
         self._before_s = 0.0  # speech of the pieces that have ended
+        self._dropped_s = 0.0  # silence of the running one
         self._heard: tuple[Heard, float] | None = None  # with the time at which it came
         self.rid = ""
         self.n_frames = 0
@@ -138,6 +141,19 @@ class PieceSpeech:
 
     # --- frames ---
 
+    def audible(self, piece: SpokenPiece, frames: list[list[int]]) -> list[list[int]]:
+        """Of the engine's next frames those that are decoded: without silence that lasts."""
+        if not self._model.silent_codes:
+            return frames
+        kept = []
+        for frame in frames:
+            is_silent = frame[0] in self._model.silent_codes
+            piece.n_silent = piece.n_silent + 1 if is_silent else 0
+            if piece.n_silent <= MOST_SILENT:
+                kept.append(frame)
+        self._dropped_s += (len(frames) - len(kept)) * self._model.frame_s
+        return kept
+
     def spoken(self, piece: SpokenPiece, n_frames: int) -> Marks:
         """Count frames that have come. Returns marks of the words that they hold, presumably.
 
@@ -160,6 +176,7 @@ class PieceSpeech:
         character_s = piece_s / len(piece.spoken)
         marks = [(n_tokens, self._before_s + end * character_s) for end, n_tokens in piece.words]
         self._before_s += piece_s
+        self._dropped_s = 0.0
         self._character_s = min(SLOW_CHARACTER_S, _CAUTION * character_s)
         return marks
 
@@ -170,12 +187,13 @@ class PieceSpeech:
 
     def heard_of_request(self) -> Heard | None:
         """What was heard of the running request: behind its begin while pieces before it are heard.
-        None: it is not known."""
+        None: it is not known. The engine counts all frames that it makes, dropped ones too."""
         if self._heard is None:
             return None
         news, at_s = self._heard
         since_s = news.speed * (self._clock.now_s() - at_s) if news.advancing else 0.0
-        return msgspec.structs.replace(news, heard_s=news.heard_s + since_s - self._before_s)
+        heard_s = news.heard_s + since_s - self._before_s + self._dropped_s
+        return msgspec.structs.replace(news, heard_s=heard_s)
 
 
 log = logging.getLogger(__name__)
@@ -211,7 +229,7 @@ class PieceStage:
         self._stream_events = StreamEventRoutes()
         self._n_jobs = 0
         names = ("pieces", "frames", "speech_truncated", "unspeakable", "diverged")
-        self._counts = dict.fromkeys(names, 0.0)
+        self._counts = dict.fromkeys((*names, "silence_dropped"), 0.0)
 
     async def start(self) -> None:
         self._reader = vital(self._read_reports(), "read reports")
@@ -316,7 +334,11 @@ class PieceStage:
                         # The scheduler knows it now, and would have ignored it before.
                         speech.rid = rid
                         self._pass_heard(speech)
-                    await self._send(job, speech, piece, frames)
+                    kept = speech.audible(piece, frames)
+                    if len(kept) < len(frames):
+                        self._counts["silence_dropped"] += len(frames) - len(kept)
+                        self._pass_heard(speech)
+                    await self._send(job, speech, piece, kept)
         finally:
             speech.rid = ""
             self._stream_events.remove(rid)

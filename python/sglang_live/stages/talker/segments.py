@@ -158,12 +158,16 @@ class Segments:
         n_states = 0 if states is None else len(states)
         segment = known[key] = _Segment(ids, n_states, list(pictures))
         if segment.n_states and states is not None:
-            self._last_id += 1
-            segment.states_id = self._last_id
-            self._held[self._last_id] = segment, states.nbytes
+            segment.states_id = self.lend(states)
+            self._held[segment.states_id] = segment, states.nbytes
             self.n_bytes += states.nbytes
-            dtype, n_rows = states.dtype.str, segment.n_states
-            self._send(TalkerStates(self._last_id, dtype, n_rows, states.tobytes()))
+
+    def lend(self, states: np.ndarray) -> int:
+        """Send states to the scheduler, which holds them until it is told to forget their id."""
+        self._last_id += 1
+        dtype, n_rows = states.dtype.str, len(states)
+        self._send(TalkerStates(self._last_id, dtype, n_rows, states.tobytes()))
+        return self._last_id
 
     def lengths(self, session: str, keys: Iterable[str]) -> list[int]:
         known = self._sessions.get(session, {})

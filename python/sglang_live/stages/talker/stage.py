@@ -18,8 +18,10 @@ from sglang_live.ids import FLEX_PREFIX, SPEAK_PREFIX, WARM_UP
 from sglang_live.messages import (
     AnyMessage,
     CodecFrames,
+    ForgetStates,
     Frames,
     Heard,
+    MakeVoice,
     PolicyReport,
     SegmentsNeeded,
     StreamEvents,
@@ -30,10 +32,11 @@ from sglang_live.messages import (
     TalkerRequest,
     TalkerSegments,
     TalkerText,
+    VoiceMade,
     WireSegment,
 )
 from sglang_live.models.duplex_talker import DuplexTalker
-from sglang_live.models.family import TalkerModel, family_at, part
+from sglang_live.models.family import TalkerModel, VoiceMaker, family_at, part
 from sglang_live.models.piece_talker import PieceTalker
 from sglang_live.stages.engine_host import EXTERNAL_MODELS_ENV, EngineHost
 from sglang_live.stages.engine_link import (
@@ -102,6 +105,7 @@ class TalkerStage:
         self._n_dropped = 0
         self._n_left_out = self._n_begun_anew = self._n_unspeakable = 0
         self._stream_events = StreamEventRoutes()
+        self._making_voice = asyncio.Lock()
         self._warm_up_rid = ids.new_rid(SPEAK_PREFIX, WARM_UP)
 
     async def start(self) -> None:
@@ -121,6 +125,8 @@ class TalkerStage:
 
     async def run(self, job: ServedJob) -> None:
         request = job.opener
+        if isinstance(request, MakeVoice):
+            return await self._make_voice(job, request)
         assert isinstance(request, TalkerRequest)
         # The messages of a stateless job are its own.
         session = request.session_id or job.job_id
@@ -178,6 +184,13 @@ class TalkerStage:
                 if len(chunk["output_ids"]) > bound.max_frames:
                     break
         return last
+
+    async def _make_voice(self, job: ServedJob, request: MakeVoice) -> None:
+        model, samples = self.model, wire.take(request.samples, job.frames)
+        assert isinstance(model, VoiceMaker), "its facts say that it makes voices"
+        async with self._making_voice:  # each takes a core
+            speaker = await asyncio.to_thread(model.make_voice, samples)
+        await job.send(VoiceMade(job.job_id, speaker.astype("<f4").tobytes()))
 
     async def close_session(self, session_id: str) -> None:
         self._segments.close(session_id)
@@ -251,10 +264,18 @@ class TalkerStage:
         self, request: TalkerRequest, session: str, first_id: int
     ) -> tuple[str, list[int]]:
         """Announce the request to the scheduler. Returns its id and its prompt."""
-        prefix = self.model.response(request.voice, first_id)
+        speaker_at: list[int] = []
+        if request.speaker:
+            assert isinstance(self.model, VoiceMaker), "it made the voice"
+            speaker = np.frombuffer(request.speaker, "<f4")[None]
+            prefix, place = self.model.response_in(speaker, first_id)
+            speaker_at = [place]
+        else:
+            prefix = self.model.response(request.voice, first_id)
         keys = self._read(request, session, len(prefix))
         prompt = self._segments.prompt(session, keys)
         ids_of_prompt = prompt.ids + prefix
+        lent = [self._segments.lend(speaker)] if speaker_at else []
         prefix_of_rid = FLEX_PREFIX if request.flex else SPEAK_PREFIX
         rid = ids.new_rid(prefix_of_rid, request.job_id)
         self._feed.send(
@@ -265,8 +286,8 @@ class TalkerStage:
                 greedy=request.temperature == 0,
                 temperature=request.temperature or self.model.temperature,
                 penalty=self.model.repetition_penalty,
-                audio_at=prompt.states_at,
-                states=prompt.states,
+                audio_at=prompt.states_at + [len(prompt.ids) + place for place in speaker_at],
+                states=prompt.states + lent,
                 window_frames=(request.window_frames or 0) if self._bounds else 0,
                 slack_frames=request.slack_frames,
                 codes=request.codes,
@@ -274,6 +295,8 @@ class TalkerStage:
                 pictures=prompt.pictures,
             )
         )
+        if lent:
+            self._feed.send(ForgetStates(lent))  # the request has its own
         self._segments.make_room()
         return rid, ids_of_prompt
 

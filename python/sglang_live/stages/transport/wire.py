@@ -21,6 +21,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from sglang_live.messages import (
     AnyMessage,
+    MakeVoice,
     TalkerRequest,
     TalkerSegments,
     TensorRef,
@@ -218,6 +219,8 @@ def _refs(message: AnyMessage) -> Iterator[TensorRef]:
                 yield part.png
     elif isinstance(message, TalkerRequest | TalkerSegments):
         yield from (s.states for s in message.segments if s.states is not None)
+    elif isinstance(message, MakeVoice):
+        yield message.samples
 
 
 def harden(socket: zmq.Socket[Any], silent_ms: int) -> None:

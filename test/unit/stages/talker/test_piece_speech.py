@@ -1,8 +1,10 @@
 """Pieces of a response in order, when their words end, and the listener's progress in each."""
 
+import numpy as np
 import pytest
 
 from sglang_live.messages import Heard, TalkerInput
+from sglang_live.models.cosyvoice.family import VERSIONS
 from sglang_live.models.piece_talker import PieceTalker
 from sglang_live.speakable.style import SpeechStyle
 from sglang_live.stages.talker.piece_stage import PieceSpeech
@@ -114,3 +116,56 @@ async def test_letters_without_a_sound_are_counted(speech):
     speech.add(part("Go \u6cb3 home.", 4, done=True))
     assert (await speech.next()).spoken == "Go home."
     assert speech.n_unspeakable == 1
+
+
+# --- silence ---
+
+
+def as_published(codes: list[int], silent_codes: frozenset[int]) -> list[int]:
+    """The rule of llm_job in FunAudioLLM/CosyVoice, restated."""
+    kept, n_silent = [], 0
+    for code in codes:
+        n_silent = n_silent + 1 if code in silent_codes else 0
+        if n_silent <= 5:
+            kept.append(code)
+    return kept
+
+
+def silent_speech(clock) -> PieceSpeech:
+    model = Model()
+    model.silent_codes = VERSIONS["cosyvoice3.yaml"].silent_codes
+    return PieceSpeech(model, clock)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_silence_that_lasts_is_dropped_as_in_the_reference(clock, seed):
+    rng = np.random.default_rng(seed)
+    speech = silent_speech(clock)
+    silent_codes = sorted(speech._model.silent_codes)
+    assert silent_codes == [1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323]
+    codes = rng.choice([*silent_codes, 0, 3, 6560], 200).tolist()
+    speech.add(part("One.", 2, done=True))
+    piece, kept = await speech.next(), []
+    for chunk in np.split(np.array(codes), sorted(rng.integers(0, 200, 30))):
+        kept += speech.audible(piece, [[int(code)] for code in chunk])
+    wanted = as_published(codes, frozenset(silent_codes))
+    assert [code for [code] in kept] == wanted and 0 < len(wanted) < len(codes)
+
+
+async def test_a_version_without_such_codes_keeps_all_silence(speech):
+    assert VERSIONS["cosyvoice2.yaml"].silent_codes == frozenset()
+    speech.add(part("One.", 2, done=True))
+    frames = [[1]] * 30
+    assert speech.audible(await speech.next(), frames) == frames
+
+
+async def test_an_engine_learns_that_dropped_silence_was_heard(clock):
+    """Else it would seem farther ahead of its listener than the decoder's codes reach."""
+    speech = silent_speech(clock)
+    speech.add(part("One. Two.", 4, done=True))
+    piece = await speech.next()
+    speech.note_heard(Heard("job", 0.5, advancing=False))
+    speech.spoken(piece, len(speech.audible(piece, [[1]] * 25)))
+    assert speech.heard_of_request().heard_s == pytest.approx(0.5 + 20 * FRAME_S)
+    speech.end(piece)
+    assert speech.heard_of_request().heard_s == pytest.approx(0.5 - 5 * FRAME_S)

@@ -30,7 +30,6 @@ from sglang_live.gateway.call.responses.speculation import SpeculativeTurn, Utte
 from sglang_live.gateway.call.responses.writer import ActiveResponse
 from sglang_live.gateway.call.settings import SessionConfig
 from sglang_live.gateway.errors import internal_error
-from sglang_live.gateway.model import known_voice
 from sglang_live.gateway.parts import GatewayParts
 from sglang_live.gateway.tools import read_calls, tools_of
 from sglang_live.ids import new_id
@@ -236,6 +235,8 @@ class TurnRunner:
         speculative: SpeculativeTurn | None,
     ) -> None:
         plan = response.plan
+        if plan.config.output_modalities == ("audio",):
+            self.parts.voice_of(self.owner, plan.config.voice)  # it may have been deleted
         await _judge(plan.context or items)
         if _follows_silence(plan, items):
             if speculative is not None:
@@ -321,10 +322,12 @@ class TurnRunner:
             history = tuple(p for item in held if not item.has_left for p in item.pieces())
         else:
             history = tuple(seen for item in plan.context if (seen := item.history()))
+        voice, speaker = self.parts.turn_voice(self.owner, config.voice)
         return TurnRequest(
             instructions=config.instructions,
             history=history,
-            voice=known_voice(self.parts.orchestrator.voices, config.voice),
+            voice=voice,
+            speaker=speaker,
             wants_audio=config.output_modalities == ("audio",),
             max_output_tokens=config.max_output_tokens,
             temperature=config.temperature,

@@ -7,11 +7,13 @@ import torch
 from sglang.srt.models.qwen3 import Qwen3Model
 from torch import Tensor
 
+from sglang_live.models.host_copy import copy_to
 from sglang_live.models.qwen3_tts.speaker import embeddings_of
 from sglang_live.models.speech_lm.code_predictor import CodePredictor
 from sglang_live.models.speech_lm.engine.talker import SpeechLM
 from sglang_live.models.speech_lm.engine.weights import WeightNames, load_talker_weights
 from sglang_live.models.speech_lm.sampler import Repetition, Sampler
+from sglang_live.models.speech_lm.talker_state import TalkerStream
 
 # Defaults of the reference (qwen_tts, Qwen3TTSForConditionalGeneration.generate).
 TOP_K, PREDICTOR_TEMPERATURE = 50, 0.9
@@ -57,10 +59,25 @@ class Qwen3TTSTalker(SpeechLM):
         embeds = super()._embed_prompt(ids)
         if not len(self.cloned):
             return embeds
-        is_cloned = ids >= self.ids.audio
-        speakers = self.cloned[torch.where(is_cloned, ids - self.ids.audio, 0)]
-        pad = self.text_table[self.config.talker["tts_pad_token_id"]]
-        return torch.where(is_cloned.unsqueeze(1), speakers + pad, embeds)
+        row = ids - self.ids.audio
+        is_cloned = (row >= 0) & (row < len(self.cloned))
+        speakers = self.cloned[torch.where(is_cloned, row, 0)]
+        return torch.where(is_cloned.unsqueeze(1), speakers + self._pad, embeds)
+
+    def _place_audio(self, out: Tensor, stream: TalkerStream, prefix: int) -> None:
+        """Write the speaker that the prompt brings along to its place, if it is in this chunk."""
+        if stream.audio is None:
+            return
+        begin, end = stream.audio_at.searchsorted((prefix, prefix + len(out)))
+        if begin < end:
+            speakers = copy_to(stream.audio.between(begin, end), out.device, out.dtype)
+            at = copy_to(torch.from_numpy(stream.audio_at[begin:end] - prefix), out.device)
+            out[at] = speakers + self._pad
+
+    @property
+    def _pad(self) -> Tensor:
+        pad: Tensor = self.text_table[self.config.talker["tts_pad_token_id"]]
+        return pad
 
 
 EntryClass = Qwen3TTSTalker

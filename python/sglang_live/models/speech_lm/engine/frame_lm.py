@@ -198,7 +198,10 @@ class FrameLM(nn.Module):
         greedy, seed = state.greedy[rows], state.seed[rows]
         window = self.sampler.window
         history = self._history(rows, frame, window)[..., 0] if window else None
-        logits = self._penalised(logits + self.allowed, rows, history)
+        logits = logits + self.allowed
+        if self.sampler.penalised_last and not all_greedy(greedy):
+            logits = self.sampler.truncated(logits, state.temperature[rows], greedy)
+        logits = self._penalised(logits, rows, history)
         if self._late:
             early = (frame < state.least[rows]).unsqueeze(1)
             for token in self._late:

@@ -1,0 +1,1 @@
+"""T3 of Turbo as a model class of SGLang."""
