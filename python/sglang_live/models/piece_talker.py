@@ -19,6 +19,8 @@ class PieceTalker(ABC):
         frame_s: seconds of speech of a frame.
         chunk_frames: frames of which the decoder makes one chunk of audio.
         ahead_frames: behind them, without which the decoder has no sound of them.
+        lag_steps: the first steps of a piece, with which no frame is complete.
+        decode_s: for which a decoder without graphs takes longer for a chunk than others do.
     """
 
     voices: tuple[str, ...]
@@ -27,7 +29,14 @@ class PieceTalker(ABC):
     steps_per_frame: int
     frame_s: float
     chunk_frames: int
-    ahead_frames = 0
+    ahead_frames = lag_steps = 0
+    decode_s = 0.0
+
+    @property
+    def chunk_steps(self) -> int:
+        """Of which nothing may be sound yet; the engine counts all of its steps as speech."""
+        n_frames = self.chunk_frames + self.ahead_frames
+        return self.steps_per_frame * n_frames + self.lag_steps
 
     @abstractmethod
     def prompt(self, voice: str, text: str) -> list[int]:
@@ -79,11 +88,10 @@ class FrameTalker(PieceTalker):
     Attributes:
         external_models: package with that class.
         end_id: that ends a piece; it comes without a frame.
-        lag_steps: the first steps of a piece, with which no frame is complete.
         temperature, repetition_penalty: of the model's own sampling, by default.
     """
 
-    steps_per_frame, lag_steps = 1, 0
+    steps_per_frame = 1
     external_models: str
     end_id: int
     temperature: float
