@@ -106,7 +106,7 @@ BUDGETS = {
     "extensions/batches": 2_850,
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
-    "extensions/planner": 7_000,
+    "extensions/planner": 7_040,
     "extensions/traces": 240,
     "gateway": 23_940,
     "interaction": 3_320,
