@@ -170,9 +170,9 @@ FAMILIES = {
         rule=ChunkRule(first=25, second=25, most=25),
         n_prefix=60 + 125,
     ),
-    "higgs_v2": Family(frame_s=0.04, n_lag=7, n_ahead=2, n_prefix=60),
+    "higgs_v2": Family(frame_s=0.04, n_lag=7, n_ahead=10, n_prefix=60),
     "moss_tts": Family(frame_s=0.08, n_lag=31, decode_s=0.15, n_prefix=60),
-    "zonos": Family(frame_s=512 / 44_100, n_lag=8, n_ahead=2, chunk_frames=16, n_prefix=10),
+    "zonos": Family(frame_s=512 / 44_100, n_lag=8, n_ahead=10, chunk_frames=16, n_prefix=10),
 }
 
 
