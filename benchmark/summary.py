@@ -284,8 +284,7 @@ def baseline_tables(results: Path) -> str:
         parts += [
             f"### {device[0].upper()}{device[1:]}",
             "",
-            f"Six turns a user, {seeds} seeds; in brackets the least and the largest of them. "
-            f"{source(document)}.",
+            f"{seeds} seeds, commit{source(document).rpartition('commit')[2]}.",
             "",
             "| interruptions | users | best baseline: P90 | `all`: P90 | times sooner | from the "
             "end of speech, P90 | continuous | waste | useful turns |",
