@@ -16,6 +16,7 @@ from benchmark.call_tables import call_table, outside_lines, word_table
 from benchmark.hybrid import report as hybrid
 from benchmark.load.kept import conditions, load_table, loads, one, share, source
 from benchmark.modelled_turn import table as turn_table
+from benchmark.speaking_table import speaking_rates, speaking_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmark" / "results"
@@ -283,8 +284,7 @@ def baseline_tables(results: Path) -> str:
         parts += [
             f"### {device[0].upper()}{device[1:]}",
             "",
-            f"Six turns a user, {seeds} seeds; in brackets the least and the largest of them. "
-            f"{source(document)}.",
+            f"{seeds} seeds, commit{source(document).rpartition('commit')[2]}.",
             "",
             "| interruptions | users | best baseline: P90 | `all`: P90 | times sooner | from the "
             "end of speech, P90 | continuous | waste | useful turns |",
@@ -466,6 +466,8 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "single": single_figures,
     "calls": call_tables,
     "outside": outside_list,
+    "speaking": lambda results: "\n".join(speaking_table(documents(results, "speaking"))),
+    "speaking_rates": lambda results: "\n".join(speaking_rates(documents(results, "speaking"))),
 }
 REGIONS = {**TABLES, "baselines": baseline_tables}
 

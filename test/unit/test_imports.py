@@ -108,7 +108,7 @@ BUDGETS = {
     "extensions/custom_voices": 460,
     "extensions/elastic": 2_250,
     "extensions/lending": 3_420,
-    "extensions/planner": 7_000,
+    "extensions/planner": 7_040,
     "extensions/traces": 240,
     "gateway": 24_000,
     "interaction": 3_320,

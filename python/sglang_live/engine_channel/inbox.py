@@ -114,16 +114,23 @@ def address_from_env(name: str) -> str:
     return address
 
 
-def steps_text(step_s: float, chunk_steps: int) -> str:
-    """For STEPS_ENV. Other steps than the stage's own are those of a model with another codec."""
-    return f"{step_s!r}:{chunk_steps}"
+def steps_text(step_s: float, chunk_steps: int, decode_s: float = 0.0) -> str:
+    """For STEPS_ENV. Other steps than the stage's own are those of a model with another codec.
+
+    decode_s: see PieceTalker.
+    """
+    return f"{step_s!r}:{chunk_steps}:{decode_s!r}"
 
 
 def policy_config_from_env(config: PolicyConfig) -> PolicyConfig:
     """The constants of this stage, with the steps of its model."""
-    step_s, _, chunk_steps = os.environ.get(STEPS_ENV, "").partition(":")
-    if step_s:
-        steps = {"stage.step_s": float(step_s), "stage.chunk_steps": int(chunk_steps)}
+    if text := os.environ.get(STEPS_ENV, ""):
+        step_s, chunk_steps, decode_s = text.split(":")
+        steps = {
+            "stage.step_s": float(step_s),
+            "stage.chunk_steps": int(chunk_steps),
+            "stage.pipeline_s": config.stage.pipeline_s + float(decode_s),
+        }
         config = config.changed(steps)
     return config
 

@@ -24,6 +24,8 @@ class PieceTalker(ABC):
         ahead_frames: behind them, without which the decoder has no sound of them.
         silent_codes: first codes of frames that are silent. No more than MOST_SILENT of these in a
             row reach the decoder: a model that was trained so may be silent for long.
+        lag_steps: the first steps of a piece, with which no frame is complete.
+        decode_s: for which a decoder without graphs takes longer for a chunk than others do.
     """
 
     voices: tuple[str, ...]
@@ -32,8 +34,15 @@ class PieceTalker(ABC):
     steps_per_frame: int
     frame_s: float
     chunk_frames: int
-    ahead_frames = 0
+    ahead_frames = lag_steps = 0
+    decode_s = 0.0
     silent_codes: frozenset[int] = frozenset()
+
+    @property
+    def chunk_steps(self) -> int:
+        """Of which nothing may be sound yet; the engine counts all of its steps as speech."""
+        n_frames = self.chunk_frames + self.ahead_frames
+        return self.steps_per_frame * n_frames + self.lag_steps
 
     @abstractmethod
     def prompt(self, voice: str, text: str) -> list[int]:
@@ -85,11 +94,10 @@ class FrameTalker(PieceTalker):
     Attributes:
         external_models: package with that class.
         end_id: that ends a piece; it comes without a frame.
-        lag_steps: the first steps of a piece, with which no frame is complete.
         temperature, repetition_penalty: of the model's own sampling, by default.
     """
 
-    steps_per_frame, lag_steps = 1, 0
+    steps_per_frame = 1
     external_models: str
     end_id: int
     temperature: float

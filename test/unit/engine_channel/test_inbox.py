@@ -41,6 +41,9 @@ def test_a_models_steps_reach_its_scheduler(monkeypatch):
     assert policy_config_from_env(TALKER) == TALKER.changed(
         {"stage.step_s": 0.0122, "stage.chunk_steps": 28}
     )
+    monkeypatch.setenv(STEPS_ENV, steps_text(0.04, 103, 0.5))
+    stage = policy_config_from_env(TALKER).stage
+    assert stage.pipeline_s == TALKER.stage.pipeline_s + 0.5 and stage.chunk_steps == 103
 
 
 @pytest.fixture

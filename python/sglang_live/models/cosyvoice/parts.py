@@ -54,6 +54,8 @@ class CosyVoiceTalker(FrameTalker):
     frame_s, codes_per_frame = FRAME_S, 1
     # Behind a code its sound needs those of the look-ahead.
     chunk_frames, ahead_frames = LONGEST_CHUNK, 3
+    # 12,000 launches, and some time for the codes (benchmark/speaking_models.py).
+    decode_s = 0.5
     style = SpeechStyle(scripts=_SCRIPTS, english=False, says_code="", says_table="")
     # The reference has neither.
     temperature, repetition_penalty = 1.0, 1.0

@@ -55,6 +55,8 @@ class MossTalker(FrameTalker):
 
     external_models = "sglang_live.models.moss_tts.engine"
     chunk_frames = 4
+    # 66 ms in a batch by itself (benchmark/speaking_models.py).
+    decode_s = 0.15
     style = SpeechStyle()
     # Reference settings (MossTTSDelayModel.generate).
     temperature, repetition_penalty = 1.7, 1.0

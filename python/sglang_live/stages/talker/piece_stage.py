@@ -206,12 +206,11 @@ class PieceStage:
     def __init__(self, spec: StageSpec, model: PieceTalker):
         inbox, outbox = spec.socket_path("inbox"), spec.socket_path("outbox")
         self.model = model
-        steps = model.steps_per_frame
         os.environ |= {
             INBOX_ENV: inbox,
             OUTBOX_ENV: outbox,
             STEPS_ENV: steps_text(
-                model.frame_s / steps, steps * (model.chunk_frames + model.ahead_frames)
+                model.frame_s / model.steps_per_frame, model.chunk_steps, model.decode_s
             ),
         }
         self._outbox, feed, self._clock = outbox, FeedSocket(inbox), MonotonicClock()

@@ -74,7 +74,9 @@ class VocoderStage:
         self._waiters = ThreadPoolExecutor(config.max_in_flight, thread_name_prefix="vocoder-wait")
         self._outputs: dict[str, asyncio.Queue] = {}
         self._fed = asyncio.Event()
-        self._turn = DeviceTurn.from_env()
+        # One that runs kernel by kernel leaves the device idle between them, where engines compute.
+        has_turns = on_cpu or self._graphs is not None
+        self._turn = DeviceTurn.from_env() if has_turns else None
         self._watched: int | None = None
         self._usual_s = 0.0  # mean time of the latest batches on the device
         self._stepped = asyncio.Condition()

@@ -244,6 +244,13 @@ class OwnModel(FrameTalker):
         return 2 * len(text.split())
 
 
+def test_steps_of_which_nothing_is_sound_yet_are_those_of_a_chunk_and_a_lag():
+    model = OwnModel()
+    assert (Model().chunk_steps, model.chunk_steps) == (2 * 4, 4)
+    model.ahead_frames, model.lag_steps = 3, 7
+    assert model.chunk_steps == 4 + 3 + 7
+
+
 class ReportingHost(FakeHost):
     """Its scheduler reports the frame of every id but STOP, before or behind the id."""
 

@@ -235,6 +235,15 @@ def test_sizes_of_chunks_that_would_have_no_effect_are_refused():
         stage_of(max_streams=2, first_chunk_frames=1, chunk_frames=8)
 
 
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_a_decoder_without_graphs_takes_no_turns_on_a_gpu(monkeypatch, on_cpu):
+    turn = object()
+    monkeypatch.setattr(vocoder_stage.DeviceTurn, "from_env", lambda: turn)
+    monkeypatch.setattr(vocoder_stage.cpu, "is_active", lambda: on_cpu)
+    monkeypatch.setattr(SummingDecoder, "use_graphs", lambda self, n: None, raising=False)
+    assert stage_of(max_streams=2)._turn is (turn if on_cpu else None)
+
+
 async def test_the_stage_decodes_in_the_voice_of_the_request():
     stage = stage_of(max_streams=2)
     await stage.start()

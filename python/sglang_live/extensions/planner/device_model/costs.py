@@ -95,6 +95,25 @@ class VocoderCosts(_Positive):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EagerCosts(_Positive):
+    """What a batch of a vocoder costs more that runs kernel by kernel, and computes all codes that
+    it sees, of which each sees the others.
+
+    launch_ms: for which the vocoder's thread launches it.
+    """
+
+    launch_ms: float
+    fixed_ms: float
+    per_code_us: float
+    per_pair_ns: float
+
+    def decode_s(self, n_streams: int, n_codes: int) -> float:
+        """n_codes: of the longest stream; others are padded."""
+        per_stream_s = n_codes * (self.per_code_us / 1e6 + n_codes * self.per_pair_ns / 1e9)
+        return self.fixed_ms / 1e3 + n_streams * per_stream_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCosts(_Positive):
     """Copies between host and device, and to and from the memory that another stage lends; the two
     directions do not share their bandwidth.

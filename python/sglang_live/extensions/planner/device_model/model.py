@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from sglang_live.errors import BadInputError
 from sglang_live.extensions.planner.device_model.costs import (
+    EagerCosts,
     LinkCosts,
     TalkerCosts,
     ThinkerCosts,
@@ -87,6 +88,7 @@ class SpeechModel:
     Attributes:
         memory_gb: of the device. weights_gb, spare_gb: those of it that are no KV.
         encoder: of what the user says; None: it does not hear.
+        eager: of the vocoder; None: nothing beside its costs.
     """
 
     name: str
@@ -98,6 +100,7 @@ class SpeechModel:
     talker: TalkerCosts
     vocoder: VocoderCosts
     encoder: VocoderCosts | None
+    eager: EagerCosts | None
 
     def facts(self) -> dict[str, Any]:
         """See DeviceModel.facts."""
@@ -187,6 +190,7 @@ def _speech_model(document: dict[str, Any], digest: str) -> SpeechModel:
         talker=_section(TalkerCosts, "talker", document, sources),
         vocoder=_section(VocoderCosts, "vocoder", document, sources),
         encoder=_section(VocoderCosts, "encoder", document, sources) if hears else None,
+        eager=None,  # no file has it: see benchmark/speaking_models.py
         estimates=_estimates(sources),
         **memory,
     )

@@ -4,6 +4,7 @@ import pytest
 
 from sglang_live.errors import BadInputError
 from sglang_live.extensions.planner.device_model.costs import (
+    EagerCosts,
     LinkCosts,
     TalkerCosts,
     ThinkerCosts,
@@ -119,6 +120,8 @@ def test_costs_are_sums_of_their_parts():
     assert talker.decode_s(4, 50_000) == pytest.approx(0.010 + 0.002 + 0.005 + 0.005 + 0.001)
     assert talker.prefill_s(1000, 8.0) == pytest.approx(0.020 + 0.050)
     assert VocoderCosts(fixed_ms=3, per_chunk_ms=0.5).decode_s(4) == pytest.approx(0.005)
+    eager = EagerCosts(launch_ms=100, fixed_ms=20, per_code_us=50, per_pair_ns=200)
+    assert eager.decode_s(2, 300) == pytest.approx(0.020 + 2 * (0.015 + 0.018))
     link = LinkCosts(
         to_device_gb_per_s=50,
         to_device_latency_us=10,
