@@ -13,6 +13,8 @@ from sglang_live.gateway.call import journaled
 from sglang_live.gateway.draining import Drain
 from sglang_live.journal.sqlite import SqliteStore
 from sglang_live.journal.store import StoreError
+from sglang_live.journal.valkey import ValkeyStore
+from test.store_server import StoreServer
 from test.unit.client.cutter import Cutter
 from test.unit.gateway.fakes import done, history_item_of, spoken
 from test.unit.gateway.realtime.test_resume_elsewhere import (
@@ -157,6 +159,53 @@ async def test_without_the_store_a_session_ends_with_its_gateway(tmp_path, monke
             patched.setattr(SqliteStore, "write", away)
             drain.began.set()
             assert await end_of(client) == (1012, "server_draining")
+
+
+async def test_no_turn_waits_while_the_network_to_the_store_is_cut(tmp_path):
+    """Nothing passes, and neither end is told; later the journal has all of the call."""
+    server, drain = StoreServer(tmp_path), Drain()
+    server.start()
+    network = Cutter(f"127.0.0.1:{server.port}")
+    try:
+        async with (
+            network.listening() as at,
+            gateway(
+                tmp_path,
+                [spoken("One."), spoken("Two.")],
+                store=ValkeyStore(f"valkey://{at}"),
+                drain=drain,
+            ) as one,
+            gateway(tmp_path, [spoken("Three.")], store=ValkeyStore(server.url)) as two,
+            one.socket() as socket,
+        ):
+            client = await Client(socket).begin()
+            await ask(socket, "hello")
+            await client.until("response.done")
+            await is_kept(
+                two, client.token, lambda kept: b"hello" in b"".join(kept.records.values())
+            )
+            network.flows.clear()
+            await ask(socket, "and in the cut?")
+            assert (await client.until("response.done"))["response"]["status"] == "completed"
+            async with asyncio.timeout(20):
+                while not one.journal.counts.failures:
+                    await asyncio.sleep(0.05)
+            assert one.journal.pending_bytes
+            network.flows.set()
+            await is_kept(
+                two, client.token, lambda kept: b"Two." in b"".join(kept.records.values())
+            )
+            drain.began.set()
+            assert await end_of(client) == (1012, "resume")
+            async with two.socket(resume=client.token, after=client.last_id) as socket2:
+                other = Client(socket2)
+                await other.until("session.resumed")
+                await ask(socket2, "third")
+                await other.until("response.done")
+                [turn] = two.orchestrator.turns
+                assert texts(turn) == ["hello", "One.", "and in the cut?", "Two.", "third"]
+    finally:
+        server.kill()
 
 
 async def test_a_session_that_is_not_resumable_ends_with_its_gateway(tmp_path):
