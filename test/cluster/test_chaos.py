@@ -413,6 +413,32 @@ async def test_a_call_goes_on_when_its_gateway_is_killed_or_comes_back_too_late(
     await asyncio.to_thread(cluster.until_free)
 
 
+async def test_a_drained_gateway_leaves_its_call_to_the_other_one(cluster):
+    """The client learns of it from its socket alone, and is refused by a balancer that is late."""
+    cluster.apply(n_gateways=2, voice_flags=NEW)
+    await asyncio.to_thread(cluster.until_serving, 6)
+    undisturbed = await said_to_a_client(cluster)
+    [draining] = [
+        name for name, one in cluster.status().items() if one["url"] == cluster.gateways[0]
+    ]
+    one, two = (gateway.removeprefix("http://") for gateway in cluster.gateways)
+    balancer, began_s = Cutter(one), time.monotonic()
+
+    async def drain() -> None:
+        assert await asyncio.to_thread(cluster.do, "drain", draining)
+        balancer.go_to(two)
+
+    async with balancer.listening() as address:
+        client = Client(f"ws://{address}/v1/realtime")
+        responses = await held(client, drain)
+        await client.close()
+    assert len([event for event in client.events if event["type"] == "session.resumed"]) == 1
+    assert [(text_of(one), audio_of(client, one).tobytes()) for one in responses] == undisturbed
+    await asyncio.to_thread(cluster.until_serving, 6)
+    print(f"\ndrained and replaced after {time.monotonic() - began_s:.1f} s")
+    await asyncio.to_thread(cluster.until_free)
+
+
 async def test_hosts_come_with_the_calls(cluster):
     scaling = "[hosts.scaling]\nsessions = 2\nmost = 2\ncold_start_s = 1.0"
     cluster.apply(voice_flags=NEW, voice_scaling=scaling)

@@ -1,7 +1,7 @@
 """A socket to /v1/realtime that goes on over another one when the network loses it.
 
 In: events to send. Out: events of the server, each once and in order. The session must be
-resumable; one that is not ends with its socket.
+resumable; one that is not ends with its socket. A server that stops may leave it to others.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import chain, repeat
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection
@@ -23,10 +24,13 @@ from sglang_live.client.connection import (
     open_socket,
 )
 
-# Between two attempts to connect.
-_RETRY_S = 0.5
+# Between two attempts to connect, at first and later.
+_RETRY_S = (0.05, 0.1, 0.2, 0.5)
 # Close code of a server that has no room, or no journal, at the moment.
 _TRY_AGAIN_LATER = 1013
+_NO_SERVER = (502, 503, 504)  # of a balancer, or of a server that stops
+# Close code and reason of a server that stops, and has left the session to others.
+_RESUME = (1012, "resume")
 # Events for a server that has not read what was on its way: a minute of the microphone.
 _MOST_KEPT = 3000
 _BYTES_PER_MS = clip.SAMPLE_RATE_HZ * clip.BYTES_PER_SAMPLE // 1000
@@ -96,12 +100,15 @@ class ResumingSocket:
             self._resuming = asyncio.create_task(self._resume())
 
     def _is_lost(self, closed: ConnectionClosed) -> bool:
-        """Whether the network has failed: the server has sent no close frame."""
-        return self._resumable is not None and closed.rcvd is None
+        """Whether the session can go on: the network has failed, or the server says so."""
+        end = closed.rcvd
+        goes_on = end is None or (end.code, end.reason) == _RESUME
+        return self._resumable is not None and goes_on
 
     async def _resume(self) -> bool:
         assert self._resumable is not None
         until_s = time.monotonic() + self._resumable["grace_ms"] / 1000
+        wait_s = chain(_RETRY_S, repeat(_RETRY_S[-1]))
         while time.monotonic() < until_s:
             heard_ms = int(1000 * self._heard_s())
             at = {"after": self._last_id or "", "heard_ms": str(heard_ms)}
@@ -109,9 +116,11 @@ class ResumingSocket:
             try:
                 socket = await open_socket(self._options, resume=self._resumable["token"], **at)
             except SessionError as error:
-                if isinstance(error.__cause__, InvalidStatus):
+                refused = error.__cause__
+                status = isinstance(refused, InvalidStatus) and refused.response.status_code
+                if status and status not in _NO_SERVER:
                     return False
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(next(wait_s))
                 continue
             self._n_known_bytes = max(0, self._n_got_bytes - heard_ms * _BYTES_PER_MS)
             self._socket = socket
@@ -120,8 +129,9 @@ class ResumingSocket:
                 return await self._go_on(socket, refusals)
             except ConnectionClosed as closed:
                 # Lost once more, or refused for the moment; a used token is refused for good.
-                if closed.rcvd is None or closed.rcvd.code == _TRY_AGAIN_LATER:
-                    await asyncio.sleep(_RETRY_S)
+                code = closed.rcvd and closed.rcvd.code
+                if self._is_lost(closed) or code == _TRY_AGAIN_LATER:
+                    await asyncio.sleep(next(wait_s))
                     continue
             except TimeoutError:
                 pass

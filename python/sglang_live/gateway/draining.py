@@ -15,6 +15,8 @@ from sglang_live.gateway.errors import refuse
 
 # "Service Restart" in IANA's registry of close codes (RFC 6455, 11.7): clients connect again.
 CLOSE_SERVICE_RESTART = 1012
+# Its reason if another server can resume the session.
+RESUME = "resume"
 _CLOSE_TRY_AGAIN_LATER = 1013
 # A load balancer has another server at once; this one serves again only after its restart.
 _RETRY_AFTER_S = 5.0

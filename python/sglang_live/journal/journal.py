@@ -135,6 +135,13 @@ class JournaledSession:
         """What was put may be incomplete."""
         self.journal.drop(self, "failed")
 
+    def let_go(self) -> bool:
+        """The call is over here. Returns whether another gateway can have it: all is written."""
+        can = self.is_taken or (self.is_kept and self.written.is_set())
+        if can:
+            self.end()
+        return can
+
     def close(self) -> None:
         """The call is over, here and everywhere."""
         if self.is_kept:

@@ -9,6 +9,7 @@ class Cutter:
     """
     n_lines: connections so far.
     is_down: whether none can be made.
+    flows: while it is clear, nothing passes either way, and no end is told of it.
     """
 
     def __init__(self, address: str):
@@ -16,6 +17,8 @@ class Cutter:
         self._ends: list[asyncio.StreamWriter] = []
         self.n_lines = 0
         self.is_down = False
+        self.flows = asyncio.Event()
+        self.flows.set()
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
@@ -40,18 +43,28 @@ class Cutter:
         self._ends.clear()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self.flows.wait()
         if self.is_down:
             return writer.transport.abort()
         self.n_lines += 1
         far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
         self._ends += [writer, far_writer]
-        ways = (pass_on(reader, far_writer), pass_on(far_reader, writer))
+        ways = (
+            pass_on(reader, far_writer, self.flows),
+            pass_on(far_reader, writer, self.flows),
+        )
         await asyncio.gather(*ways)
 
 
-async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def pass_on(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    flows: asyncio.Event | None = None,
+) -> None:
     with suppress(OSError):
         while data := await reader.read(1 << 16):
+            if flows is not None:
+                await flows.wait()
             writer.write(data)
             await writer.drain()
         writer.close()

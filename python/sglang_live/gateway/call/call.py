@@ -61,6 +61,7 @@ class Call:
         self._parts = parts
         self.port = port
         self._owner = owner
+        self.outlives_drain = False
         sessions = parts.config.sessions
         self.conversation = Conversation(sessions.max_conversation_bytes, parts.item_budget)
         self._timeline = Timeline(
@@ -148,5 +149,6 @@ class Call:
 
     def _admit(self) -> RateLimitStatus | None:
         """Count one more response. Raises DrainingError or RateLimitError."""
-        self._parts.drain.check()
+        if not self.outlives_drain:
+            self._parts.drain.check()
         return self._parts.rate_limits.take_now(self._owner)

@@ -54,6 +54,8 @@ _PROGRESS_S = 0.5
 _STILL_HERE_S = 3.0
 # For the store, while a client waits that comes back.
 _ASKED_S = 1.0
+# For the store, at the end of a call that another gateway is to have. As for its every answer.
+_HANDED_OVER_S = 2.0
 # A voice is found within this time, and with it the audio that belongs to its turn.
 _ONSET_S = 2.0
 # Responses out of band may have audio beside the latest one.
@@ -134,6 +136,22 @@ class JournaledCall:
             async with asyncio.timeout(_ASKED_S):
                 await self._kept.settled()
         return not self._kept.is_taken
+
+    async def hand_over(self) -> bool:
+        """Let go of the call, for another gateway; between two client events.
+
+        Returns:
+            Whether the journal has all of it; if not, the call is still here. Nothing more is
+            emitted then: an event that comes behind the last record would be told of twice.
+        """
+        self._take()
+        if not self._kept.is_kept:
+            return False
+        self._outbox.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_HANDED_OVER_S):
+                await self._kept.settled()
+        return self._kept.let_go()
 
     def reading(self) -> None:
         """A client event is handled, until read()."""

@@ -21,7 +21,7 @@ from sglang_live.gateway.call.wire import (
     CLOSE_TRY_AGAIN_LATER,
     Wire,
 )
-from sglang_live.gateway.draining import CLOSE_SERVICE_RESTART, DrainingError
+from sglang_live.gateway.draining import CLOSE_SERVICE_RESTART, RESUME, DrainingError
 from sglang_live.gateway.errors import (
     CLOSE_POLICY_VIOLATION,
     ClientEventError,
@@ -116,6 +116,7 @@ class CallLink:
         self._left = asyncio.Event()
         self._reads = True
         self._is_handling = False
+        self._is_away = False
         self._n_read = saved.n_settled if saved else 0
 
     async def run(self) -> None:
@@ -179,6 +180,7 @@ class CallLink:
         over = asyncio.create_task(session.until_over())
         ends = (drained, idle, over)
         tasks: tuple[asyncio.Task[Any], ...] = (reader, sender, lost, *ends)
+        is_handed_over = False
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             while arrival := await self._until_back(session, reader, sender, lost, ends):
@@ -191,8 +193,12 @@ class CallLink:
             if idle.done() and not idle.cancelled():
                 self._metrics.errors.labels(IdleSessionError.code).inc()
                 session.part(idle.result())
-            elif drained.done() and not drained.cancelled():
-                session.part(DrainingError("The server is about to stop."))
+            elif over.done():
+                pass
+            elif drained.done() or (self._is_away and self._parts.drain.began.is_set()):
+                is_handed_over = await self._hand_over(session, reader)
+                if not is_handed_over:
+                    session.part(DrainingError("The server is about to stop."))
             if any(task.done() and not task.cancelled() for task in (drained, idle, over)):
                 self._outbox.close()  # pending events are still sent
                 ended = asyncio.FIRST_COMPLETED
@@ -201,7 +207,11 @@ class CallLink:
             for task in tasks:
                 task.cancel()
             await close_all(session.close, partial(_end, *tasks))
-        if not idle.cancelled():
+        if is_handed_over:
+            self._metrics.clients_dropped.labels("handed_over").inc()
+            log.info("session_handed_over session=%s", self.session_id)
+            await self._close(CLOSE_SERVICE_RESTART, RESUME)
+        elif not idle.cancelled():
             self._metrics.clients_dropped.labels("idle").inc()
             log.info("client_idle session=%s", self.session_id)
             await self._close(CLOSE_NORMAL, IdleSessionError.code)
@@ -239,10 +249,9 @@ class CallLink:
             return None
         if not resumption.has_arrival and not await self._is_lost(reader, sender, lost):
             return None
-        self._reads = False
-        if self._is_handling:
-            await asyncio.wait({reader})  # no event is handled in part
+        await self._stop_reading(reader)
         await _end(reader, sender, lost)
+        self._is_away = True
         log.info("socket_lost session=%s", self.session_id)
         back = asyncio.create_task(resumption.arrival())
         drains = asyncio.create_task(self._parts.drain.began.wait())
@@ -257,9 +266,21 @@ class CallLink:
         log.info("socket_%s session=%s", outcome, self.session_id)
         if back.cancelled():
             return None
-        arrival = back.result()
+        arrival, self._is_away = back.result(), False
         resumption.go_on(arrival, self._n_read)
         return arrival
+
+    async def _stop_reading(self, reader: asyncio.Task[None]) -> None:
+        self._reads = False
+        if self._is_handling:
+            await asyncio.wait({reader})  # no event is handled in part
+
+    async def _hand_over(self, session: CallSession, reader: asyncio.Task[None]) -> bool:
+        """Returns whether another gateway can have the call, all of which is written then."""
+        if session.resumption is None:
+            return False
+        await self._stop_reading(reader)
+        return await session.resumption.hand_over()
 
     async def _is_lost(
         self, reader: asyncio.Task[None], sender: asyncio.Task[None], lost: asyncio.Task[str]

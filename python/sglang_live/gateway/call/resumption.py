@@ -99,6 +99,7 @@ class Resumption:
         welcome: Callable[[int], tuple[str, dict[str, Any]]],
         on_token: Callable[[str], None] = lambda token: None,
         is_here: Callable[[], Awaitable[bool]] | None = None,
+        hand_over: Callable[[], Awaitable[bool]] | None = None,
     ):
         """
         Args:
@@ -108,6 +109,8 @@ class Resumption:
                 is the number of client events that were read in this call.
             on_token: called with each new token.
             is_here: whether the call is still this gateway's; None: it always is.
+            hand_over: lets go of the call for another gateway, and returns whether one can have
+                it; None: none can.
         """
         self.owner = owner
         self.session_id = call.session_id
@@ -120,6 +123,7 @@ class Resumption:
         self._welcome = welcome
         self._on_token = on_token
         self._is_here = is_here
+        self._hand_over = hand_over
         self._renew_token()
         self._arrival: Arrival | None = None
         self._has_arrived = asyncio.Event()
@@ -129,6 +133,10 @@ class Resumption:
         """Raises ResumeTokenError: the call has gone on at another gateway."""
         if self._is_here is not None and not await self._is_here():
             raise ResumeTokenError
+
+    async def hand_over(self) -> bool:
+        """Returns whether another gateway can have the call, which then is over here."""
+        return self._hand_over is not None and await self._hand_over()
 
     def join(self, wire: Wire, after: str | None, heard_ms: float | None) -> Arrival:
         """Continue the call over this socket.

@@ -234,6 +234,7 @@ class RealtimeSession(ABC):
                 ),
                 on_token=self._tell_token,
                 is_here=self._journaled.is_here if self._journaled else None,
+                hand_over=self._journaled.hand_over if self._journaled else None,
             )
         elif not allowed and self.resumption is not None:
             self.resumption.close()
@@ -241,6 +242,7 @@ class RealtimeSession(ABC):
         if self._journaled is not None and (not allowed or self._config.frames is not None):
             self._journaled.close()
             self._journaled = None
+        self._call.outlives_drain = self._journaled is not None
 
     def _journal(self, saved: "SavedCall | None") -> None:
         journal = self._parts.journal

@@ -18,6 +18,7 @@ from sglang_live.errors import StageFailedError
 from sglang_live.journal.journal import Journal
 from sglang_live.journal.records import FleetKey
 from sglang_live.journal.sqlite import SqliteStore
+from sglang_live.journal.store import Store
 from test.unit.gateway.fakes import (
     FakeOrchestrator,
     app_of,
@@ -54,10 +55,17 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway(
-    folder, scripts: list | None = None, key: FleetKey = KEY, of=FakeOrchestrator, **config
+    folder,
+    scripts: list | None = None,
+    key: FleetKey = KEY,
+    of=FakeOrchestrator,
+    store: Store | None = None,
+    **config,
 ):
+    """store: None: a file in the folder, as of all others with this folder."""
     orchestrator = of(scripts or [])
-    journal = Journal(SqliteStore(folder / "journal"), key, MonotonicClock(), keep_s=60.0)
+    store = store or SqliteStore(folder / "journal")
+    journal = Journal(store, key, MonotonicClock(), keep_s=60.0)
     await journal.start()
     try:
         # A machine that is busy with other tests refuses no session.
