@@ -55,7 +55,8 @@ async def stages(checkpoint, tmp_path_factory):
 class Model:
     """The published model, as transformers and the restated encoder have it."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, instructions: str = SYSTEM):
+        self._instructions = instructions
         tokenizer = AutoTokenizer.from_pretrained(path, config=tiny.language_config())
         self.prompt = StepAudioPrompt(StepAudioSpec.load(path), tokenizer)
         self._model = reference.Model(path)
@@ -63,7 +64,7 @@ class Model:
 
     def ids(self, *history: HistoryItem) -> list[int]:
         ids: list[int] = []
-        pieces = self.prompt.header(SYSTEM)
+        pieces = self.prompt.header(self._instructions)
         for item in history:
             pieces += self.prompt.item(item)
         for piece in [*pieces, *self.prompt.open_response()]:

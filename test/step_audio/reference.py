@@ -10,12 +10,24 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import Qwen2ForCausalLM, WhisperFeatureExtractor
+from transformers import (
+    LogitsProcessorList,
+    Qwen2ForCausalLM,
+    RepetitionPenaltyLogitsProcessor,
+    WhisperFeatureExtractor,
+)
 
 from test.step_audio import checkpoint as tiny
 
 # Of Whisper, which has the same.
 _FILTERS = torch.tensor(WhisperFeatureExtractor(feature_size=128).mel_filters.T).float()
+
+
+class Penalty(RepetitionPenaltyLogitsProcessor):
+    """SGLang counts a token one step late, where a step is launched before the last one ends."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return super().__call__(input_ids[:, :-1], scores)
 
 
 class Model:
@@ -41,7 +53,7 @@ class Model:
             attention_mask=torch.ones(1, len(ids)),
             max_new_tokens=n,
             do_sample=False,
-            repetition_penalty=1.05,
+            logits_processor=LogitsProcessorList([Penalty(1.05)]),
         )
         return found[0].tolist()
 

@@ -114,7 +114,7 @@ BUDGETS = {
     "journal": 800,
     "kernels": 20,
     "kv": 1_020,
-    "models": 19_020,
+    "models": 19_060,
     "orchestrator": 3_500,
     "policy": 2_020,
     "sound": 1_560,

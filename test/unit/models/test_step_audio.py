@@ -19,6 +19,7 @@ from sglang_live.models.speech_lm.checkpoint import read_tensors
 from sglang_live.models.step_audio.family import FAMILY, StepAudioSpec
 from sglang_live.models.step_audio.hearing import Hearing, LogMel, n_tokens
 from sglang_live.models.step_audio.parts import ARCHITECTURE, StepAudioPrompt, StepAudioThinker
+from sglang_live.models.tool_prompt import ResponseParts
 from test.step_audio import checkpoint as tiny
 from test.step_audio import reference
 from test.unit.models.test_glm4_voice import tones
@@ -108,6 +109,27 @@ def test_a_conversation_is_that_of_the_published_programs(prompt):
     assert prompt.close_response(model_wrote_end=True) == [begin]
     assert prompt.close_response(model_wrote_end=False) == [end]
     assert prompt.header("") == [begin]
+
+
+def test_functions_are_a_message_of_their_own_and_calls_are_read(prompt):
+    function = json.dumps({"name": "weather", "parameters": {"type": "object"}})
+    tools = (
+        '[{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]'
+    )
+    schemas = f"<|BOT|>tool_json_schemas\n{tools}<|EOT|><|BOT|>"
+    given = prompt.with_functions("Be kind.", [function])
+    assert text_of(prompt, prompt.header(given)) == f"<|BOT|>system\nBe kind.<|EOT|>{schemas}"
+    assert text_of(prompt, prompt.header(prompt.with_functions("", [function]))) == schemas
+    assert prompt.with_functions("Be kind.", []) == "Be kind."
+    # An instruction cannot pretend to be such a message.
+    assert len(prompt.header(prompt.with_functions("Be\x1dkind.", []))) == 3
+    result = HistoryItem(key="1", role="tool", parts=(TextPart("12 degrees"),))
+    assert text_of(prompt, prompt.item(result)) == "input\n12 degrees<|EOT|><|BOT|>"
+    parts = ResponseParts(prompt.call_begin_id())
+    call = 'Let me see. <tool_call>function\nweather\n{"city": "Bonn"}</tool_call>'
+    parts.take(prompt.markup_ids(call), call)
+    assert parts.spoken == "Let me see."
+    assert parts.calls() == ['{"name": "weather", "arguments": {"city": "Bonn"}}']
 
 
 def test_words_of_users_are_no_control_tokens(prompt):

@@ -1,5 +1,6 @@
 """Step-Audio 2 mini in the thinker stage (models/family.py)."""
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,9 +24,11 @@ from sglang_live.models.step_audio.hearing import PART_S
 # By such a name SGLang knows that a model hears (engine/thinker.py).
 ARCHITECTURE = "Qwen2AudioForConditionalGeneration"
 _ENGINE = "sglang_live.models.step_audio.engine"
+# Between instructions and functions; a sign that no text has.
+_TOOLS = "\x1d"
 _ROLES = {"user": "human", "tool": "input"}
-# Of the published programs. SGLang's penalty is of what the response has said; in transformers,
-# which they use, of what the prompt says, too.
+# Of the published programs. SGLang's penalty is of what the response has said, but for its newest
+# token where steps overlap; in transformers, which they use, of the prompt, too.
 _SAMPLING = {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.05, "max_new_tokens": 4096}
 
 
@@ -38,9 +41,17 @@ class StepAudioPrompt(PiecewisePrompt):
         self._n_words = spec.special[AUDIO_BEGIN]
 
     def header(self, instructions: str) -> list[Piece]:
-        if not instructions:
-            return [Markup(BEGIN)]
-        return [Markup(BEGIN), self._words(f"system\n{instructions}"), Markup(END + BEGIN)]
+        said, _, tools = instructions.partition(_TOOLS)
+        roles = ("system", said), ("tool_json_schemas", tools)
+        written = [self._words(f"{role}\n{text}") for role, text in roles if text]
+        ends = [Markup(END + BEGIN)] * len(written)
+        return [Markup(BEGIN), *(one for both in zip(written, ends, strict=True) for one in both)]
+
+    def with_functions(self, instructions: str, functions: list[str]) -> str:
+        """They are a message of their own."""
+        tools = [{"type": "function", "function": json.loads(text)} for text in functions]
+        written = f"{_TOOLS}{json.dumps(tools, ensure_ascii=False)}" if tools else ""
+        return instructions.replace(_TOOLS, " ") + written
 
     def item(self, item: HistoryItem) -> list[Piece]:
         return [*self._body(item), Markup(END + BEGIN)]
