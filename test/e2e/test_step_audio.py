@@ -110,7 +110,6 @@ async def test_three_turns_with_an_interruption_know_what_was_heard(server, mode
     n_before = len(model.ids(*history[:3])) + len(heard)
     assert n_before - 1 <= usage["input_token_details"]["cached_tokens"] <= n_before
     usage = spoken["response"]["usage"]
-    assert usage["input_token_details"]["audio_tokens"] >= 25
     n_codes = usage["output_token_details"]["audio_tokens"]
     assert len(heard_pcm) == N_SAMPLES * n_codes and 0 < n_codes < 30
     assert "<audio_" not in heard_text
