@@ -223,6 +223,10 @@ class PiecewisePrompt(ABC):
                     n += len(self.markup_ids(piece.markup)) - 1 + next(n_places)
         return n
 
+    def media(self, item: HistoryItem) -> list[Medium]:
+        """What of the item is no text, in order, one for each clip of its pieces."""
+        return [piece.medium for piece in self.item(item) if isinstance(piece, Clip)]
+
     def n_places(self, append: Append, n_new: int) -> int:
         """Placeholders of an append with a clip that added n_new tokens in all."""
         return n_new - (len(self.markup_ids(append.text)) - 1)

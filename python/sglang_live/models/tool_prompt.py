@@ -115,8 +115,17 @@ class ResponseParts:
         while (at := self._calls.find(CALL_BEGIN, at)) >= 0:
             begin = at + len(CALL_BEGIN)
             at = _end_of_call(self._calls, begin)
-            found.append(self._calls[begin:at].strip())
+            found.append(_as_json(self._calls[begin:at].strip()))
         return found
+
+
+def _as_json(call: str) -> str:
+    """One in Step-Audio's form, `function`, its name and its arguments in a line each, in ours."""
+    kind, _, rest = call.partition("\n")
+    if kind.strip() != "function":
+        return call
+    name, _, arguments = rest.partition("\n")
+    return f'{{"name": {json.dumps(name.strip())}, "arguments": {arguments.strip() or "{}"}}}'
 
 
 def _end_of_call(text: str, begin: int) -> int:

@@ -111,7 +111,7 @@ def _turn_done(
     hit_limit = done.finish == "length" or talker.cut
     # Speech that is read from text has no codes.
     n_frames = talker.n_frames or round(vocoder.audio_s / FRAME_S)
-    n_text = len(done.ids) - (talker.n_codes if isinstance(talker, OwnVoiceJob) else 0)
+    n_codes = talker.n_codes if isinstance(talker, OwnVoiceJob) else 0
     return TurnDone(
         status="incomplete" if hit_limit else "completed",
         reason="max_output_tokens" if hit_limit else None,
@@ -127,8 +127,8 @@ def _turn_done(
             input_image_tokens=done.n_image,
             cached_tokens=done.n_cached,
             # Text that no thinker generated has no tokens but the talker's.
-            output_text_tokens=n_text or talker.n_read,
-            output_audio_tokens=n_frames,
+            output_text_tokens=len(done.ids) - n_codes or talker.n_read,
+            output_audio_tokens=n_codes or n_frames,
         ),
         n_frames=n_frames,
         function_calls=tuple(done.function_calls),

@@ -128,6 +128,7 @@ class FakeThinker(FakeStage):
 
     name = "thinker"
     busy = calls = speaks = False
+    code_s = FRAME_S
 
     def __init__(self, reply: list[int]):
         super().__init__()
@@ -236,7 +237,7 @@ class FakeThinker(FakeStage):
     def _frames(self, said: list[int], begin: int) -> tuple[bytes, list[tuple[int, float]]]:
         """Codes and marks of the tokens from `begin` on."""
         codes = [(n + 1, token) for n, token in enumerate(said) if self._is_code(token)]
-        marks = [(n, FRAME_S * (i + 1)) for i, (n, _) in enumerate(codes) if n > begin]
+        marks = [(n, self.code_s * (i + 1)) for i, (n, _) in enumerate(codes) if n > begin]
         new = [token for n, token in codes if n > begin]
         return np.array(new, "<i2").tobytes(), marks
 

@@ -42,6 +42,14 @@ async def test_each_frame_is_marked_with_the_ids_up_to_it(world_of):
     assert marks == [(n, pytest.approx(FRAME_S * (i + 1))) for i, n in enumerate(ids)]
 
 
+async def test_usage_counts_codes_however_short_they_are(world_of):
+    world = await world_of(reply=REPLY, own_voice=True)
+    world.thinker.code_s = FRAME_S / 2
+    session = await world.orchestrator.open_session("session")
+    done = (await answer(session, TURN))[-1]
+    assert (done.usage.output_text_tokens, done.usage.output_audio_tokens) == (3, 5)
+
+
 async def test_without_audio_nothing_is_decoded(world_of):
     world = await world_of(reply=REPLY, own_voice=True)
     session = await world.orchestrator.open_session("session")

@@ -25,12 +25,14 @@ def view_of_talker(
     cache: Path,
     config_of: Callable[[dict[str, Any]], dict[str, Any]],
     prefixes: tuple[str, ...],
+    files: tuple[str, ...] = (),
 ) -> Path:
     """The view of `checkpoint` under `cache`, made when absent. Safe when processes race.
 
     Args:
         config_of: the talker's config from the checkpoint's.
         prefixes: of the names of its weights.
+        files: other ones that it has, if the checkpoint has them.
     """
     checkpoint = checkpoint.resolve()
     file = checkpoint / "config.json"
@@ -39,6 +41,9 @@ def view_of_talker(
     def write(view: Path) -> None:
         _write_config(view, config)
         _link_weights(checkpoint, view, prefixes)
+        for name in files:
+            if (checkpoint / name).is_file():
+                (view / name).symlink_to(checkpoint / name)
 
     return _view(f"{checkpoint}:{file.stat().st_mtime_ns}:{json.dumps(config)}", cache, write)
 

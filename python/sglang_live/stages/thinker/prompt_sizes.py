@@ -46,8 +46,7 @@ def check_header(prompt: PiecewisePrompt, instructions: str, room_tokens: int) -
 
 def most_tokens_of(prompt: PiecewisePrompt, item: HistoryItem) -> int:
     """An upper bound of the tokens that the item adds to a session."""
-    media = (part for part in item.parts if isinstance(part, Medium))
-    return prompt.n_tokens(prompt.item(item), map(_most_places, media))
+    return prompt.n_tokens(prompt.item(item), map(_most_places, prompt.media(item)))
 
 
 def _most_places(medium: Medium) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from sglang_live.aio import result_with, vital
 from sglang_live.bridge.platform import cpu
 from sglang_live.clock import MonotonicClock
-from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem, Medium, TextPart
+from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem, TextPart
 from sglang_live.engine_channel.inbox import (
     INBOX_ENV,
     OUTBOX_ENV,
@@ -435,6 +435,8 @@ class ThinkerStage:
     async def _clip_states(self, event: Prefilled) -> "_Clip":
         """Of one clip, or picture, just prefilled."""
         n_places = self.prompt.n_places(event.append, event.n_new)
+        if self._talker_reads is None:
+            return _Clip(np.empty((n_places, 0)), None)
         states, pictures = await self._states.of(event.rid, n_places, event.begin)
         return _Clip(states, pictures[0] if pictures else None)
 
@@ -445,7 +447,7 @@ class ThinkerStage:
         left, told = iter(clips), dict[str, list[int]]()
         prompt = self._talker_reads
         for item in items:
-            own = [next(left) for part in item.parts if isinstance(part, Medium)]
+            own = [next(left) for _ in self.prompt.media(item)]
             n_places = told[item.key] = [len(clip.states) for clip in own]
             if prompt is None or item.role != "user" or item.token_ids is not None:
                 continue

@@ -10,8 +10,11 @@ Source: FunAudioLLM/CosyVoice (cli/model.py: CosyVoice2Model), whose chunks grow
 stream, because it counts them in the model.
 """
 
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +27,10 @@ from sglang_live.models.codecs.flow.mels import FlowInput, FlowVoice, TokenFlow
 from sglang_live.models.codecs.hift import Hift, HiftState
 from sglang_live.models.speech_lm.frame_decoder import check_codes
 from sglang_live.policy.chunks import ChunkRule
+
+# Of a voice, as CosyVoice writes it (add_zero_shot_spk, save_spkinfo): codes, mel and speaker of a
+# recording; to make them takes ONNX models.
+VOICE_PARTS = "flow_prompt_speech_token", "prompt_speech_feat", "flow_embedding"
 
 
 @dataclass(slots=True, eq=False)
@@ -133,12 +140,22 @@ class FlowDecoder:
 def flow_voice(
     flow: TokenFlow, known: Mapping[str, Tensor], names: Sequence[str], spare: int, source: str
 ) -> FlowVoice:
+    """Args, Raises: as voice_parts."""
+    return flow.voice(*voice_parts(flow.n_codes, known, names, spare, source))
+
+
+def voice_parts(
+    n_codes: int, known: Mapping[str, Tensor], names: Sequence[str], spare: int, source: str
+) -> tuple[Tensor, Tensor, Tensor]:
     """
     Args:
+        n_codes: of the codebook.
         known: what a file knows of a voice.
         names: in it of the recording's codes and mel, and of the speaker.
         spare: columns of mel that there may be behind the last code.
         source: for errors.
+    Returns:
+        Those three: [n] int64, [n_columns, n_mels] and [width].
     Raises:
         BadInputError: the voice lacks something, or its parts do not fit each other.
     """
@@ -149,5 +166,13 @@ def flow_voice(
         raise BadInputError(f"{source} is no voice for a flow: {error}") from error
     if not 0 <= len(mel) - UPSAMPLING * len(codes) <= spare:
         raise BadInputError(f"{source}: {len(codes)} codes do not fit {len(mel)} columns of mel")
-    check_codes(codes[:, None], 1, flow.n_codes)
-    return flow.voice(codes, mel, embedding)
+    check_codes(codes[:, None], 1, n_codes)
+    return codes, mel, embedding
+
+
+def read_weights(file: Path) -> dict[str, Any]:
+    """What torch has saved. Raises BadInputError if the file is missing or cannot be read."""
+    try:
+        return dict(torch.load(file, map_location="cpu", weights_only=True))
+    except (OSError, RuntimeError, EOFError, TypeError, pickle.UnpicklingError) as error:
+        raise BadInputError(f"cannot read {file}: {error}") from error

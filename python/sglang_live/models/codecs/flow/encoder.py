@@ -22,12 +22,13 @@ class Lookahead:
 
     Attributes:
         ahead: codes behind a code that its columns need.
+        second: its second convolution.
     """
 
     def __init__(self, weights: Weights, name: str):
         self._weight = weights.take(f"{name}.conv1.weight")
         self._bias = weights.take(f"{name}.conv1.bias")
-        self._second = CausalConv(weights, f"{name}.conv2")
+        self.second = CausalConv(weights, f"{name}.conv2")
         self.ahead = self._weight.shape[2] - 1
 
     def look(self, x: Tensor, n_codes: Tensor) -> Tensor:
@@ -35,9 +36,12 @@ class Lookahead:
         stream's end."""
         at = torch.arange(x.shape[1], device=x.device)
         x = x.masked_fill((at >= n_codes[:, None])[..., None], 0.0)
-        ahead = F.pad(x.transpose(1, 2), (0, self.ahead))
-        seen = F.leaky_relu(F.conv1d(ahead, self._weight, self._bias))
-        return self._second(seen.transpose(1, 2)) + x
+        return self.second(self.seen(F.pad(x, (0, 0, 0, self.ahead)))) + x
+
+    def seen(self, x: Tensor) -> Tensor:
+        """What the first convolution says of all but the last positions, which are ahead."""
+        found = F.conv1d(x.transpose(1, 2), self._weight, self._bias)
+        return F.leaky_relu(found).transpose(1, 2)
 
     def __call__(
         self, x: Tensor, n_codes: Tensor, lengths: Tensor, chunks: Tensor, longest: int
@@ -91,7 +95,7 @@ class _Embedding:
         return self._norm(self._linear(x)) * math.sqrt(self._linear.weight.shape[0])
 
 
-class _Layer:
+class ConformerLayer:
     def __init__(self, weights: Weights, name: str):
         self._attention_norm = Norm(weights, f"{name}.norm_mha", 1e-12)
         attention = f"{name}.self_attn"
@@ -106,40 +110,63 @@ class _Layer:
         self._narrow = Linear(weights, f"{name}.feed_forward.w_2")
 
     def __call__(self, x: Tensor, distances: Tensor, seen: Tensor) -> Tensor:
-        x = x + self._attend(self._attention_norm(x), distances, seen)
+        return self.behind(x, self.mix(*self.project(x), distances, seen))
+
+    def nothing(self) -> Tensor:
+        """Keys and values of no positions, [2, n_heads, 0, head_dim]."""
+        n_heads, dim = self._content_bias.shape
+        return self._content_bias.new_zeros(2, n_heads, 0, dim)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each [n_streams, n_heads, n_positions, head_dim]."""
+        normed = self._attention_norm(x)
+        query, key, value = (
+            split_heads(part(normed), self._head_dim) for part in (self._q, self._k, self._v)
+        )
+        return query, key, value
+
+    def mix(
+        self, query: Tensor, key: Tensor, value: Tensor, distances: Tensor, seen: Tensor | None
+    ) -> Tensor:
+        """What each of n queries finds, of its shape; they are the last ones of n_keys positions.
+
+        Args:
+            distances: of them, see distances_of.
+            seen: [n_streams, 1, n, n_keys] bool; None: all.
+        """
+        n, n_keys, dim = query.shape[2], key.shape[2], self._head_dim
+        places = split_heads(self._place(distances)[None], dim)
+        scores = (query + self._place_bias[:, None]) @ places.transpose(2, 3)
+        # Row i has the distances n_keys - 1 to 1 - n, of which key j is at n_keys - n + i - j.
+        strides = (*scores.stride()[:2], n_keys + n - 2, 1)
+        bias = scores.as_strided((*scores.shape[:2], n, n_keys), strides, n - 1) / math.sqrt(dim)
+        if seen is not None:
+            bias = bias.masked_fill(~seen, -math.inf)
+        content = query + self._content_bias[:, None]
+        return F.scaled_dot_product_attention(content, key, value, attn_mask=bias)
+
+    def behind(self, x: Tensor, found: Tensor) -> Tensor:
+        """x: as given to project; found: of its queries."""
+        x = x + self._out(found.transpose(1, 2).flatten(2))
         return x + self._narrow(F.silu(self._wide(self._forward_norm(x))))
 
-    def _attend(self, x: Tensor, distances: Tensor, seen: Tensor) -> Tensor:
-        n, dim = x.shape[1], self._head_dim
-        query = self._q(x).unflatten(2, (-1, dim))
-        key, value = split_heads(self._k(x), dim), split_heads(self._v(x), dim)
-        places = split_heads(self._place(distances)[None], dim)
-        scores = (query + self._place_bias).transpose(1, 2) @ places.transpose(2, 3)
-        # Row i has the distances n - 1 to 1 - n, of which key j is at i - j.
-        strides = (*scores.stride()[:2], 2 * n - 2, 1)
-        bias = scores.as_strided((*scores.shape[:2], n, n), strides, n - 1) / math.sqrt(dim)
-        content = (query + self._content_bias).transpose(1, 2)
-        bias = bias.masked_fill(~seen, -math.inf)
-        found = F.scaled_dot_product_attention(content, key, value, attn_mask=bias)
-        return self._out(found.transpose(1, 2).flatten(2))
+
+def _layers(weights: Weights, name: str) -> list[ConformerLayer]:
+    return [ConformerLayer(weights, f"{name}.{i}") for i in range(weights.count(name))]
 
 
-def _layers(weights: Weights, name: str) -> list[_Layer]:
-    return [_Layer(weights, f"{name}.{i}") for i in range(weights.count(name))]
-
-
-def _through(layers: list[_Layer], x: Tensor, lengths: Tensor, chunks: Tensor) -> Tensor:
+def _through(layers: list[ConformerLayer], x: Tensor, lengths: Tensor, chunks: Tensor) -> Tensor:
     n, width = x.shape[1:]
     seen = visible(lengths, chunks, n)
-    distances = _distances(n, width, x.device).to(x.dtype)
+    distances = distances_of(n, n, width, x.device).to(x.dtype)
     for layer in layers:
         x = layer(x, distances, seen)
     return x
 
 
-def _distances(n: int, width: int, device: torch.device) -> Tensor:
-    """[2 * n - 1, width], sines and cosines of the distances n - 1 to 1 - n in turn."""
+def distances_of(n: int, n_keys: int, width: int, device: torch.device) -> Tensor:
+    """[n + n_keys - 1, width], sines and cosines of the distances n_keys - 1 to 1 - n in turn."""
     steps = torch.arange(0, width, 2, device=device)
     rates = torch.exp(steps * -(math.log(10_000.0) / width))
-    angles = torch.arange(n - 1, -n, -1, device=device)[:, None] * rates
+    angles = torch.arange(n_keys - 1, -n, -1, device=device)[:, None] * rates
     return torch.stack((angles.sin(), angles.cos()), 2).flatten(1)

@@ -41,11 +41,22 @@ class CausalConv:
         self._bias = weights.take(f"{name}.bias")
         self._n_groups = n_groups
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[n_streams, n_positions, n_out] of [n_streams, n_positions, n_in]."""
-        padded = F.pad(x.transpose(1, 2), (self._weight.shape[2] - 1, 0))
+    def __call__(self, x: Tensor, before: Tensor | None = None) -> Tensor:
+        """[n_streams, n_positions, n_out] of [n_streams, n_positions, n_in].
+
+        before: [n_streams, n_before, n_in], the positions before these. None: zeros.
+        """
+        padded = x.transpose(1, 2)
+        if before is None:
+            padded = F.pad(padded, (self._weight.shape[2] - 1, 0))
+        else:
+            padded = torch.cat((before.transpose(1, 2), padded), 2)
         found = F.conv1d(padded, self._weight, self._bias, groups=self._n_groups)
         return found.transpose(1, 2)
+
+    def nothing(self) -> Tensor:
+        """[n_before, n_in] of zeros."""
+        return self._weight.new_zeros(self._weight.shape[2] - 1, self._weight.shape[1])
 
 
 def embedded_time(t: Tensor, wide: Linear, out: Linear) -> Tensor:

@@ -27,7 +27,7 @@ from sglang_live.models.codecs.snac import Weights
 N_STEPS, N_MEAN_STEPS = 10, 2
 GUIDANCE = 0.7
 # Of the noise, which begins anew behind them: 300 s.
-_NOISE_COLUMNS = 15_000
+NOISE_COLUMNS = 15_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,10 +91,7 @@ class TokenFlow:
         self.is_mean = weights.has(f"{mixer}.weight")
         self._mixer = Linear(weights, mixer) if self.is_mean else None
         self.n_codes, self.ahead = len(self._table), self._encoder.ahead
-        n_mels = self._speaker.weight.shape[0]
-        seeded = torch.Generator().manual_seed(0)
-        noise = torch.randn(n_mels, _NOISE_COLUMNS, generator=seeded)
-        self._noise = noise.T.to(device, dtype).contiguous()
+        self._noise = seeded_noise(self._speaker.weight.shape[0]).to(device, dtype)
 
     def voice(self, codes: Tensor, mel: Tensor, embedding: Tensor) -> FlowVoice:
         """
@@ -126,7 +123,7 @@ class TokenFlow:
         speakers = speakers[:, None].expand_as(said)
         seen = visible(UPSAMPLING * lasts, UPSAMPLING * cuts, said.shape[1])
         given = torch.cat((said, speakers, prompts), 2)
-        at = torch.arange(given.shape[1], device=self.device) % _NOISE_COLUMNS
+        at = torch.arange(given.shape[1], device=self.device) % NOISE_COLUMNS
         noise = self._noise[at].expand(len(given), -1, -1)
         flow = self._guided_flow if self._mixer is None else self._mean_flow
         mel = flow(noise, given, seen).transpose(1, 2)
@@ -137,8 +134,7 @@ class TokenFlow:
 
     def _guided_flow(self, x: Tensor, given: Tensor, seen: Tensor) -> Tensor:
         """[n_streams, n_columns, n_mels], by Euler's method in steps that become longer."""
-        ends = torch.linspace(0, 1, N_STEPS + 1, device=x.device, dtype=x.dtype)
-        ends = 1 - torch.cos(ends * 0.5 * math.pi)
+        ends = step_ends(x)
         times = self._estimator.time(ends[:-1])
         # Each stream is once guided and once not.
         both, seen = torch.cat((given, torch.zeros_like(given))), seen.repeat(2, 1, 1, 1)
@@ -157,3 +153,15 @@ class TokenFlow:
             time = self._mixer(torch.cat((begin, end)))[None]
             x = x + self._estimator(torch.cat((x, given), 2), time, seen) / N_MEAN_STEPS
         return x
+
+
+def seeded_noise(n_mels: int) -> Tensor:
+    """[NOISE_COLUMNS, n_mels]."""
+    seeded = torch.Generator().manual_seed(0)
+    return torch.randn(n_mels, NOISE_COLUMNS, generator=seeded).T.contiguous()
+
+
+def step_ends(like: Tensor) -> Tensor:
+    """[N_STEPS + 1], times from 0 to 1, in steps that become longer."""
+    ends = torch.linspace(0, 1, N_STEPS + 1, device=like.device, dtype=like.dtype)
+    return 1 - torch.cos(ends * 0.5 * math.pi)
