@@ -96,7 +96,7 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_760,
+    "": 4_840,
     "bridge": 9_960,
     "capacity": 940,
     "client": 1_240,
@@ -108,7 +108,7 @@ BUDGETS = {
     "extensions/lending": 3_420,
     "extensions/planner": 7_000,
     "extensions/traces": 240,
-    "gateway": 23_940,
+    "gateway": 23_980,
     "interaction": 3_320,
     "journal": 800,
     "kernels": 20,
@@ -116,9 +116,9 @@ BUDGETS = {
     "models": 17_900,
     "orchestrator": 3_500,
     "policy": 2_020,
-    "sound": 1_560,
+    "sound": 1_700,
     "speakable": 2_000,
-    "stages": 9_340,
+    "stages": 9_360,
     "telemetry": 760,
     "webrtc": 1_020,
 }
