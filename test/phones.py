@@ -5,6 +5,8 @@ What the server sends is played at the pace of time; marks come back when what i
 
 import asyncio
 import base64
+import hashlib
+import hmac
 import json
 import random
 import time
@@ -131,6 +133,12 @@ class Service:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def signature(url: str, token: str) -> dict[str, str]:
+    """Twilio's header of a socket's handshake."""
+    digest = hmac.new(token.encode(), url.encode(), hashlib.sha1).digest()
+    return {"x-twilio-signature": base64.b64encode(digest).decode()}
 
 
 class Twilio(Service):

@@ -109,16 +109,57 @@ class ImagePart:
     @property
     def least_tokens(self) -> int:
         """A lower bound of the tokens that it adds to a prompt."""
-        return (self.width // _TOKEN_PIXELS) * (self.height // _TOKEN_PIXELS)
+        return _least_tokens(self.width, self.height)
 
     @property
     def most_tokens(self) -> int:
         """An upper bound of them."""
-        columns, rows = self.width // _TOKEN_PIXELS + 1, self.height // _TOKEN_PIXELS + 1
-        return columns * rows + _MOST_SMALLEST
+        return _most_tokens(self.width, self.height)
 
 
-Medium = AudioPart | ImagePart
+def _least_tokens(width: int, height: int) -> int:
+    return (width // _TOKEN_PIXELS) * (height // _TOKEN_PIXELS)
+
+
+def _most_tokens(width: int, height: int) -> int:
+    return (width // _TOKEN_PIXELS + 1) * (height // _TOKEN_PIXELS + 1) + _MOST_SMALLEST
+
+
+# Frames of a second of a video, and of a layer of its tokens (Qwen3-Omni).
+VIDEO_FPS, LAYER_FRAMES = 2, 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VideoPart:
+    """frames: [n_frames, height, width, 3] uint8, VIDEO_FPS of each second; it has no sound."""
+
+    frames: np.ndarray
+
+    @property
+    def size_bytes(self) -> int:
+        return self.frames.nbytes
+
+    @property
+    def digest(self) -> bytes:
+        shape = np.asarray(self.frames.shape).tobytes()
+        return blake2b(shape + self.frames.tobytes(), digest_size=32).digest()
+
+    @property
+    def least_tokens(self) -> int:
+        """A lower bound of the tokens that it adds to a prompt."""
+        return self._n_layers * _least_tokens(*self.frames.shape[2:0:-1])
+
+    @property
+    def most_tokens(self) -> int:
+        """An upper bound of them."""
+        return self._n_layers * _most_tokens(*self.frames.shape[2:0:-1])
+
+    @property
+    def _n_layers(self) -> int:
+        return -(-len(self.frames) // LAYER_FRAMES)
+
+
+Medium = AudioPart | ImagePart | VideoPart
 Part = TextPart | Medium
 
 
@@ -150,7 +191,7 @@ class HistoryItem:
 
     @property
     def size_bytes(self) -> int:
-        """Of text, audio and pictures."""
+        """Of text, audio, pictures and video."""
         return sum(len(p.text) if isinstance(p, TextPart) else p.size_bytes for p in self.parts)
 
     @property
@@ -276,7 +317,7 @@ class PromptContent:
     functions: see Tools.
     texts: of the messages.
     clips_s: duration of each recording in the messages, in seconds.
-    pictures: in the messages.
+    pictures, videos: in the messages.
     """
 
     instructions: str = ""
@@ -284,6 +325,7 @@ class PromptContent:
     texts: tuple[str, ...] = ()
     clips_s: tuple[float, ...] = ()
     pictures: tuple[ImagePart, ...] = ()
+    videos: tuple[VideoPart, ...] = ()
 
     @staticmethod
     def of(
@@ -293,6 +335,7 @@ class PromptContent:
         texts: list[str] = []
         clips_s: list[float] = []
         pictures: list[ImagePart] = []
+        videos: list[VideoPart] = []
         for item in items:
             for _, parts in groupby(item.parts, key=type):
                 run = list(parts)
@@ -300,12 +343,14 @@ class PromptContent:
                     texts.append("".join(p.text for p in run if isinstance(p, TextPart)))
                 clips_s += [p.duration_s for p in run if isinstance(p, AudioPart)]
                 pictures += [p for p in run if isinstance(p, ImagePart)]
+                videos += [p for p in run if isinstance(p, VideoPart)]
         return PromptContent(
             instructions=instructions,
             functions=functions,
             texts=tuple(texts),
             clips_s=tuple(clips_s),
             pictures=tuple(pictures),
+            videos=tuple(videos),
         )
 
     @property
@@ -317,13 +362,15 @@ class PromptContent:
         """An upper bound of the prompt's tokens: each token of text is at least one byte."""
         texts = (self.instructions, *self.functions, *self.texts)
         n_audio = sum(_MOST_AUDIO_TOKENS_PER_S * (clip_s + 1) for clip_s in self.clips_s)
-        n_seen = sum(picture.most_tokens for picture in self.pictures)
+        n_seen = sum(one.most_tokens for one in self.pictures)
+        n_seen += sum(one.most_tokens for one in self.videos)
         return sum(len(text.encode()) for text in texts) + int(n_audio) + n_seen
 
     @property
     def picture_tokens(self) -> int:
-        """A lower bound of those of the pictures."""
-        return sum(picture.least_tokens for picture in self.pictures)
+        """A lower bound of those of the pictures and videos."""
+        n_tokens = sum(one.least_tokens for one in self.pictures)
+        return n_tokens + sum(one.least_tokens for one in self.videos)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,13 +394,15 @@ class Usage:
     input_text_tokens: int = 0
     input_audio_tokens: int = 0
     input_image_tokens: int = 0
+    input_video_tokens: int = 0
     cached_tokens: int = 0
     output_text_tokens: int = 0
     output_audio_tokens: int = 0
 
     @property
     def input_tokens(self) -> int:
-        return self.input_text_tokens + self.input_audio_tokens + self.input_image_tokens
+        seen = self.input_image_tokens + self.input_video_tokens
+        return self.input_text_tokens + self.input_audio_tokens + seen
 
     def __add__(self, other: "Usage") -> "Usage":
         more = asdict(other)

@@ -362,6 +362,7 @@ def _gateway_config(
             recogniser_gives=model.recogniser_gives,
             hears_one_utterance=model.hears_one_utterance,
             sees=model.sees,
+            watches=model.watches,
             knows_voices=config.speaker_model is not None,
             follows_instructions=model.follows_instructions,
         ),

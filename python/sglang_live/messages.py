@@ -13,6 +13,7 @@ so that every rank applies it in the same round. What both channels carry is def
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -185,19 +186,44 @@ class WireImage(msgspec.Struct, frozen=True, tag="image"):
     height: int
 
 
+class WireVideo(msgspec.Struct, frozen=True, tag="video"):
+    """A VideoPart of core.py."""
+
+    frames: TensorRef
+
+
 class WireItem(msgspec.Struct, frozen=True, omit_defaults=True):
     """A HistoryItem of core.py."""
 
     key: str
     role: str
-    parts: list[WireText | WireAudio | WireImage]
+    parts: list[WireText | WireAudio | WireImage | WireVideo]
     token_ids: list[int] | None = None
     opens: bool = True
     closes: bool = True
 
 
-# Place of a picture's first token, and its rows and columns of tokens.
-Picture = tuple[int, int, int]
+class Picture(NamedTuple):
+    """Tokens of a picture, or of a video.
+
+    at: place of the first. rows, columns: of each layer.
+    layers: one after the other. step: positions from one to the next, for the talker.
+    """
+
+    at: int
+    rows: int
+    columns: int
+    layers: int = 1
+    step: int = 0
+
+    @property
+    def n_tokens(self) -> int:
+        return self.layers * self.rows * self.columns
+
+    @property
+    def n_positions(self) -> int:
+        """That of the longest side (Qwen2-VL, arXiv 2409.12191)."""
+        return max((self.layers - 1) * self.step + 1, self.rows, self.columns)
 
 
 class WireSegment(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -206,7 +232,7 @@ class WireSegment(msgspec.Struct, frozen=True, omit_defaults=True):
     token_ids: with one placeholder for each token of audio or of a picture.
     states: the thinker's hidden states at the placeholders, [n_placeholders, thinker_hidden], as
         engine_channel/states.py stores their dtype. None: the message has neither.
-    pictures: (place of its first token in token_ids, rows, columns) of each, in order.
+    pictures: with places in token_ids, in order.
     """
 
     key: str
@@ -320,7 +346,7 @@ class ThinkerDone(Message, frozen=True):
     ids: tokens of the whole response, function calls included.
     text: what is to be spoken of it.
     n_prompt: tokens of the prompt, without those of the response that it continues.
-    n_audio, n_image: those of them that stand for new audio, and for new pictures.
+    n_audio, n_image, n_video: those of them that stand for new audio, pictures and videos.
     n_cached: those of them whose KV was not computed anew.
     rebuilt: whether the session's KV was computed anew.
     gone: keys of items of which the session holds nothing any more.
@@ -341,6 +367,7 @@ class ThinkerDone(Message, frozen=True):
     shares: list[float] = []
     heard: list[HeardToken] = []
     n_image: int = 0
+    n_video: int = 0
 
 
 class RetainNative(Message, frozen=True):
@@ -363,7 +390,7 @@ class MeasurePrompt(Message, frozen=True):
     instructions, functions: see ThinkerRequest.
     texts: of the messages.
     clips_s: duration of each recording in the messages, in seconds.
-    picture_tokens: of all pictures in them, at least.
+    picture_tokens: of all pictures and videos in them, at least.
     """
 
     instructions: str

@@ -8,6 +8,7 @@ from PIL import Image
 
 from test.e2e.socket_client import NO_VAD, clip_24k, connected, is_whole
 from test.pictures import file_of, noise, uri_of
+from test.videos import film, grey, video_uri
 
 pytestmark = [pytest.mark.e2e]
 
@@ -78,6 +79,12 @@ def test_a_picture_in_spoken_chat(server):
     answer = httpx.post(f"{server.http}/v1/chat/completions", json=body, timeout=60).json()
     assert answer["choices"][0]["message"]["audio"]["transcript"]
     assert answer["usage"]["prompt_tokens_details"]["image_tokens"] == 5 * 3
+    # Two layers of two frames, of at least 128 tokens each.
+    video = video_uri(film(grey(20, 512, 288), codec="libx264"))
+    parts[1] = {"type": "video_url", "video_url": {"url": video}}
+    answer = httpx.post(f"{server.http}/v1/chat/completions", json=body, timeout=60).json()
+    assert answer["choices"][0]["message"]["audio"]["transcript"]
+    assert answer["usage"]["prompt_tokens_details"]["video_tokens"] == 2 * 16 * 9
     parts[1] = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
     refused = httpx.post(f"{server.http}/v1/chat/completions", json=body, timeout=60)
-    assert refused.status_code == 400 and "video_url" in refused.json()["error"]["message"]
+    assert refused.status_code == 400 and "no video" in refused.json()["error"]["message"]

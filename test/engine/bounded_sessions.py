@@ -3,6 +3,7 @@
 import asyncio
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 import torch
@@ -20,8 +21,11 @@ SINK, WINDOW, SLACK = 12, 64, 1
 class Engine:
     """The thinker's engine over SGLang's own API, and the control channel into it."""
 
-    def __init__(self, stages: Stages, page: int, retracts: bool = False):
-        self.retracts = retracts
+    def __init__(
+        self, stages: Stages, page: int, retracts: bool = False, drops: Path | None = None
+    ):
+        """drops: where each is told (lab/compactions.py). None: they are not."""
+        self.drops, self.retracts = drops, retracts
         spec = stages.replica("thinker").spec
         self.stages, self.page = stages, page
         self.spec = spec

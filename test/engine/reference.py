@@ -14,6 +14,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 
 AUDIO = "<|audio_start|><|audio_pad|><|audio_end|>"
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
 
 
 @dataclass
@@ -30,14 +31,29 @@ class Reference:
     def image_id(self) -> int:
         return self.model.thinker.config.image_token_id
 
-    def inputs(self, text: str, clips: list[np.ndarray], pictures: Sequence[Image] = ()) -> dict:
-        """clips: int16 at 16 kHz, one per placeholder in text; so are pictures."""
+    @property
+    def video_id(self) -> int:
+        return self.model.thinker.config.video_token_id
+
+    def inputs(
+        self,
+        text: str,
+        clips: list[np.ndarray],
+        pictures: Sequence[Image] = (),
+        videos: Sequence[np.ndarray] = (),
+    ) -> dict:
+        """
+        clips: int16 at 16 kHz, one per placeholder in text; so are pictures and videos.
+        videos: of two frames a second, [n_frames, height, width, 3].
+        """
         audio = [clip.astype(np.float32) / 32768 for clip in clips]
         return dict(
             self.processor(
                 text=[text],
                 audio=audio or None,
                 images=list(pictures) or None,
+                videos=[torch.from_numpy(v).permute(0, 3, 1, 2) for v in videos] or None,
+                videos_kwargs={"fps": 2.0},
                 return_tensors="pt",
                 padding=True,
                 audio_kwargs={"truncation": False},

@@ -5,6 +5,7 @@ Dropped KV is overwritten with NaN, so that a read of it is detected.
 """
 
 import asyncio
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,8 @@ import pytest_asyncio
 import torch
 from PIL.Image import Image
 
+from lab.attachment import joined
+from lab.compactions import told_in
 from lab.poison import POISON
 from sglang_live.core import AudioPart, HistoryItem, ImagePart, TextPart
 from sglang_live.kv.retention import RetentionConfig
@@ -59,7 +62,8 @@ async def bounded(request, endless_checkpoint, tmp_path_factory):
         "chunked_prefill_size": variant.chunk,
     }
     cache = tmp_path_factory.mktemp("retention")
-    environment = POISON | (RETRACT if variant.retracts else {})
+    drops = cache / "drops"
+    environment = joined(POISON, told_in(drops), RETRACT if variant.retracts else {})
     stages = running_stages(
         endless_checkpoint,
         cache,
@@ -69,7 +73,7 @@ async def bounded(request, endless_checkpoint, tmp_path_factory):
         names=("thinker",),
     )
     async with stages as running:
-        yield Engine(running, variant.page, variant.retracts)
+        yield Engine(running, variant.page, variant.retracts, drops)
 
 
 async def test_a_long_session_matches_a_windowed_reference(bounded, reference):
@@ -105,14 +109,17 @@ async def test_sessions_of_all_ages_share_batches_with_plain_requests(bounded, r
 
 
 class SpokenSession:
-    """A session through the stage: clips and text in, responses of some tokens out."""
+    """A session through the stage: clips, pictures and text in, responses of some tokens out.
+
+    A response may be long enough for a compaction while it is generated. Before which token that
+    is depends on when the stage's order comes; the engine tells.
+    """
 
     def __init__(self, engine: Engine, reference: Reference, name: str):
-        self.engine, self.reference = engine, reference
+        self.engine, self.reference, self.name = engine, reference, name
         self.links = engine.stages.links(name)
         self.history: list[HistoryItem] = []
         self.ids: list[int] = []
-        self.seen_from: list[int] = []
         self.features: dict[str, list[dict]] = {"clips": [], "pictures": []}
         self.responses: list[tuple[int, list[int]]] = []  # position and ids of each
         self.gone: list[str] = []
@@ -126,7 +133,7 @@ class SpokenSession:
         pictures: Sequence[Image] = (),
     ) -> None:
         if not self.ids:
-            self._prefill_turn(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>", [])
+            self._add(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>", [])
             self.sink = -(-len(self.ids) // self.engine.page) * self.engine.page
         marks = {AudioPart: lambda _: AUDIO, ImagePart: lambda _: IMAGE, TextPart: lambda p: p.text}
         content = "".join(marks[type(part)](part) for part in item.parts)
@@ -137,44 +144,44 @@ class SpokenSession:
         done = await think(self.links, turn)
         assert not done.rebuilt
         assert done.n_prompt <= self.sink + WINDOW + LONGEST_TURN + 2 * self.engine.page
-        text = f"user\n{content}<|im_end|>\n<|im_start|>assistant\n"
-        self._prefill_turn(text, clips, seen=False, pictures=pictures)
+        self._add(f"user\n{content}<|im_end|>\n<|im_start|>assistant\n", clips, pictures)
         self.n_dropped = len(self.ids) - done.n_prompt  # before this turn
-        self._see(len(self.ids))
         self.responses.append((len(self.ids), done.ids))
         self.ids += done.ids
-        self._see(len(self.ids) - 1)
         self.history += [item, reply_of(turn, done)]
         self.history = [item for item in self.history if item.key not in done.gone]
         self.gone += done.gone
-        self._prefill_turn("<|im_end|>\n<|im_start|>", [], seen=False)
+        self._add("<|im_end|>\n<|im_start|>", [])
 
-    def _prefill_turn(
-        self,
-        text: str,
-        clips: list[np.ndarray],
-        seen: bool = True,
-        pictures: Sequence[Image] = (),
-    ) -> None:
+    def _add(self, text: str, clips: list[np.ndarray], pictures: Sequence[Image] = ()) -> None:
         inputs = self.reference.inputs(text, clips, pictures)
         self.ids += inputs["input_ids"][0].tolist()
         if clips:
             self.features["clips"].append(inputs)
         if pictures:
             self.features["pictures"].append(inputs)
-        if seen:
-            self._see(len(self.ids))
-
-    def _see(self, n_tokens: int) -> None:
-        seen_from = self.sink + self.n_dropped if self.n_dropped else 0
-        self.seen_from += [seen_from] * (n_tokens - len(self.seen_from))
 
     def check(self) -> None:
-        rows = self.seen_from + [self.seen_from[-1]] * (len(self.ids) - len(self.seen_from))
+        """Checks that each token of the responses is the likeliest, of equally likely ones any."""
+        told = map(json.loads, self.engine.drops.read_text().splitlines())
+        drops = [drop for drop in told if drop["session"].startswith(f"{self.name}-")]
+        seen_from, n_dropped = [0] * len(self.ids), 0
+        for drop in drops:
+            assert drop["begin"] == self.sink
+            n_dropped += drop["n_tokens"]
+            n_behind = len(self.ids) - drop["before"]
+            seen_from[drop["before"] :] = [self.sink + n_dropped] * n_behind
+        assert n_dropped >= self.n_dropped
         inputs = {"input_ids": torch.tensor([self.ids]), **self.features}
-        best = self.reference.logprobs(inputs, self.sink, rows).argmax(-1)
+        logprobs = self.reference.logprobs(inputs, self.sink, seen_from)
+        within = [drop["before"] for drop in drops]
+        n_within = 0
         for begin, ids in self.responses:
-            assert best[begin - 1 : begin - 1 + len(ids)].tolist() == ids
+            n_within += any(begin <= before < begin + len(ids) - 1 for before in within)
+            rows = logprobs[begin - 1 : begin - 1 + len(ids)]
+            said = rows.gather(1, torch.tensor(ids)[:, None])[:, 0]
+            torch.testing.assert_close(said, rows.max(-1).values, atol=1e-4, rtol=0)
+        assert n_within or all(len(ids) < 3 for _, ids in self.responses)
 
 
 async def test_a_spoken_session_drops_whole_clips(bounded, reference, speech):
@@ -186,8 +193,7 @@ async def test_a_spoken_session_drops_whole_clips(bounded, reference, speech):
         clip = speech[start : start + n_samples]
         items.append(user(clip) if n % 3 else user("why", clip) if n % 2 else user("go on"))
         clips = [p.pcm for p in items[-1].parts if isinstance(p, AudioPart)]
-        # So short that no compaction falls into a response, where its position is unpredictable.
-        await session.turn(items[-1], clips, n_response=2)
+        await session.turn(items[-1], clips, n_response=8)
     assert session.n_dropped > 3 * WINDOW
     assert items[0].key in session.gone and items[-1].key not in session.gone
     session.check()
@@ -199,8 +205,9 @@ async def test_a_session_drops_whole_pictures(bounded, reference, speech):
     rng = random.Random(6)
     session = SpokenSession(bounded, reference, "seen")
     items = []
-    # In one variant, long enough to drop the window many times.
-    n_turns, n_windows = (130, 50) if bounded.page == 1 else (24, 3)
+    # In one variant, long enough to drop the window many times. In the others one token: a busy
+    # machine has sent none of eight within 30 s, for a reason that is not known.
+    n_turns, n_windows, n_response = (130, 50, 8) if bounded.page == 1 else (24, 3, 1)
     for n in range(n_turns):
         sides = 32 * rng.randrange(2, 7), 32 * rng.randrange(2, 6)
         image = noise(*sides, seed=n)
@@ -209,8 +216,8 @@ async def test_a_session_drops_whole_pictures(bounded, reference, speech):
         parts = [("look", part_of(image)), (clip, part_of(image), "why"), ("go on",)][n % 3]
         items.append(user(*parts))
         clips = [p.pcm for p in items[-1].parts if isinstance(p, AudioPart)]
-        # One token: such a turn is long enough for a compaction before the second.
-        await session.turn(items[-1], clips, n_response=1, pictures=[image] if n % 3 < 2 else [])
+        pictures = [image] if n % 3 < 2 else []
+        await session.turn(items[-1], clips, n_response, pictures=pictures)
     assert session.n_dropped > n_windows * WINDOW
     assert items[0].key in session.gone and items[-1].key not in session.gone
     session.check()

@@ -7,7 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from sglang_live.core import AudioPart, HistoryItem, ImagePart, TextPart, TurnRequest
+from sglang_live.core import (
+    AudioPart,
+    HistoryItem,
+    ImagePart,
+    TextPart,
+    TurnRequest,
+    VideoPart,
+)
 from sglang_live.messages import ThinkerDone
 from sglang_live.orchestrator.stage_jobs import seed_of
 from sglang_live.orchestrator.stage_links import StageLinks
@@ -15,9 +22,9 @@ from sglang_live.orchestrator.stage_links import StageLinks
 _count = itertools.count()
 
 
-def user(*parts: str | np.ndarray | ImagePart) -> HistoryItem:
-    kinds = {str: TextPart, np.ndarray: AudioPart, ImagePart: lambda part: part}
-    content = tuple(kinds[type(part)](part) for part in parts)
+def user(*parts: str | np.ndarray | ImagePart | VideoPart) -> HistoryItem:
+    kinds = {str: TextPart, np.ndarray: AudioPart}
+    content = tuple(kinds.get(type(part), lambda seen: seen)(part) for part in parts)
     return HistoryItem(key=f"user-{next(_count)}", role="user", parts=content)
 
 

@@ -98,7 +98,7 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_780,
+    "": 4_860,
     "bridge": 9_960,
     "capacity": 940,
     "client": 1_260,
@@ -111,17 +111,17 @@ BUDGETS = {
     "extensions/lending": 3_420,
     "extensions/planner": 7_040,
     "extensions/traces": 240,
-    "gateway": 24_040,
+    "gateway": 24_080,
     "interaction": 3_320,
     "journal": 800,
     "kernels": 20,
     "kv": 1_020,
-    "models": 19_560,
+    "models": 19_580,
     "orchestrator": 3_540,
     "policy": 2_020,
-    "sound": 1_560,
+    "sound": 1_700,
     "speakable": 2_000,
-    "stages": 9_380,
+    "stages": 9_400,
     "telemetry": 760,
     "webrtc": 1_020,
 }

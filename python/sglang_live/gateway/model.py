@@ -32,7 +32,7 @@ class ServedModel(Settings):
         the language of each utterance.
     recogniser_gives: what it has beside text (models/speech.py: SpeechModel.gives).
     hears_one_utterance: recordings are transcribed utterance by utterance.
-    sees: it takes pictures.
+    sees: it takes pictures. watches: it takes videos.
     knows_voices: there is a speaker model, so that sessions ignore other voices by default.
     follows_instructions: False: it says what it is told to speak about word for word.
     aliases: patterns of other names of the model.
@@ -47,6 +47,7 @@ class ServedModel(Settings):
     recogniser_gives: tuple[str, ...] = ()
     hears_one_utterance: bool = False
     sees: bool = False
+    watches: bool = False
     knows_voices: bool = False
     follows_instructions: bool = True
     aliases: tuple[str, ...] = ()

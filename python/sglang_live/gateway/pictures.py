@@ -1,4 +1,5 @@
-"""Pictures in messages of clients: data URIs in, ImageContent out."""
+"""Pictures and videos in messages of clients: data URIs, and files, in; ImageContent and VideoPart
+out."""
 
 import binascii
 import re
@@ -6,11 +7,11 @@ from typing import Literal
 
 import pybase64
 
-from sglang_live.core import ImagePart
+from sglang_live.core import VIDEO_FPS, ImagePart, VideoPart
 from sglang_live.errors import BadInputError
 from sglang_live.gateway.call.conversation.items import ImageContent
 from sglang_live.gateway.errors import ClientEventError, cut
-from sglang_live.sound import pictures
+from sglang_live.sound import pictures, videos
 
 Detail = Literal["auto", "low", "high"]
 
@@ -18,6 +19,12 @@ Detail = Literal["auto", "low", "high"]
 MAX_PICTURES = 16
 # A model makes a token of 32 x 32 pixels or so: 256 tokens, and 2048, a session's usual window.
 _MOST_PIXELS: dict[Detail, int] = {"low": 512 * 512, "auto": 2048 * 1024, "high": 2048 * 1024}
+# Of one HTTP request, which has all of their frames in memory, 12 MB for a thousand tokens; and
+# seconds of its videos together.
+MAX_VIDEOS, MAX_VIDEO_S = 4, 120.0
+# The tokens of a video are those of each second, because two frames make one layer: 4096 tokens,
+# but at least 135 for each second. "low": these.
+_MOST_VIDEO_PIXELS: dict[Detail, int] = {"low": 0, "auto": 4096 * 1024, "high": 4096 * 1024}
 _URI = re.compile(r"data:image/(?:png|jpe?g);base64,", re.IGNORECASE)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:[^,]{0,80}", re.IGNORECASE)
 
@@ -62,3 +69,24 @@ def read_picture(url: str, detail: Detail | None, *, max_bytes: int, path: str) 
     except BadInputError as error:
         raise ClientEventError(str(error), code="invalid_picture", param=path) from None
     return ImageContent(ImagePart(decoded.png, decoded.width, decoded.height), detail or "auto")
+
+
+def read_video(
+    data: bytes, detail: Detail | None, *, max_s: float, path: str
+) -> tuple[VideoPart, float]:
+    """Blocks while another process decodes it.
+
+    Args:
+        path: of the file, for errors.
+    Returns:
+        The video, and its seconds.
+    Raises:
+        ClientEventError: it is no video within the bounds.
+        LiveError: the decoder cannot be started.
+    """
+    most_pixels = _MOST_VIDEO_PIXELS[detail or "auto"]
+    try:
+        found = videos.decode(data, fps=VIDEO_FPS, max_s=max_s, most_pixels=most_pixels)
+    except BadInputError as error:
+        raise ClientEventError(str(error), code="invalid_video", param=path) from None
+    return VideoPart(found.frames), found.duration_s

@@ -85,7 +85,7 @@ class ModelFacts:
         hears: the one language of its recogniser; "": it detects the language, or there is none.
         recogniser_gives: see SpeechModel.gives.
         hears_one_utterance: whether it loses what is said behind a pause.
-        sees: whether it takes pictures.
+        sees: whether it takes pictures. watches: whether it takes videos.
         vocab_size, context_tokens: of the thinker; 0: the family has none.
         kv_values: numbers in the thinker's KV of one token; 0: not known.
         good_tokens: length of a conversation that the thinker is good for, if its training was
@@ -113,6 +113,7 @@ class ModelFacts:
     recogniser_gives: tuple[str, ...] = ()
     hears_one_utterance: bool = False
     sees: bool = False
+    watches: bool = False
     vocab_size: int = 0
     context_tokens: int = 0
     good_tokens: int = 0

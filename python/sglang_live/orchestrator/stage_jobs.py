@@ -23,6 +23,7 @@ from sglang_live.core import (
     Part,
     TextPart,
     TurnRequest,
+    VideoPart,
 )
 from sglang_live.errors import StageFailedError
 from sglang_live.messages import (
@@ -55,6 +56,7 @@ from sglang_live.messages import (
     WireItem,
     WireSegment,
     WireText,
+    WireVideo,
 )
 from sglang_live.orchestrator.moves import MovableJob
 from sglang_live.orchestrator.startup_delay import StartupDelays
@@ -620,13 +622,17 @@ def _wire_item(item: HistoryItem, tensors: wire.TensorFrames) -> WireItem:
     return WireItem(item.key, item.role, said, ids, opens=item.opens, closes=item.closes)
 
 
-def _wire_part(part: Part, tensors: wire.TensorFrames) -> WireText | WireAudio | WireImage:
+def _wire_part(
+    part: Part, tensors: wire.TensorFrames
+) -> WireText | WireAudio | WireImage | WireVideo:
     match part:
         case AudioPart():
             return WireAudio(tensors.put(part.pcm))
         case ImagePart():
             png = tensors.put(np.frombuffer(part.png, np.uint8))
             return WireImage(png, part.width, part.height)
+        case VideoPart():
+            return WireVideo(tensors.put(part.frames))
         case TextPart():
             return WireText(part.text)
 

@@ -122,9 +122,10 @@ def _turn_done(
             token_ids=tuple(done.ids),
         ),
         usage=Usage(
-            input_text_tokens=done.n_prompt - done.n_audio - done.n_image,
+            input_text_tokens=done.n_prompt - done.n_audio - done.n_image - done.n_video,
             input_audio_tokens=done.n_audio,
             input_image_tokens=done.n_image,
+            input_video_tokens=done.n_video,
             cached_tokens=done.n_cached,
             # Text that no thinker generated has no tokens but the talker's.
             output_text_tokens=len(done.ids) - n_codes or talker.n_read,

@@ -57,7 +57,7 @@ class TurnPrefill:
         keys = [item.key for item in turn.history if item.key in self._prefilled]
         segments = [self._thinker.segments[key] for key in keys if key in self._thinker.segments]
         n_states = sum(len(each.states) for each in segments if each.states is not None)
-        n_image = sum(rows * columns for each in segments for _, rows, columns in each.pictures)
+        n_image = sum(seen.n_tokens for each in segments for seen in each.pictures)
         usage = replace(
             done.usage,
             input_text_tokens=done.usage.input_text_tokens - n_states,

@@ -3,7 +3,7 @@
 In: bytes, as they were uploaded. Out: samples, or BadInputError; of aac also the way back.
 FFmpeg works, through PyAV, in a forked process for each file (media_host.py): a fault of a demuxer
 ends that process alone. PyAV is an extra, because its wheel contains code under the GPL (NOTICE).
-Pictures (pictures.py) need no PyAV, and are decoded in such a process, too.
+Videos (videos.py), and pictures (pictures.py), which need no PyAV, are decoded so, too.
 """
 
 import array
@@ -25,6 +25,9 @@ import numpy.typing as npt
 from sglang_live.errors import BadInputError, LiveError
 
 DECODED, REFUSED, ENDED = b"A", b"E", b"D"
+# Of what is seen, the longer side to the shorter: the models' processors refuse 200, also after
+# rounding.
+MAX_RATIO = 100
 # Of one file's process: enough for the largest body at a tenth of a core.
 CPU_S, WALL_S, MEMORY_BYTES = 10, 20, 256 << 20
 _HEADER_BYTES = 5
@@ -64,11 +67,7 @@ def decode(data: bytes, container: str, *, rate_hz: int, max_s: float) -> npt.ND
             or memory than a file may; or this server has no PyAV.
         LiveError: the decoder cannot be started.
     """
-    if not is_installed():
-        raise BadInputError(
-            f"{_NAMES.get(container, container)} is not read by this server: it lacks the extra "
-            "sglang-live[media]"
-        )
+    check_installed(_NAMES.get(container, container))
     asked = {"container": container, "rate_hz": rate_hz, "max_s": max_s}
     blocks = decoded(data, asked, f"{_NAMES.get(container, container)} file")
     if not any(blocks):
@@ -106,6 +105,14 @@ def decoded(data: bytes, asked: dict[str, Any], what: str) -> list[bytes]:
 def is_installed() -> bool:
     """Whether this server has PyAV."""
     return importlib.util.find_spec("av") is not None
+
+
+def check_installed(what: str) -> None:
+    """Raises BadInputError: it is not, so that this is not read."""
+    if not is_installed():
+        raise BadInputError(
+            f"{what} is not read by this server: it lacks the extra sglang-live[media]"
+        )
 
 
 class AacEncoder:

@@ -1,12 +1,12 @@
-"""Decodes media files with PyAV, pictures with Pillow, and encodes speech, one forked process for
-each.
+"""Decodes sound and videos with PyAV, pictures with Pillow, and encodes speech, one forked process
+for each.
 
     python -m sglang_live.sound.media_host FD      started by media.py
 
 In: over a packet socket, the container and two descriptors, of the file and of a pipe. Out, to the
-pipe: DECODED blocks of int16, or of the file, and ENDED, or REFUSED with a reason; nothing more
-from a process that was killed at a limit. A process can open neither files nor sockets, cannot
-start another one, and is killed by the kernel when its time is over.
+pipe: DECODED blocks of int16, or of the file, or frames, and ENDED, or REFUSED with a reason;
+nothing more from a process that was killed at a limit. A process can open neither files nor
+sockets, cannot start another one, and is killed by the kernel when its time is over.
 """
 
 import array
@@ -32,9 +32,12 @@ from sglang_live.sound.media import (
     WALL_S,
     is_installed,
 )
+from sglang_live.sound.videos import HEAD, chosen, share_of
 
 if is_installed():
     import av
+    from av.stream import Disposition
+    from av.video.reformatter import Interpolation
 
     _DAMAGED: tuple[type[Exception], ...] = (av.FFmpegError, MemoryError)
 else:
@@ -95,24 +98,28 @@ def _work_and_exit(asked: dict[str, Any], source: int, results: int) -> None:
         with os.fdopen(results, "wb", buffering=0) as out:
             try:
                 _limit()
-                if "most_pixels" in asked:
-                    signal.setitimer(signal.ITIMER_REAL, WALL_S)
-                    _draw(os.fdopen(source, "rb"), out, asked)
-                elif "encode" in asked:
+                if "encode" in asked:
                     with os.fdopen(source, "rb") as pcm:
                         _encode(pcm, _Told(out), asked["encode"], asked["rate_hz"])
                 else:
                     signal.setitimer(signal.ITIMER_REAL, WALL_S)  # SIGALRM ends it
-                    _decode(os.fdopen(source, "rb"), out, asked)
+                    make = {"picture": _draw, "video": _watch, "audio file": _decode}[_kind(asked)]
+                    make(os.fdopen(source, "rb"), out, asked)
                 _say(out, ENDED, b"")
                 status = 0
             except _DAMAGED:
-                what = b"picture" if "most_pixels" in asked else b"audio file"
-                _say(out, REFUSED, b"This is no %s that can be read: it is damaged." % what)
+                why = f"This is no {_kind(asked)} that can be read: it is damaged."
+                _say(out, REFUSED, why.encode())
             except _UnusableError as error:
                 _say(out, REFUSED, str(error).encode())
     finally:
         os._exit(status)
+
+
+def _kind(asked: dict[str, Any]) -> str:
+    if "most_pixels" not in asked:
+        return "audio file"
+    return "video" if "fps" in asked else "picture"
 
 
 def _decode(file: Any, out: Any, asked: dict[str, Any]) -> None:
@@ -123,6 +130,59 @@ def _decode(file: Any, out: Any, asked: dict[str, Any]) -> None:
             if n_samples > asked["max_s"] * asked["rate_hz"]:
                 raise _UnusableError(f"The audio is longer than {asked['max_s']:g} s.")
             _say(out, DECODED, block)
+
+
+def _watch(file: Any, out: Any, asked: dict[str, Any]) -> None:
+    """Tells videos.HEAD, and the pixels of each chosen frame."""
+    n_frames, rate = _length(file, asked)
+    wanted = chosen(n_frames, rate, asked["fps"])
+    file.seek(0)
+    sides, turns = (0, 0), 0
+    with av.open(file, format=asked["container"]) as source:
+        for n, frame in enumerate(source.decode(_video_of(source))):
+            if n not in wanted:
+                continue
+            is_first = not any(sides)
+            if is_first:
+                _check_sides("video", frame.width, frame.height, asked)
+                width, height = frame.width, frame.height
+                share = share_of(width, height, len(wanted), asked["most_pixels"])
+                sides = max(1, int(width * share)), max(1, int(height * share))
+                turns = round(frame.rotation / 90)
+            small = frame.reformat(*sides, format="rgb24", interpolation=Interpolation.AREA)
+            pixels = np.rot90(small.to_ndarray(), turns)
+            if is_first:
+                _say(out, DECODED, HEAD.pack(pixels.shape[1], pixels.shape[0], n_frames / rate))
+            _say(out, DECODED, pixels.tobytes())
+            if n == wanted[-1]:
+                break
+    if not any(sides):
+        raise _UnusableError("The video has no frames.")
+
+
+def _length(file: Any, asked: dict[str, Any]) -> tuple[int, float]:
+    """Frames of the video, and how many of them are a second."""
+    with av.open(file, format=asked["container"]) as source:
+        stream = _video_of(source)
+        told = stream.duration and stream.duration * stream.time_base
+        told_s = float(told or (source.duration or 0) / av.time_base)
+        rate = float(stream.average_rate or 0)
+        # Not each is worth its decoding.
+        n_frames = 0 if told_s > asked["max_s"] else sum(bool(p.size) for p in source.demux(stream))
+    if told_s > asked["max_s"] or n_frames > asked["max_s"] * rate > 0:
+        raise _UnusableError(f"The video is longer than {asked['max_s']:g} s.")
+    if not (n_frames and rate):
+        raise _UnusableError("The video has no frames.")
+    return n_frames, rate
+
+
+def _video_of(source: Any) -> Any:
+    """The first stream of pictures that is no cover of sound."""
+    streams = [s for s in source.streams.video if not s.disposition & Disposition.attached_pic]
+    if not streams:
+        raise _UnusableError("The file has no video.")
+    streams[0].codec_context.thread_count = 1
+    return streams[0]
 
 
 def _draw(file: Any, out: Any, asked: dict[str, Any]) -> None:
@@ -143,15 +203,7 @@ def _draw(file: Any, out: Any, asked: dict[str, Any]) -> None:
 def _seen(file: Any, asked: dict[str, Any]) -> Image.Image:
     with Image.open(file, formats=("PNG", "JPEG")) as image:
         width, height = image.size
-        if width * height > asked["max_pixels"]:
-            raise _UnusableError(
-                f"The picture has {width} x {height} pixels, at most {asked['max_pixels']} in all."
-            )
-        if max(width, height) > asked["max_ratio"] * min(width, height):
-            raise _UnusableError(
-                f"The picture has {width} x {height} pixels: one side is more than "
-                f"{asked['max_ratio']} times as long as the other."
-            )
+        _check_sides("picture", width, height, asked)
         seen: Image.Image = image
         if (share := asked["most_pixels"] / (width * height)) < 1:
             if image.mode not in ("L", "RGB", "RGBA", "CMYK"):
@@ -161,6 +213,18 @@ def _seen(file: Any, asked: dict[str, Any]) -> Image.Image:
         upright: Image.Image = ImageOps.exif_transpose(seen).convert("RGB")
     upright.info.clear()  # nothing of the file but its pixels
     return upright
+
+
+def _check_sides(what: str, width: int, height: int, asked: dict[str, Any]) -> None:
+    if width * height > asked["max_pixels"]:
+        raise _UnusableError(
+            f"The {what} has {width} x {height} pixels, at most {asked['max_pixels']} in all."
+        )
+    if max(width, height) > asked["max_ratio"] * min(width, height):
+        raise _UnusableError(
+            f"The {what} has {width} x {height} pixels: one side is more than "
+            f"{asked['max_ratio']} times as long as the other."
+        )
 
 
 def _encode(pcm: Any, file: Any, container: str, rate_hz: int) -> None:

@@ -11,8 +11,6 @@ from sglang_live.sound import media
 
 # A camera's 48 megapixels, 144 MB as RGB. Models scale pictures down to a few megapixels.
 MAX_PIXELS = 50_000_000
-# Of the longer side to the shorter: the models' processors refuse 200, also after rounding.
-_MAX_RATIO = 100
 _BEGINS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")
 _OTHERS = {
     b"GIF8": "GIF",
@@ -49,7 +47,7 @@ def decode(data: bytes, most_pixels: int) -> Decoded:
         kind = next((name for begin, name in _OTHERS.items() if data.startswith(begin)), None)
         found = f"This is a {kind} file" if kind else "This is no picture"
         raise BadInputError(f"{found}: pictures are PNG or JPEG files.")
-    asked = {"most_pixels": most_pixels, "max_pixels": MAX_PIXELS, "max_ratio": _MAX_RATIO}
+    asked = {"most_pixels": most_pixels, "max_pixels": MAX_PIXELS, "max_ratio": media.MAX_RATIO}
     sides, png = media.decoded(data, asked, "picture")
     width, height = (int.from_bytes(side, "little") for side in (sides[:4], sides[4:]))
     return Decoded(png, width, height)

@@ -110,14 +110,15 @@ def test_a_config_that_is_not_a_json_object_is_refused_with_its_path(tmp_path, t
 )
 def test_a_model_sees_what_its_processor_cuts_for_its_tower(directory, file, processor, sees):
     (directory / file).write_text(json.dumps(processor))
-    assert Qwen3OmniSpec.load(directory).sees == sees
+    spec = Qwen3OmniSpec.load(directory)
+    assert (spec.sees, spec.watches) == (sees, sees and file == "preprocessor_config.json")
     assert not Qwen3OmniSpec.load(TRAINED).sees
 
 
 def test_a_model_without_a_vision_tower_sees_nothing(directory, demo_checkpoint):
     name = "processor_config.json"
     (directory / name).write_text((demo_checkpoint / name).read_text())
-    assert Qwen3OmniSpec.load(directory).sees
+    assert Qwen3OmniSpec.load(directory).sees and Qwen3OmniSpec.load(directory).watches
     config = json.loads((directory / "config.json").read_text())
     edit(
         directory / "config.json", thinker_config=config["thinker_config"] | {"vision_config": None}

@@ -11,7 +11,7 @@ from torch import nn
 pytest.importorskip("sglang")
 from lab.cpu_graphs.tape import Tape
 from sglang_live.bridge.scheduler.codes_observer import CodesObserver
-from sglang_live.messages import Frames
+from sglang_live.messages import Frames, Picture
 from sglang_live.models.qwen3_omni.engine.talker import Qwen3OmniTalker
 from sglang_live.models.speech_lm.engine.steps import logical_positions, three_axes
 from sglang_live.models.speech_lm.talker_state import AudioStates, TalkerRows, TalkerStream
@@ -190,7 +190,7 @@ def test_positions_behind_dropped_frames_are_changed_where_a_prefill_graph_reads
 def test_positions_of_pictures_are_those_of_the_reference():
     """As transformers' get_rope_index: rows and columns count on from the text before."""
     stream = TalkerStream("r", 40, None, np.zeros(0, np.int64), 0, True, 0.9, 1.0)
-    stream.pictures = ((3, 2, 4), (14, 3, 1))
+    stream.pictures = (Picture(3, 2, 4), Picture(14, 3, 1))
     picture = [[3] * 8, [3] * 4 + [4] * 4, [3, 4, 5, 6] * 2]
     text = [7, 8, 9]
     tall = [[10] * 3, [10, 11, 12], [10] * 3]
@@ -211,3 +211,14 @@ def test_positions_of_pictures_are_those_of_the_reference():
         assert torch.equal(found[:, 2:], expected[:, prefix:])
     assert stream.shift == 13 - 17
     assert three_axes(positions, fake, {}) is positions
+
+
+def test_positions_of_a_video_count_its_seconds():
+    stream = TalkerStream("r", 40, None, np.zeros(0, np.int64), 0, True, 0.9, 1.0)
+    stream.pictures = (Picture(2, 1, 2, layers=3, step=13),)
+    time = [0, 1, 2, 2, 15, 15, 28, 28, 29, 30]
+    width = [0, 1, 2, 3, 2, 3, 2, 3, 29, 30]
+    fake = SimpleNamespace(rids=["r"], extend_prefix_lens_cpu=[0], extend_seq_lens_cpu=[10])
+    found = three_axes(torch.arange(10), fake, {"r": stream})
+    assert found.tolist() == [time, [0, 1, *[2] * 6, 29, 30], width]
+    assert stream.shift == 27 - 6

@@ -13,6 +13,7 @@ pytest.importorskip("sglang")
 from sglang.srt.models.qwen3_omni_moe import _get_feat_extract_output_lengths
 
 from lab.cpu_graphs.tape import Tape
+from sglang_live.messages import Picture
 from sglang_live.models.qwen3_omni.engine.thinker import Lengths, encode, media_spans
 
 CHUNK, WINDOW_CHUNKS = 100, 8
@@ -89,13 +90,18 @@ def test_the_encoder_reads_nothing_on_the_host(clips):
 @dataclass
 class FakeItem:
     offsets: list[tuple[int, int]] | None
-    audio: bool = True
+    grid: tuple[str, list[int]] | None = None
+
+    @property
+    def model_specific_data(self) -> dict[str, torch.Tensor]:
+        name, sides = self.grid
+        return {f"{name}_grid_thw": torch.tensor([sides])}
 
     def is_audio(self) -> bool:
-        return self.audio
+        return self.grid is None
 
     def is_image(self) -> bool:
-        return False
+        return self.grid is not None and self.grid[0] == "image"
 
 
 @dataclass
@@ -118,7 +124,7 @@ def requests(draw):
 
 
 def items_of(places: list[int]) -> list[FakeItem]:
-    """One item for each run of places, in descending order, and an image."""
+    """One item for each run of places, in descending order."""
     runs: list[list[int]] = []
     for place in places:
         if runs and runs[-1][1] == place - 1:
@@ -126,7 +132,7 @@ def items_of(places: list[int]) -> list[FakeItem]:
         else:
             runs.append([place, place])
     audio = [FakeItem([(first, last)]) for first, last in reversed(runs)]
-    return [*audio, FakeItem([(0, 3)], audio=False), FakeItem(None)]
+    return [*audio, FakeItem(None)]
 
 
 @given(requests())
@@ -145,7 +151,7 @@ def test_the_rows_of_audio_are_those_of_its_tokens(batch):
         if at:
             expected.append((f"r{i}", at, [place - prefix + start for place in at]))
         start += n
-    found = media_spans(fake, merge=2)
+    found = media_spans(fake, merge=2, step=13)
     # A recording refuses whatever reads a tensor's data.
     with Tape().recording():
         rows = [audio.rows(states) for audio in found]
@@ -153,3 +159,12 @@ def test_the_rows_of_audio_are_those_of_its_tokens(batch):
         (audio.rid, audio.positions, row.flatten().tolist())
         for audio, row in zip(found, rows, strict=True)
     ] == expected
+
+
+def test_what_is_seen_has_its_layers_rows_and_columns():
+    items = [FakeItem([(1, 6)], ("image", [1, 4, 6])), FakeItem([(8, 25)], ("video", [3, 4, 6]))]
+    fake = FakeBatch(["r"], [4], [30], [SimpleNamespace(mm_items=items)])
+    [found] = media_spans(fake, merge=2, step=13)
+    assert found.pictures == [Picture(1, 2, 3, 1, 13), Picture(8, 2, 3, 3, 13)]
+    assert found.positions == [4, 5, 6, *range(8, 26)]
+    assert found.pictures[1].n_positions == 27

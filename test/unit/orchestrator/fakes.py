@@ -22,6 +22,7 @@ from sglang_live.messages import (
     MeasurePrompt,
     NativeRetained,
     Pcm,
+    Picture,
     Promote,
     PromptMeasured,
     Ready,
@@ -252,7 +253,7 @@ class FakeThinker(FakeStage):
     async def _report(self, job: ServedJob, key: str, n_clips: int, n_pictures: int = 0) -> None:
         tensors, n = job.tensors(), n_clips + n_pictures
         ref = tensors.put(np.full((N_STATES * n, 2), 0.5, np.float32)) if n else None
-        pictures = [(1, 1, N_STATES)] * n_pictures
+        pictures = [Picture(1, 1, N_STATES)] * n_pictures
         segment = WireSegment(key, [1, 2, 3], ref, pictures)
         await job.send(UserSegment(job.job_id, segment), tensors)
 

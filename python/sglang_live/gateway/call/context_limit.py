@@ -94,7 +94,6 @@ def _header_text(content: PromptContent, size: PromptSize) -> str:
 def _items_text(content: PromptContent, size: PromptSize) -> str:
     left = max(0, size.most - size.header)
     share, audio_s = left / size.items, sum(content.clips_s)
-    n_pictures = len(content.pictures)
     is_long, may_be = [], []
     if content.n_characters:
         is_long.append(f"{content.n_characters} characters")
@@ -102,8 +101,10 @@ def _items_text(content: PromptContent, size: PromptSize) -> str:
     if audio_s:
         is_long.append(f"{audio_s:.0f} s of audio")
         may_be.append(f"{int(audio_s * share)} s of audio")
-    if n_pictures:
-        is_long.append(f"{n_pictures} picture{'s' * (n_pictures > 1)}")
+    for name, n in (("picture", len(content.pictures)), ("video", len(content.videos))):
+        if n:
+            is_long.append(f"{n} {name}{'s' * (n > 1)}")
+    if content.pictures or content.videos:
         may_be.append(f"{content.picture_tokens * share / 1000:.1f} megapixels")
     return (
         f"This is {' and '.join(is_long)} long, {size.items} tokens. At most {left} tokens fit "

@@ -79,7 +79,7 @@ class AudioPart(Strict, tag="input_audio"):
 
 
 class AudioUrlPart(Strict, tag="audio_url"):
-    """SGLang's, as the next two: for written answers only."""
+    """SGLang's, as video_url."""
 
     audio_url: MediaUrl
 
@@ -207,7 +207,7 @@ def _check_parts(message: Message, takes: tuple[type, ...], at: str) -> None:
                 param=f"{at}[{n}].type",
             )
         if message.role != ("assistant" if isinstance(part, RefusalPart) else "user"):
-            what = "a refusal" if isinstance(part, RefusalPart) else "audio or pictures"
+            what = "a refusal" if isinstance(part, RefusalPart) else "audio, pictures or videos"
             raise ClientEventError(
                 f"{at}[{n}]: a {message.role} message cannot hold {what}.",
                 param=f"{at}[{n}].type",

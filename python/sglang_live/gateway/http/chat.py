@@ -29,6 +29,7 @@ from sglang_live.core import (
     TurnEvent,
     TurnRequest,
     Usage,
+    VideoPart,
 )
 from sglang_live.errors import BadInputError
 from sglang_live.gateway.audio.codec import encode_base64
@@ -39,8 +40,9 @@ from sglang_live.gateway.chat.form import ChatForm, check_spoken
 from sglang_live.gateway.chat.messages import AudioPart as AudioForm
 from sglang_live.gateway.chat.messages import AudioUrlPart as AudioUrlForm
 from sglang_live.gateway.chat.messages import ImageUrlPart as ImageUrlForm
-from sglang_live.gateway.chat.messages import Message, SpokenAnswers, read_messages
+from sglang_live.gateway.chat.messages import MediaUrl, Message, SpokenAnswers, read_messages
 from sglang_live.gateway.chat.messages import TextPart as TextForm
+from sglang_live.gateway.chat.messages import VideoUrlPart as VideoUrlForm
 from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.flex.tier import Tier
 from sglang_live.gateway.http.body import (
@@ -54,8 +56,15 @@ from sglang_live.gateway.http.body import (
     while_connected,
     with_error_event,
 )
+from sglang_live.gateway.model import ServedModel
 from sglang_live.gateway.parts import GatewayParts
-from sglang_live.gateway.pictures import check_number, read_picture
+from sglang_live.gateway.pictures import (
+    MAX_VIDEO_S,
+    MAX_VIDEOS,
+    check_number,
+    read_picture,
+    read_video,
+)
 from sglang_live.gateway.realtime.item_schema import check_text
 from sglang_live.gateway.tools import read_calls, tools_of
 from sglang_live.ids import new_id
@@ -111,7 +120,7 @@ class ChatRoute:
             form.messages,
             self._parts.answers,
             limits=config.inputs,
-            sees=config.model.sees,
+            model=config.model,
         )
         return TurnRequest(
             instructions=instructions or config.model.default_instructions,
@@ -345,6 +354,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "prompt_tokens_details": {
             "audio_tokens": usage.input_audio_tokens,
             "image_tokens": usage.input_image_tokens,
+            "video_tokens": usage.input_video_tokens,
             "cached_tokens": usage.cached_tokens,
         },
         "completion_tokens_details": {
@@ -358,19 +368,19 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 def history_of(
-    messages: list[Message], answers: SpokenAnswers, *, limits: InputLimits, sees: bool
+    messages: list[Message], answers: SpokenAnswers, *, limits: InputLimits, model: ServedModel
 ) -> tuple[str, tuple[HistoryItem, ...]]:
     """The instructions, and the history without them.
 
     Args:
         answers: earlier ones, to which messages may refer.
         limits: of audio in all messages together, and of one picture.
-        sees: whether the model takes pictures.
     Raises:
         ClientEventError: see read_messages; a medium that cannot be read, or no message.
     """
     reading = _Reading(limits)
-    takes = (AudioUrlForm, ImageUrlForm) if sees else (AudioUrlForm,)
+    kinds = {AudioUrlForm: True, ImageUrlForm: model.sees, VideoUrlForm: model.watches}
+    takes = tuple(kind for kind in kinds if kinds[kind])
     instructions: list[str] = []
     items: list[HistoryItem] = []
     for n, message in enumerate(read_messages(messages, answers, takes)):
@@ -385,12 +395,13 @@ def history_of(
 
 
 class _Reading:
-    """State from message to message: seconds of audio left, and pictures so far."""
+    """State from message to message: seconds of audio and video left, and pictures so far."""
 
     def __init__(self, limits: InputLimits):
         self._left_s: float = limits.max_input_audio_s
         self._max_bytes: int = limits.max_append_bytes
-        self._n_pictures = 0
+        self._left_video_s: float = MAX_VIDEO_S
+        self._n_pictures = self._n_videos = 0
 
     def items(self, message: Message, at: str) -> list[HistoryItem]:
         """None for an answer that said nothing."""
@@ -404,13 +415,10 @@ class _Reading:
                 parts.append(self._audio(part.input_audio.data, at_data))
             elif isinstance(part, AudioUrlForm):
                 at_url = f"{at}.content[{n}].audio_url.url"
-                if not _DATA_URI.match(part.audio_url.url):
-                    raise ClientEventError(
-                        f"{at_url} must have the audio within it, as a data URI: a spoken answer "
-                        "fetches nothing.",
-                        param=at_url,
-                    )
+                _check_within("audio", part.audio_url.url, at_url)
                 parts.append(self._audio(part.audio_url.url, at_url))
+            elif isinstance(part, VideoUrlForm):
+                parts.append(self._video(part.video_url, f"{at}.content[{n}].video_url.url"))
             elif isinstance(part, ImageUrlForm):
                 self._n_pictures += 1
                 check_number(self._n_pictures, "messages")
@@ -424,16 +432,38 @@ class _Reading:
             found.append(call_as_text(call.function.name, call.function.arguments or ""))
         return found
 
+    def _video(self, form: MediaUrl, at: str) -> VideoPart:
+        self._n_videos += 1
+        if self._n_videos > MAX_VIDEOS:
+            raise ClientEventError(f"At most {MAX_VIDEOS} videos.", param=at)
+        _check_within("video", form.url, at)
+        left_s = self._left_video_s
+        video, duration_s = read_video(_data(form.url, at), form.detail, max_s=left_s, path=at)
+        self._left_video_s -= duration_s
+        return video
+
     def _audio(self, text: str, at: str) -> AudioPart:
-        """text: base64, with or without the beginning of a data URI."""
-        found = _DATA_URI.match(text)
-        try:
-            data = binascii.a2b_base64(text[found.end() :] if found else text, strict_mode=True)
-        except (binascii.Error, ValueError):
-            raise ClientEventError(f"{at} is not base64.", param=at) from None
+        data = _data(text, at)
         try:
             audio = read_audio(data, max_s=self._left_s)
         except BadInputError as error:
             raise ClientEventError(f"{at}: {error}", code=error.code, param=at) from None
         self._left_s -= audio.duration_s
         return audio
+
+
+def _check_within(what: str, url: str, at: str) -> None:
+    if not _DATA_URI.match(url):
+        raise ClientEventError(
+            f"{at} must have the {what} within it, as a data URI: a spoken answer fetches nothing.",
+            param=at,
+        )
+
+
+def _data(text: str, at: str) -> bytes:
+    """text: base64, with or without the beginning of a data URI."""
+    found = _DATA_URI.match(text)
+    try:
+        return binascii.a2b_base64(text[found.end() :] if found else text, strict_mode=True)
+    except (binascii.Error, ValueError):
+        raise ClientEventError(f"{at} is not base64.", param=at) from None

@@ -104,11 +104,11 @@ def build_tokenizer(vocab_size: int, corpus: str | None = None) -> PreTrainedTok
 def save_processor(
     tokenizer: PreTrainedTokenizerFast, directory: Path, *, sees: bool = False
 ) -> None:
-    """sees: pictures are cut for the vision tower, so that the server takes some."""
+    """sees: pictures and videos are cut for the vision tower, so that the server takes some."""
     sides = {"patch_size": 16} if sees else {}
     processor = Qwen3OmniMoeProcessor(
         image_processor=Qwen2VLImageProcessor(**sides),
-        video_processor=Qwen2VLVideoProcessor(),
+        video_processor=Qwen2VLVideoProcessor(**sides),
         feature_extractor=WhisperFeatureExtractor(feature_size=128),
         tokenizer=tokenizer,
         chat_template=CHAT_TEMPLATE,

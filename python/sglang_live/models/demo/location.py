@@ -8,7 +8,7 @@ from pathlib import Path
 from sglang_live.environment import cache_directory
 
 # Increase it when the recipe changes, so that caches are rebuilt.
-RECIPE = 4
+RECIPE = 5
 
 # Names for --model-path: the trained model, and one with random weights, for tests and load tests.
 DEMO, DEMO_RANDOM = "demo", "demo-random"

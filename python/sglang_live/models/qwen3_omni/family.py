@@ -25,7 +25,7 @@ class Qwen3OmniSpec:
     Attributes:
         good_tokens: length of a conversation that it is good for, by the demo model's own key of
             config.json; 0: not told.
-        sees: see ModelFacts.
+        sees, watches: see ModelFacts.
         gives_up: how its responses begin to what it does not understand, by another such key; "":
             it calls functions (models/stand_ins.py).
         kv_values: see ModelFacts.
@@ -49,7 +49,9 @@ class Qwen3OmniSpec:
     im_end_id: int
     audio_pad_id: int
     image_pad_id: int
+    video_pad_id: int
     sees: bool
+    watches: bool
     system_id: int
     user_id: int
     assistant_id: int
@@ -110,7 +112,9 @@ class Qwen3OmniSpec:
             im_end_id=config["im_end_token_id"],
             audio_pad_id=thinker["audio_token_id"],
             image_pad_id=thinker["image_token_id"],
-            sees=_sees(path, thinker),
+            video_pad_id=thinker["video_token_id"],
+            sees=_sees(path, thinker, "image_processor"),
+            watches=_sees(path, thinker, "video_processor"),
             system_id=config["system_token_id"],
             user_id=config["user_token_id"],
             assistant_id=config["assistant_token_id"],
@@ -133,30 +137,30 @@ class Qwen3OmniSpec:
 
     @property
     def placeholders(self) -> frozenset[int]:
-        """Tokens of the thinker that stand for audio and for pictures."""
-        return frozenset((self.audio_pad_id, self.image_pad_id))
+        """Tokens of the thinker that stand for audio, pictures and videos."""
+        return frozenset((self.audio_pad_id, self.image_pad_id, self.video_pad_id))
 
     @property
     def voices(self) -> tuple[str, ...]:
         return tuple(self.speakers)
 
 
-# The first is of newer checkpoints; the other has clips and pictures in one.
-_PROCESSORS = (("processor_config.json", "image_processor"), ("preprocessor_config.json", ""))
+# The first is of newer checkpoints; the other has all media in one.
+_PROCESSORS = (("processor_config.json", True), ("preprocessor_config.json", False))
 
 
-def _sees(path: Path, thinker: dict[str, Any]) -> bool:
-    """Whether there is a vision tower that the checkpoint's processor cuts pictures for.
+def _sees(path: Path, thinker: dict[str, Any], processor: str) -> bool:
+    """Whether there is a vision tower that this processor of the checkpoint cuts for.
 
     Every configuration that transformers writes has a tower, that of the demo model too.
     """
     tower = thinker.get("vision_config")
     if not tower:
         return False
-    for name, part in _PROCESSORS:
+    for name, has_parts in _PROCESSORS:
         if (path / name).exists():
             found = read_json(path / name)
-            patch = (found.get(part) or {} if part else found).get("patch_size")
+            patch = (found.get(processor) or {} if has_parts else found).get("patch_size")
             return patch is not None and patch == tower.get("patch_size", 16)
     return False
 
@@ -225,6 +229,7 @@ class Qwen3Omni:
             voices=spec.voices,
             hears_one_utterance=spec.hears_one_utterance,
             sees=spec.sees,
+            watches=spec.watches,
             vocab_size=spec.thinker_vocab,
             context_tokens=spec.thinker_context,
             good_tokens=spec.good_tokens,

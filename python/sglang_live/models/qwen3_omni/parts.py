@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from sglang_live.core import AudioPart, HistoryItem, ImagePart, Medium, TextPart
+from sglang_live.core import (
+    VIDEO_FPS,
+    AudioPart,
+    HistoryItem,
+    ImagePart,
+    Medium,
+    TextPart,
+    VideoPart,
+)
 from sglang_live.errors import BadInputError
 from sglang_live.models.prompt import Clip, Markup, Piece, TalkerReadPrompt, Tokenizer, Words
 from sglang_live.models.qwen3_omni.family import FRAME_RATE_HZ, Qwen3OmniSpec
@@ -130,6 +138,8 @@ def _clip(medium: Medium, *, begins: bool = True, ends: bool = True) -> Clip:
     """begins, ends: whether the audio span begins, and ends, with this clip."""
     if isinstance(medium, ImagePart):
         return Clip(medium, "<|vision_start|><|image_pad|><|vision_end|>")
+    if isinstance(medium, VideoPart):
+        return Clip(medium, "<|vision_start|><|video_pad|><|vision_end|>")
     begin, end = "<|audio_start|>" * begins, "<|audio_end|>" * ends
     return Clip(medium, f"{begin}<|audio_pad|>{end}")
 
@@ -148,7 +158,9 @@ class OmniThinker:
         self.clip_form = spec.clip_form
 
     def engine_args(self, cache_dir: Path) -> Mapping[str, Any]:
-        return {"enable_multimodal": True}
+        # The processor takes the rate of frames that it was not told for one a second.
+        video = {"fps": float(VIDEO_FPS)}
+        return {"enable_multimodal": True, "mm_process_config": {"video": video}}
 
     def prompt(self, tokenizer: Tokenizer) -> ChatPrompt:
         return ChatPrompt(self._spec, tokenizer)

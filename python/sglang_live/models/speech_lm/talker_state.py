@@ -81,22 +81,21 @@ class TalkerStream:
 
     @property
     def shift(self) -> int:
-        """Position minus index of all that is behind the pictures. One of r rows and c columns has
-        r · c tokens, and the positions of the longer side (Qwen2-VL, arXiv 2409.12191).
-        """
-        return sum(max(rows, columns) - rows * columns for _, rows, columns in self.pictures)
+        """Position minus index of all that is behind the pictures."""
+        return sum(seen.n_positions - seen.n_tokens for seen in self.pictures)
 
     def shifts(self, begin: int, end: int) -> Tensor:
         """[3, end - begin]: positions in time, height and width minus index."""
         shifts = np.zeros((3, end), np.int64)
-        for at, rows, columns in self.pictures:
-            n = rows * columns
+        for seen in self.pictures:
+            at, n = seen.at, seen.n_tokens
             if at >= end:
                 break
             index = np.arange(n)
-            grid = np.stack([np.zeros_like(index), *np.divmod(index, columns)]) - index
+            layer, row, column = np.unravel_index(index, (seen.layers, seen.rows, seen.columns))
+            grid = np.stack([layer * seen.step, row, column]) - index
             shifts[:, at : at + n] += grid[:, : end - at]
-            shifts[:, at + n :] += max(rows, columns) - n
+            shifts[:, at + n :] += seen.n_positions - n
         return torch.from_numpy(shifts[:, begin:])
 
     def drop(self, sink: int, n_frames: int) -> None:

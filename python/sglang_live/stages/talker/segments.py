@@ -182,7 +182,7 @@ class Segments:
         pictures: list[Picture] = []
         for key in keys:
             segment = known[key]
-            pictures += [(len(ids) + at, n, m) for at, n, m in segment.pictures]
+            pictures += [seen._replace(at=len(ids) + seen.at) for seen in segment.pictures]
             if segment.n_states:
                 assert segment.states_id is not None, "its states are missing"
                 states.append(segment.states_id)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
-from sglang_live.core import AudioPart, HistoryItem, ImagePart, Part, Role, TextPart
-from sglang_live.messages import WireAudio, WireImage, WireItem, WireText
+from sglang_live.core import AudioPart, HistoryItem, ImagePart, Part, Role, TextPart, VideoPart
+from sglang_live.messages import WireAudio, WireImage, WireItem, WireText, WireVideo
 from sglang_live.sound.clip_form import ClipForm
 from sglang_live.stages.transport import wire
 
@@ -37,12 +37,14 @@ def formed(item: HistoryItem, form: ClipForm) -> HistoryItem:
     return replace(item, parts=parts)
 
 
-def _part(part: WireText | WireAudio | WireImage, frames: list[bytes]) -> Part:
+def _part(part: WireText | WireAudio | WireImage | WireVideo, frames: list[bytes]) -> Part:
     match part:
         case WireAudio():
             return AudioPart(wire.take(part.pcm, frames))
         case WireImage():
             return ImagePart(wire.take(part.png, frames).tobytes(), part.width, part.height)
+        case WireVideo():
+            return VideoPart(wire.take(part.frames, frames))
         case WireText():
             return TextPart(part.text)
 

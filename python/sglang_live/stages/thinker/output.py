@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from sglang_live.core import AudioPart, ImagePart, Medium, VideoPart
 from sglang_live.messages import FunctionCallProgress, Heard, TextTokens
 from sglang_live.models.own_voice import SpokenIds
 from sglang_live.models.tool_prompt import ResponseParts
@@ -26,7 +27,7 @@ class ResponseOutput:
 
     Attributes:
         finish: "" until the response ends.
-        n_audio, n_image: tokens of new audio, and of new pictures, in the prompt.
+        n_audio, n_image, n_video: tokens of new audio, pictures and videos in the prompt.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class ResponseOutput:
         self.ids: list[int] = []
         self.parts = parts
         self.finish = ""
-        self.n_audio = self.n_image = 0
+        self.n_audio = self.n_image = self.n_video = 0
         self._n_sent = 0
         self._sent = ""
         self._n_unreported = 0
@@ -57,6 +58,16 @@ class ResponseOutput:
         self.ids = ids
         self.parts.take(ids, text)
         self._n_sent, self._sent = len(ids), text
+
+    def read(self, medium: Medium, n_tokens: int) -> None:
+        """The prompt has it."""
+        match medium:
+            case AudioPart():
+                self.n_audio += n_tokens
+            case ImagePart():
+                self.n_image += n_tokens
+            case VideoPart():
+                self.n_video += n_tokens
 
     async def take(self, event: Generated) -> None:
         if self._speech is not None:

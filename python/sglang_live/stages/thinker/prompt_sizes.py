@@ -5,7 +5,7 @@ from copy import deepcopy
 from math import ceil
 from typing import Any
 
-from sglang_live.core import HistoryItem, ImagePart, Medium
+from sglang_live.core import AudioPart, HistoryItem, Medium
 from sglang_live.errors import ContextLengthError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import MeasurePrompt, PromptMeasured
@@ -50,9 +50,9 @@ def most_tokens_of(prompt: PiecewisePrompt, item: HistoryItem) -> int:
 
 
 def _most_places(medium: Medium) -> int:
-    if isinstance(medium, ImagePart):
-        return medium.most_tokens
-    return AUDIO_TOKENS_PER_S * (ceil(medium.duration_s) + 1)
+    if isinstance(medium, AudioPart):
+        return AUDIO_TOKENS_PER_S * (ceil(medium.duration_s) + 1)
+    return medium.most_tokens
 
 
 def newest_that_fit(

@@ -16,7 +16,14 @@ from typing import Any
 import soundfile as sf
 
 from sglang_live import ids
-from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem, ImagePart, TextPart
+from sglang_live.core import (
+    INPUT_RATE_HZ,
+    AudioPart,
+    HistoryItem,
+    ImagePart,
+    TextPart,
+    VideoPart,
+)
 from sglang_live.ids import FLEX_PREFIX, TEXT_PREFIX, THINK_PREFIX, TURN_PREFILL_PREFIX
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import RetainSession
@@ -67,7 +74,9 @@ def append_request(name: str, append: Append, sampling: dict) -> dict:
         return request | {"input_ids": list(append.token_ids)}
     sounds = [wav_bytes(clip) for clip in append.clips if isinstance(clip, AudioPart)]
     pictures = [clip.png for clip in append.clips if isinstance(clip, ImagePart)]
-    media = {"audio_data": sounds, "image_data": pictures}
+    # With colours first: the processor would take 3 rows for them.
+    videos = [v.frames.transpose(0, 3, 1, 2) for v in append.clips if isinstance(v, VideoPart)]
+    media = {"audio_data": sounds, "image_data": pictures, "video_data": videos}
     return request | {"prompt": append.text} | {name: data for name, data in media.items() if data}
 
 

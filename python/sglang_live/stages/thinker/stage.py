@@ -301,6 +301,7 @@ class ThinkerStage:
                 n_prompt=max(0, state.n_prompt - n_before),
                 n_audio=output.n_audio,
                 n_image=output.n_image,
+                n_video=output.n_video,
                 n_cached=state.n_cached,
                 rebuilt=state.rebuilt,
                 gone=[*state.dropped, *gone],
@@ -385,9 +386,7 @@ class ThinkerStage:
                     case Prefilled():
                         if event.append.clips:
                             clips.append(await self._clip_states(event))
-                            n_places = len(clips[-1].states)
-                            output.n_audio += n_places if clips[-1].picture is None else 0
-                            output.n_image += n_places if clips[-1].picture is not None else 0
+                            output.read(event.append.clips[0], len(clips[-1].states))
                     case Generated():
                         if prefilled:
                             told = await self._send_segments(job, prefilled, clips)
@@ -433,7 +432,7 @@ class ThinkerStage:
         return [known[key] for key in request.keys]
 
     async def _clip_states(self, event: Prefilled) -> "_Clip":
-        """Of one clip, or picture, just prefilled."""
+        """Of one clip, picture or video, just prefilled."""
         n_places = self.prompt.n_places(event.append, event.n_new)
         if self._talker_reads is None:
             return _Clip(np.empty((n_places, 0)), None)
@@ -457,7 +456,7 @@ class ThinkerStage:
             places = [at for at, token in enumerate(ids) if token in prompt.placeholders]
             begins = accumulate(n_places, initial=0)
             pictures = [
-                (places[begin], *clip.picture[1:])
+                clip.picture._replace(at=places[begin])
                 for begin, clip in zip(begins, own, strict=False)
                 if clip.picture is not None
             ]

@@ -12,12 +12,20 @@ import pytest
 import soundfile as sf
 from openai import AsyncOpenAI
 
-from sglang_live.core import OUTPUT_RATE_HZ, AudioDelta, AudioPart, TextPart, TranscriptDelta
+from sglang_live.core import (
+    OUTPUT_RATE_HZ,
+    AudioDelta,
+    AudioPart,
+    TextPart,
+    TranscriptDelta,
+    VideoPart,
+)
 from sglang_live.errors import StageUnavailableError
 from sglang_live.gateway.http import chat
 from test.pictures import noise, uri_of
 from test.unit.gateway.fakes import MODEL, FakeOrchestrator, app_of, done, full, spoken, tone
 from test.unit.gateway.live_server import listening
+from test.videos import film, grey, noise_video, numbers, video_uri
 
 PATH = "/v1/chat/completions"
 HELLO = {"role": "user", "content": "Hello."}
@@ -495,3 +503,57 @@ async def test_a_bad_picture_is_refused_with_its_place(url, sees, code, why):
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (400, code)
     assert error["param"].startswith("messages[0].content[0].") and why in error["message"]
+
+
+# --- videos ---
+
+
+async def watch(*urls: str, watches: bool = True, detail: str = "auto") -> tuple:
+    orchestrator = FakeOrchestrator([spoken("A lamp.", 80)])
+    parts = [{"type": "video_url", "video_url": {"url": u, "detail": detail}} for u in urls]
+    body = {
+        "messages": [{"role": "user", "content": parts}],
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "bob", "format": "wav"},
+    }
+    transport = httpx.ASGITransport(app_of(orchestrator, sees=True, watches=watches))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        return orchestrator, await http.post(PATH, json=body)
+
+
+@pytest.mark.parametrize("kind", ["video/mp4", "", "application/octet-stream"])
+async def test_a_spoken_answer_watches_videos(kind):
+    orchestrator, response = await watch(video_uri(film(grey(20)), kind))
+    [item] = orchestrator.turns[0].history
+    assert numbers(item.parts[0].frames) == [0, 5, 10, 15]
+    assert response.json()["usage"]["prompt_tokens_details"]["video_tokens"] == 0
+
+
+FILM = video_uri(film(grey(20)))
+MINUTE = video_uri(film(grey(50, 16, 16), 1))
+
+
+@pytest.mark.parametrize(
+    ("urls", "watches", "code", "why"),
+    [
+        (["https://example.com/a.mp4"], True, "invalid_value", "fetches nothing"),
+        (["file:///etc/passwd"], True, "invalid_value", "fetches nothing"),
+        (["data:video/mp4;base64,AAA"], True, "invalid_value", "not base64"),
+        (["data:video/mp4;base64,AAAA"], True, "invalid_video", "no video"),
+        ([FILM] * 5, True, "invalid_value", "At most 4 videos"),
+        ([MINUTE] * 3, True, "invalid_video", "longer than 20 s"),
+        ([FILM], False, "unsupported_content_type", "video_url is not supported"),
+    ],
+)
+async def test_a_bad_video_is_refused_with_its_place(urls, watches, code, why):
+    orchestrator, response = await watch(*urls, watches=watches)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, code), error
+    assert error["param"].startswith(f"messages[0].content[{len(urls) - 1}].")
+    assert why in error["message"] and not orchestrator.sessions
+
+
+def test_videos_of_other_frames_or_sides_have_other_digests():
+    frames = noise_video(4, 64, 32).frames
+    others = [frames, frames[:2], frames.reshape(4, 64, 32, 3), frames + np.uint8(1)]
+    assert len({VideoPart(each).digest for each in others}) == 4

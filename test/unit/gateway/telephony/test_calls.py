@@ -2,8 +2,6 @@
 
 import asyncio
 import base64
-import hashlib
-import hmac
 import json
 import random
 from contextlib import asynccontextmanager, suppress
@@ -27,6 +25,7 @@ from test.phones import (
     Twilio,
     mutated_frame,
     phoning,
+    signature,
 )
 from test.unit.gateway.fakes import FakeOrchestrator, app_of, done, paced, spoken, tone, voice
 from test.unit.gateway.live_server import listening
@@ -45,8 +44,7 @@ VOICE = np.clip(at_8k(voice(800)) * 3.0, -20_000, 20_000).astype(np.int16)
 
 
 def signed(address: str, path: str = Twilio.path, token: str = TOKEN) -> dict[str, str]:
-    digest = hmac.new(token.encode(), f"{address}{path}".encode(), hashlib.sha1).digest()
-    return {"x-twilio-signature": base64.b64encode(digest).decode()}
+    return signature(f"{address}{path}", token)
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sglang_live.messages import ForgetStates, TalkerStates
+from sglang_live.messages import ForgetStates, Picture, TalkerStates
 from sglang_live.models.speech_lm.talker_ids import TalkerIds
 from sglang_live.stages.talker.segments import Prompt, Segments
 
@@ -109,5 +109,5 @@ def test_states_in_bfloat16_take_half_the_bytes(world):
 def test_a_prompt_has_the_places_of_its_pictures(world):
     states = np.zeros((4, WIDTH), np.float32)
     world.add("u1", 2)
-    world.segments.add("s", "u2", [1, 5, *4 * [PAD], 2], states, [(2, 2, 2)])
-    assert world.segments.prompt("s", ["u1", "u2"]).pictures == [(6, 2, 2)]
+    world.segments.add("s", "u2", [1, 5, *4 * [PAD], 2], states, [Picture(2, 2, 2)])
+    assert world.segments.prompt("s", ["u1", "u2"]).pictures == [Picture(6, 2, 2)]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sglang_live.messages import HiddenRows
+from sglang_live.messages import HiddenRows, Picture
 from sglang_live.stages.thinker import audio_states
 from sglang_live.stages.thinker.audio_states import AudioStates
 
@@ -54,7 +54,7 @@ async def test_what_is_kept_has_an_end(states, monkeypatch):
 
 async def test_a_picture_that_came_in_two_pieces_is_one(states):
     rows = np.zeros((2, 2), np.float32).tobytes()
-    await states.add(HiddenRows("r", [5, 6], "<f4", rows, [(5, 2, 2)]))
-    await states.add(HiddenRows("r", [7, 8], "<f4", rows, [(5, 2, 2)]))
+    await states.add(HiddenRows("r", [5, 6], "<f4", rows, [Picture(5, 2, 2)]))
+    await states.add(HiddenRows("r", [7, 8], "<f4", rows, [Picture(5, 2, 2)]))
     found, pictures = await states.of("r", 4, begin=3)
-    assert (len(found), pictures) == (4, [(5, 2, 2)])
+    assert (len(found), pictures) == (4, [Picture(5, 2, 2)])

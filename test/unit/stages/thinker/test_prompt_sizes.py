@@ -2,12 +2,13 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-from sglang_live.core import HistoryItem, ImagePart, TextPart
+from sglang_live.core import HistoryItem, ImagePart, TextPart, VideoPart
 from sglang_live.errors import ContextLengthError
 from sglang_live.messages import MeasurePrompt
 from sglang_live.stages.thinker.prompt_sizes import PromptSizes, most_tokens_of
@@ -60,6 +61,9 @@ def test_the_tokens_of_a_picture_are_within_its_bounds(width, height, smallest):
     assert picture.least_tokens <= rows * columns // 32**2 <= picture.most_tokens
     item = HistoryItem(key="a", role="user", parts=(TextPart("look"), picture))
     assert most_tokens_of(PROMPT, item) > picture.most_tokens
+    layers = VideoPart(np.broadcast_to(np.uint8(0), (5, height, width, 3)))
+    bounds = layers.least_tokens, layers.most_tokens
+    assert bounds == (3 * picture.least_tokens, 3 * picture.most_tokens)
 
 
 @pytest.mark.parametrize("n_words", range(300, 420, 7))

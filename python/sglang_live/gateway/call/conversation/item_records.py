@@ -13,7 +13,6 @@ from sglang_live.core import (
     AudioPart,
     HistoryItem,
     ImagePart,
-    Medium,
     Role,
     TextPart,
     TurnDone,
@@ -219,9 +218,9 @@ def _content_of(part: Content) -> _Content:
             return _Content(part.kind, part.text)
 
 
-def media_of(item: Item) -> list[Medium]:
+def media_of(item: Item) -> list[AudioPart | ImagePart]:
     """Sounds and pictures of its content, in order."""
-    media: list[Medium] = []
+    media: list[AudioPart | ImagePart] = []
     for part in item.content if isinstance(item, MessageItem) else ():
         if isinstance(part, AudioContent):
             media.append(part.audio)
@@ -230,7 +229,7 @@ def media_of(item: Item) -> list[Medium]:
     return media
 
 
-def medium_record(medium: Medium) -> bytes:
+def medium_record(medium: AudioPart | ImagePart) -> bytes:
     """Takes milliseconds, in any thread."""
     if isinstance(medium, ImagePart):
         return _encode(_Picture(medium.png, medium.width, medium.height))

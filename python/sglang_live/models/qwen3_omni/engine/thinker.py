@@ -1,5 +1,5 @@
 """SGLang's Qwen3-Omni thinker, with an output of hidden states for the talker: those at positions
-of audio and of pictures.
+of audio, pictures and videos.
 
 It also accepts clips of different lengths in one prefill batch, which crash the upstream engine.
 Nothing here reads from the device, or copies to it from pageable memory: a prefill with audio
@@ -23,6 +23,7 @@ from sglang.srt.models.qwen3_omni_moe import _get_feat_extract_output_lengths as
 from sglang.srt.runtime_context import get_parallel
 from torch import Tensor, nn
 
+from sglang_live.core import LAYER_FRAMES, VIDEO_FPS
 from sglang_live.engine_channel.inbox import OUTBOX_ENV, RowsOutbox
 from sglang_live.messages import Picture
 from sglang_live.models.host_copy import copy_to, pinned
@@ -117,13 +118,13 @@ def _encode_layer(layer: nn.Module, hidden: Tensor, metadata: Any) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class MediaSpans:
-    """Audio and pictures of one request in a prefill batch.
+    """Audio, pictures and videos of one request in a prefill batch.
 
     start: index of the request's first token in the batch.
     prefix: tokens of its session before that.
     spans: half-open spans of tokens of the session, ascending.
     clips: SGLang's items of those that are audio.
-    pictures: those that are pictures.
+    pictures: those that are pictures or videos.
     """
 
     rid: str
@@ -143,10 +144,10 @@ class MediaSpans:
         return torch.cat([states[begin + shift : end + shift] for begin, end in self.spans])
 
 
-def media_spans(batch: Any, merge: int) -> list[MediaSpans]:
-    """Where a prefill batch has audio and pictures, by the offsets that SGLang's processor found.
+def media_spans(batch: Any, merge: int, step: int) -> list[MediaSpans]:
+    """Where a prefill batch has media, by the offsets that SGLang's processor found.
 
-    merge: side of the square of patches that is one token.
+    merge: side of the square of patches that is one token. step: see Picture.
     """
     found, start = [], 0
     for rid, prefix, n, media in zip(
@@ -158,7 +159,7 @@ def media_spans(batch: Any, merge: int) -> list[MediaSpans]:
     ):
         spans, clips, pictures = [], [], []
         for item in media.mm_items if media is not None else ():
-            runs = (item.offsets or ()) if item.is_audio() or item.is_image() else ()
+            runs = item.offsets or ()
             inside = [(max(first, prefix), min(last + 1, prefix + n)) for first, last in runs]
             inside = [(begin, end) for begin, end in inside if begin < end]
             if not inside:
@@ -167,9 +168,10 @@ def media_spans(batch: Any, merge: int) -> list[MediaSpans]:
             if item.is_audio():
                 clips.append(item)
                 continue
-            grids = item.model_specific_data["image_grid_thw"].tolist()
-            for (first, _), (_, rows, columns) in zip(runs, grids, strict=True):
-                pictures.append((first, rows // merge, columns // merge))
+            name = "image_grid_thw" if item.is_image() else "video_grid_thw"
+            grids = item.model_specific_data[name].tolist()
+            for (first, _), (layers, rows, columns) in zip(runs, grids, strict=True):
+                pictures.append(Picture(first, rows // merge, columns // merge, layers, step))
         if spans:
             found.append(MediaSpans(rid, start, prefix, sorted(spans), clips, pictures))
         start += n
@@ -189,6 +191,8 @@ class Qwen3OmniMoeForConditionalGeneration(UpstreamThinker):
         is_first = get_parallel().tp_rank == 0
         self._rows_outbox = RowsOutbox(address) if is_first else None
         self._media: list[MediaSpans] = []
+        layer_s = LAYER_FRAMES // VIDEO_FPS
+        self._layer_step = config.talker_config.position_id_per_seconds * layer_s
         # The input of this layer is hidden_states[accept_hidden_layer] of the reference.
         self.thinker.model.layers_to_capture = [config.talker_config.accept_hidden_layer]
         self.thinker.model.register_forward_hook(self._tap, with_kwargs=True)
@@ -215,11 +219,9 @@ class Qwen3OmniMoeForConditionalGeneration(UpstreamThinker):
     def _forward_tapped(self, input_ids, positions, forward_batch, **kwargs):
         # Media are dropped from the batch before the tap is reached.
         self._media = []
-        if forward_batch.forward_mode.is_extend() and (
-            forward_batch.contains_audio_inputs() or forward_batch.contains_image_inputs()
-        ):
+        if forward_batch.forward_mode.is_extend() and forward_batch.contains_mm_inputs():
             merge = self.config.thinker_config.vision_config.spatial_merge_size
-            self._media = media_spans(forward_batch, merge)
+            self._media = media_spans(forward_batch, merge, self._layer_step)
             if input_ids.is_cuda:
                 # SGLang uploads the features of these clips before it encodes them.
                 for item in (item for media in self._media for item in media.clips):
