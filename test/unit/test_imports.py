@@ -113,7 +113,7 @@ BUDGETS = {
     "journal": 800,
     "kernels": 20,
     "kv": 1_020,
-    "models": 17_860,
+    "models": 18_360,
     "orchestrator": 3_500,
     "policy": 2_020,
     "sound": 1_560,
