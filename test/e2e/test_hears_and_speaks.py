@@ -15,6 +15,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from sglang_live.core import HistoryItem, TextPart
+from sglang_live.models.glm4_voice.flow import RATE_HZ, SAMPLES_PER_COLUMN, n_columns
 from sglang_live.models.prompt import Piece, Words
 from test.e2e.conftest import Server, running_server
 from test.e2e.interrupter import (
@@ -30,6 +31,8 @@ from test.e2e.interrupter import (
     voice,
 )
 from test.e2e.socket_client import Socket, clip_24k, connected
+from test.glm4_voice import checkpoint as tiny_glm
+from test.glm4_voice.reference import Model
 from test.toys import hears
 from test.toys.counting import N_SAMPLES, Tones
 
@@ -253,3 +256,91 @@ async def test_real_speech_is_heard_and_answered(server):
         await socket.session(**SESSION)
         await socket.say(clip_24k("sp_jfk.flac", 3.0), max_output_tokens=30, **GREEDY)
         assert len(codes_in(socket.audio())) == 20
+
+
+@pytest.mark.nightly
+async def test_glm_4_voice_hears_speaks_and_knows_what_was_heard(tmp_path_factory):
+    path = tiny_glm.build(tmp_path_factory.mktemp("glm") / "checkpoint")
+    model = Model(path, SYSTEM)
+    with running_server(str(path), tmp_path_factory.mktemp("glm-logs")) as server:
+        await _talks_with_glm(server, model)
+        _glm_speaks_in_a_chat(server, model)
+        listed = httpx.get(f"{server.http}/v1/audio/voices", timeout=60).json()["voices"]
+        assert [voice["id"] for voice in listed] == ["glm"]
+
+
+async def _talks_with_glm(server: Server, model: Model) -> None:
+    heard_24k = clip_24k("sp_jfk.flac", 2.5)
+    history: list[HistoryItem | np.ndarray] = [_at_16k(heard_24k)]
+    async with connected(server.ws) as socket:
+        await socket.session(**SESSION)
+        done = await socket.say(heard_24k, max_output_tokens=120, **GREEDY)
+        prompt = model.ids(*history)
+        first = model.response(prompt, 120)
+        _check_glm(socket, done, model, prompt, first)
+        history += [_written("r1", first), _asked("q2", "tell me more")]
+
+        socket.events.clear()
+        item = {"role": "user", "content": [{"type": "input_text", "text": "tell me more"}]}
+        await socket.send("conversation.item.create", item={"type": "message", **item})
+        await socket.send("response.create", response={"max_output_tokens": 1500, **GREEDY})
+        while len(socket.audio()) < 24_000:
+            await socket.until("response.output_audio.delta")
+        await socket.send("response.cancel")
+        answer = (await socket.until("response.done"))["response"]
+        assert answer["status"] == "cancelled"
+        place = {"item_id": answer["output"][0]["id"], "content_index": 0, "audio_end_ms": 1000}
+        await socket.send("conversation.item.truncate", **place)
+        await socket.until("conversation.item.truncated")
+        second = model.response(model.ids(*history), 200)
+        # Half of the thirteenth code was heard.
+        at = [n + 1 for n, token in enumerate(second) if token >= tiny_glm.FIRST_CODE]
+        history.append(_written("r2", second[: at[11]]))
+        n_kept = len(model.ids(*history[:-1])) + at[11]
+
+        socket.events.clear()
+        done = await socket.ask("and then", max_output_tokens=60, **GREEDY)
+        history.append(_asked("q3", "and then"))
+        prompt = model.ids(*history)
+        _check_glm(socket, done, model, prompt, model.response(prompt, 60))
+        cached = done["response"]["usage"]["input_token_details"]["cached_tokens"]
+        assert n_kept - 1 <= cached <= n_kept
+
+
+def _check_glm(socket: Socket, done: dict, model: Model, prompt: list[int], ids: list[int]) -> None:
+    """That a response to the prompt is of these ids."""
+    words = [token for token in ids if token < tiny_glm.FIRST_CODE]
+    n_codes = len(ids) - len(words)
+    assert transcript(socket) == model.prompt.text_of(words).rstrip("\ufffd")
+    usage = done["response"]["usage"]
+    assert usage["input_tokens"] == len(prompt)
+    details = usage["output_token_details"]
+    assert (details["text_tokens"], details["audio_tokens"]) == (len(words), n_codes)
+    n_samples = n_columns(n_codes) * SAMPLES_PER_COLUMN * 24_000 / RATE_HZ
+    assert len(socket.audio()) == pytest.approx(n_samples, abs=2)
+
+
+def _written(key: str, ids: list[int]) -> HistoryItem:
+    return HistoryItem(key=key, role="assistant", parts=(), token_ids=tuple(ids))
+
+
+def _asked(key: str, text: str) -> HistoryItem:
+    return HistoryItem(key=key, role="user", parts=(TextPart(text),))
+
+
+def _glm_speaks_in_a_chat(server: Server, model: Model) -> None:
+    body = {
+        "model": "demo",
+        "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "the end"}],
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "glm", "format": "pcm16"},
+        "max_tokens": 90,
+        **GREEDY,
+    }
+    answer = httpx.post(f"{server.http}/v1/chat/completions", json=body, timeout=60).json()
+    audio = answer["choices"][0]["message"]["audio"]
+    ids = model.response(model.ids(_asked("q", "the end")), 90)
+    words = [token for token in ids if token < tiny_glm.FIRST_CODE]
+    assert audio["transcript"] == model.prompt.text_of(words).rstrip("\ufffd")
+    n_samples = n_columns(len(ids) - len(words)) * SAMPLES_PER_COLUMN * 24_000 / RATE_HZ
+    assert len(base64.b64decode(audio["data"])) / 2 == pytest.approx(n_samples, abs=2)

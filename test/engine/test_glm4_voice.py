@@ -13,15 +13,11 @@ from lab.poison import POISON
 from sglang_live.core import HistoryItem, TextPart, TurnRequest
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import TextTokens, ThinkerDone
-from sglang_live.models.glm4_voice.ears import GlmEars
-from sglang_live.models.glm4_voice.family import AUDIO, TOKENIZER, GlmVoiceSpec
-from sglang_live.models.glm4_voice.parts import GlmPrompt
-from sglang_live.models.glm4_voice.tokenizer import fast_tokenizer
-from sglang_live.models.prompt import Markup, Piece, Words
+from sglang_live.models.glm4_voice import family
 from test.engine.conftest import Stages, running_stages
 from test.engine.turns import greedy_turn, reply_of, think, user
 from test.glm4_voice import checkpoint as tiny
-from test.glm4_voice import family, reference
+from test.glm4_voice.reference import Model
 from test.unit.models.test_glm4_voice import tones
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -50,40 +46,9 @@ async def stages(checkpoint, tmp_path_factory):
         yield started
 
 
-class Model:
-    """The published model, as transformers and the restated tokenizers have it."""
-
-    def __init__(self, path: Path):
-        spec = GlmVoiceSpec.load(path)
-        self.prompt = GlmPrompt(spec, fast_tokenizer(path))
-        begin, end = (spec.special[name] for name in AUDIO)
-        self._ears = GlmEars(path / TOKENIZER, spec.first_code, begin, end)
-        self._model = reference.language_model(path)
-
-    def ids(self, *history: HistoryItem | np.ndarray) -> list[int]:
-        pieces = self.prompt.header(SYSTEM)
-        for item in history:
-            if isinstance(item, np.ndarray):
-                heard = tuple(self._ears.ids(item))
-                item = HistoryItem(key="heard", role="user", parts=(), token_ids=heard)
-            pieces += self.prompt.item(item)
-        return self._ids([*pieces, *self.prompt.open_response()])
-
-    def response(self, ids: list[int], n: int = N_IDS) -> list[int]:
-        return reference.greedy(self._model, ids, n)
-
-    def _ids(self, pieces: list[Piece]) -> list[int]:
-        ids: list[int] = []
-        for piece in pieces:
-            assert isinstance(piece, Markup | Words)
-            markup = isinstance(piece, Markup)
-            ids += self.prompt.markup_ids(piece.text) if markup else piece.token_ids
-        return ids
-
-
 @pytest.fixture(scope="module")
 def model(checkpoint) -> Model:
-    return Model(checkpoint)
+    return Model(checkpoint, SYSTEM)
 
 
 async def written(stages: Stages, turn: TurnRequest) -> tuple[ThinkerDone, list[TextTokens]]:
@@ -102,7 +67,7 @@ async def test_ids_of_both_kinds_equal_the_references_in_any_batch(stages, model
         turns, said, await asyncio.gather(*(written(stages, turn) for turn in turns)), strict=True
     ):
         prompt = model.ids(turn.history[0] if isinstance(one, str) else one)
-        assert done.ids == model.response(prompt) and done.n_prompt == len(prompt)
+        assert done.ids == model.response(prompt, N_IDS) and done.n_prompt == len(prompt)
         codes = [token - tiny.FIRST_CODE for token in done.ids if token >= tiny.FIRST_CODE]
         assert 5 < len(codes) < N_IDS - 5
         spoken = np.frombuffer(b"".join(part.codes for part in parts), "<i2").tolist()
@@ -130,7 +95,7 @@ async def test_after_an_interruption_it_goes_on_behind_what_was_heard_of_both(st
     after = await think(links, again)
     whole = model.ids(first, heard, clip)
     assert not after.rebuilt and after.n_prompt == len(whole)
-    assert after.ids == model.response(whole)
+    assert after.ids == model.response(whole, N_IDS)
     n_kept = len(prompt) + 17
     assert n_kept - 1 <= after.n_cached <= n_kept
     third = greedy_turn(*again.history, reply_of(again, after), first, system=SYSTEM, n_tokens=8)

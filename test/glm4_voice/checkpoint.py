@@ -1,4 +1,4 @@
-"""A tiny random GLM-4-Voice in its published layout, with its speech tokenizer."""
+"""A tiny random GLM-4-Voice in its published layout, with its speech tokenizer and decoder."""
 
 import base64
 import json
@@ -10,11 +10,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import WhisperFeatureExtractor
 
-from sglang_live.models.glm4_voice.family import TOKENIZER
+from sglang_live.models.glm4_voice.family import DECODER, TOKENIZER
 from sglang_live.models.glm4_voice.tokenizer import RANKS
+from test.glm4_voice import decoder
+from test.glm4_voice.decoder import N_CODES
 
 HIDDEN, FFN, LAYERS, HEADS, GROUPS = 64, 96, 2, 4, 2
-N_CODES = 96
 WORDS = ("th", "he", "the", " the", "an", "and", " a", "in", "on", "li", "lit", "tt", "st", "\n\n")
 # Control tokens are in the published order, and so are the gaps between their ids.
 CONTROL = (
@@ -133,4 +134,5 @@ def build(path: Path) -> Path:
     (ears / "config.json").write_text(json.dumps(ENCODER))
     WhisperFeatureExtractor(feature_size=128).save_pretrained(ears)
     save_file(dict(_encoder_weights()), ears / "model.safetensors")
+    decoder.save(path / DECODER)
     return path

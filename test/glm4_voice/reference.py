@@ -13,6 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import GlmConfig, GlmForCausalLM, WhisperFeatureExtractor
 
+from sglang_live.core import HistoryItem
+from sglang_live.models.glm4_voice.ears import GlmEars
+from sglang_live.models.glm4_voice.family import AUDIO, TOKENIZER, GlmVoiceSpec
+from sglang_live.models.glm4_voice.parts import GlmPrompt
+from sglang_live.models.glm4_voice.tokenizer import fast_tokenizer
+from sglang_live.models.prompt import Markup, Piece, Words
 from test.glm4_voice import checkpoint as tiny
 
 _PATTERN = regex.compile(
@@ -126,3 +132,36 @@ def _layer(x: Tensor, mask: Tensor, weights: dict[str, Tensor], at: str) -> Tens
     y = (scores.softmax(-1) @ v).transpose(0, 1).reshape(x.shape)
     x = x + linear(y, "self_attn.out_proj")
     return x + linear(F.gelu(linear(norm(x, "final_layer_norm"), "fc1")), "fc2")
+
+
+class Model:
+    """The published model, as transformers and the restated tokenizers have it."""
+
+    def __init__(self, path: Path, instructions: str):
+        spec = GlmVoiceSpec.load(path)
+        self.prompt = GlmPrompt(spec, fast_tokenizer(path))
+        begin, end = (spec.special[name] for name in AUDIO)
+        self.ears = GlmEars(path / TOKENIZER, spec.first_code, begin, end)
+        self._model = language_model(path)
+        self._instructions = instructions
+
+    def ids(self, *history: HistoryItem | np.ndarray) -> list[int]:
+        """Of a prompt; recordings are a user's."""
+        pieces = self.prompt.header(self._instructions)
+        for item in history:
+            if isinstance(item, np.ndarray):
+                heard = tuple(self.ears.ids(item))
+                item = HistoryItem(key="heard", role="user", parts=(), token_ids=heard)
+            pieces += self.prompt.item(item)
+        return self._ids([*pieces, *self.prompt.open_response()])
+
+    def response(self, ids: list[int], n: int) -> list[int]:
+        return greedy(self._model, ids, n)
+
+    def _ids(self, pieces: list[Piece]) -> list[int]:
+        ids: list[int] = []
+        for piece in pieces:
+            assert isinstance(piece, Markup | Words)
+            markup = isinstance(piece, Markup)
+            ids += self.prompt.markup_ids(piece.text) if markup else piece.token_ids
+        return ids

@@ -56,6 +56,9 @@ class Hears:
 
 
 class Ears:
+    def move(self, device: str) -> None:
+        """They are numpy's."""
+
     def ids(self, pcm: np.ndarray) -> Sequence[int]:
         frames = pcm[: len(pcm) // _N_SAMPLES * _N_SAMPLES].reshape(-1, _N_SAMPLES)
         strength = np.abs(np.fft.rfft(frames.astype(float)))[:, 1 : 1 + N_CODES]

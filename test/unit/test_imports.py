@@ -116,7 +116,7 @@ BUDGETS = {
     "journal": 800,
     "kernels": 20,
     "kv": 1_020,
-    "models": 19_580,
+    "models": 20_080,
     "orchestrator": 3_540,
     "policy": 2_020,
     "sound": 1_700,

@@ -42,6 +42,10 @@ class OwnVoice:
 class Ears(Protocol):
     """Speech to ids, for a thinker that hears by them."""
 
+    def move(self, device: str) -> None:
+        """To the thinker's device, before they hear; its name is torch's."""
+        ...
+
     def ids(self, pcm: Pcm) -> Sequence[int]:
         """What a user's speech is in the prompt, with the markup around it. Any thread may call it.
 

@@ -45,13 +45,14 @@ class ChunkRule:
     listener change them.
 
     first: frames of the first one, with those that the decoder looks ahead.
-    second, growth, most: frames of the second; each later one has `growth` times as many as the
-        one before it, and at most `most`.
+    second, growth, step, most: frames of the second; each later one has `growth` times as many as
+        the one before it, or `step` more, and at most `most`.
     """
 
     first: int
     second: int
     growth: int = 1
+    step: int = 0
     most: int
 
     def frames(self, n_chunks: int) -> int:
@@ -59,7 +60,7 @@ class ChunkRule:
         if not n_chunks:
             return self.first
         grown: int = self.second * self.growth ** (n_chunks - 1)
-        return min(grown, self.most)
+        return min(grown + self.step * (n_chunks - 1), self.most)
 
 
 def chunk_frames(n_pending: int, small: int, large: int, *, is_first: bool, ends: bool) -> int:

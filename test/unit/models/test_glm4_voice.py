@@ -10,12 +10,18 @@ from sglang_live.core import HistoryItem, TextPart
 from sglang_live.errors import BadInputError
 from sglang_live.models.family import model_facts
 from sglang_live.models.glm4_voice.ears import GlmEars
-from sglang_live.models.glm4_voice.family import TOKENIZER, GlmVoiceSpec
+from sglang_live.models.glm4_voice.family import (
+    DECODER,
+    DECODER_FILES,
+    TOKENIZER,
+    VOICE,
+    GlmVoiceSpec,
+)
 from sglang_live.models.glm4_voice.parts import TASK, GlmPrompt
 from sglang_live.models.glm4_voice.tokenizer import fast_tokenizer
 from sglang_live.models.prompt import Markup, Piece, Words
 from test.glm4_voice import checkpoint as tiny
-from test.glm4_voice import family, reference
+from test.glm4_voice import reference
 
 TEXTS = (
     "the little list",
@@ -113,21 +119,27 @@ def test_long_speech_is_heard_in_parts(path):
     assert ears.ids(pcm[:0]) == []
 
 
+def test_ears_are_on_the_device_of_the_thinker(path):
+    ears = GlmEars(path / TOKENIZER, tiny.FIRST_CODE, 1, 2)
+    ears.move("meta")
+    assert {tensor.device.type for tensor in ears._encoder.state_dict().values()} == {"meta"}
+
+
 def test_facts_are_those_of_the_checkpoint(path):
-    facts = model_facts(path, family.__name__)
-    assert (facts.family, facts.own_voice, facts.stages) == (
-        family.__name__,
-        True,
-        ("thinker", "vocoder"),
-    )
+    facts = model_facts(path)
+    assert (facts.own_voice, facts.voices) == (True, (VOICE,))
+    assert facts.stages == ("thinker", "vocoder")
     assert (facts.vocab_size, facts.context_tokens) == (tiny.VOCAB, 2048)
     assert facts.kv_values == 2 * tiny.LAYERS * tiny.GROUPS * 16
 
 
 def test_what_is_missing_is_named(path, tmp_path):
-    with pytest.raises(BadInputError, match="decoder of GLM-4-Voice"):
-        model_facts(path)
     other = tiny.build(tmp_path / "other")
+    for file in DECODER_FILES:
+        (other / DECODER / file).rename(other / "away")
+        with pytest.raises(BadInputError, match=f"lacks the file {DECODER}/{file}"):
+            model_facts(other)
+        (other / "away").rename(other / DECODER / file)
     (other / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": {}}))
     with pytest.raises(BadInputError, match=r"not GLM-4-Voice.*--recogniser"):
         model_facts(other)

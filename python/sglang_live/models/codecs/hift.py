@@ -1,6 +1,6 @@
 """HiFT, which makes sound of mel as it comes.
 
-In: columns of mel. Out: samples at 24 kHz, 480 of each column.
+In: columns of mel. Out: samples at 24 kHz, 480 of each column; of GLM-4-Voice's at 22.05 kHz, 256.
 The convolutions of CosyVoice 2's are centred and see zeros behind the last column that is known, so
 the end of each chunk is not final: the last 8 columns are computed again with the next ones, from
 the source that they had, and faded over. Those of CosyVoice 3's are causal: each chunk computes all
@@ -172,6 +172,41 @@ class WholeHift(Hift):
         sounds = self._network(mel, self._source(self._pitch(mel), [0] * len(states)))
         sounds[:, : len(self._fade)] *= self._fade[: sounds.shape[1]]
         return [(sound, HiftState(mel.shape[2])) for sound in sounds]
+
+
+class CutHift(Hift):
+    """GLM-4-Voice's. Its last column is computed again with the next ones, from the source that it
+    had, and is not faded over. Source: GLM-4-Voice (flow_inference.py)."""
+
+    def __init__(
+        self, tensors: dict[str, Tensor], device: torch.device, dtype: torch.dtype, rate_hz: int
+    ):
+        """tensors: by the names of hift_layers."""
+        weights = Weights(tensors, device, dtype)
+        self._pitch = Pitch(weights, Pads.BOTH, Pads.BOTH)
+        self._network = Network(weights, Pads.BOTH, Pads.BOTH)
+        self._n = n = self._network.samples_per_column
+        self._source = Source(weights, noise_table(device, dtype), _by_samples, n, rate_hz)
+
+    def _vocode(
+        self, states: list[HiftState], mel: Tensor, is_end: bool
+    ) -> list[tuple[Tensor, HiftState]]:
+        begins = [state.n_columns - (state.mel is not None) for state in states]
+        sources = self._source(self._pitch(mel), begins)
+        for source, state in zip(sources, states, strict=True):
+            if state.source is not None:
+                source[: self._n] = state.source
+        sounds, n = self._network(mel, sources), mel.shape[2]
+        if is_end:
+            return [(sound, HiftState(at + n)) for at, sound in zip(begins, sounds, strict=True)]
+        return [
+            # Copies: views would keep the batch alive.
+            (
+                sound[: -self._n],
+                HiftState(at + n, last.clone(), source=source[-self._n :].clone()),
+            )
+            for at, sound, last, source in zip(begins, sounds, mel[..., -1:], sources, strict=True)
+        ]
 
 
 def hift_of(tensors: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> Hift:

@@ -73,7 +73,12 @@ class Source:
     """
 
     def __init__(
-        self, weights: Weights, noise: Tensor, angles: Callable[[Tensor, int], Tensor], n: int
+        self,
+        weights: Weights,
+        noise: Tensor,
+        angles: Callable[[Tensor, int], Tensor],
+        n: int,
+        rate_hz: int = SAMPLE_RATE_HZ,
     ):
         """
         Args:
@@ -81,9 +86,10 @@ class Source:
             angles: [n_streams, n_harmonics, n_samples] of the turns in a sample of each column,
                 [n_streams, n_harmonics, n_columns], and its samples.
             n: samples of a column.
+            rate_hz: samples of a second.
         """
         self._merge = Linear(weights, "m_source.l_linear")
-        self._noise, self._angles, self._n = noise, angles, n
+        self._noise, self._angles, self._n, self._rate_hz = noise, angles, n, rate_hz
 
     def __call__(self, pitch: Tensor, begins: Sequence[int]) -> Tensor:
         """[n_streams, n_samples].
@@ -94,7 +100,7 @@ class Source:
         """
         n_harmonics = self._merge.weight.shape[1]
         harmonics = torch.arange(1, n_harmonics + 1, device=pitch.device)
-        turns = (pitch * harmonics / SAMPLE_RATE_HZ).transpose(1, 2)
+        turns = (pitch * harmonics / self._rate_hz).transpose(1, 2)
         waves = self._angles(turns, self._n).transpose(1, 2).sin() * _SINE
         voiced = (pitch > _VOICED_HZ).to(pitch).repeat_interleave(self._n, 1)
         loud = voiced * _BREATH + (1 - voiced) * (_SINE / 3)

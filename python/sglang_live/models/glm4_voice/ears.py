@@ -95,7 +95,7 @@ class VqEncoder(nn.Module):
 
 
 class GlmEars:
-    """Ears (models/own_voice.py), on a GPU if there is one.
+    """Ears (models/own_voice.py).
 
     Args:
         path: directory of the speech tokenizer.
@@ -103,10 +103,14 @@ class GlmEars:
     """
 
     def __init__(self, path: Path, first_code: int, begin: int, end: int):
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._encoder = VqEncoder.load(path).to(self._device)
+        self._device = torch.device("cpu")
+        self._encoder = VqEncoder.load(path)
         self._features = WhisperFeatureExtractor.from_pretrained(path)
         self._first, self._begin, self._end = first_code, begin, end
+
+    def move(self, device: str) -> None:
+        self._device = torch.device(device)
+        self._encoder.to(self._device)
 
     def ids(self, pcm: Pcm) -> Sequence[int]:
         codes = self.codes(pcm)

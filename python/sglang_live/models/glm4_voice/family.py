@@ -1,8 +1,8 @@
 """The family GLM-4-Voice: one language model that hears speech as ids, and writes 13 ids of text
 and 26 of speech in turns.
 
-Its three checkpoints lie in one directory: the language model's files, and a folder with those of
-the speech tokenizer under its published name.
+Its three checkpoints lie in one directory: the language model's files, and folders with those of
+the speech tokenizer and of the decoder under their published names.
 Source: GLM-4-Voice, arXiv:2412.02612.
 """
 
@@ -15,7 +15,11 @@ from sglang_live.errors import BadInputError
 from sglang_live.models.family import ModelFacts, check_divided, check_number, read_json
 
 MODEL_TYPE = "chatglm"
-TOKENIZER = "glm-4-voice-tokenizer"
+TOKENIZER, DECODER = "glm-4-voice-tokenizer", "glm-4-voice-decoder"
+DECODER_FILES = DECODER_CONFIG, FLOW_FILE, HIFT_FILE = "config.yaml", "flow.pt", "hift.pt"
+# Codes of a stream's first block, how many more the next ones have, and of the longest: those of
+# the published demo.
+FIRST_BLOCK, BLOCK_STEP, LONGEST_BLOCK = 25, 50, 200
 VOICE = "glm"
 SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
 AUDIO = "<|begin_of_audio|>", "<|end_of_audio|>"
@@ -52,6 +56,9 @@ class GlmVoiceSpec:
             )
         if not (path / TOKENIZER / "config.json").is_file():
             raise BadInputError(f"{path} lacks the folder {TOKENIZER} with the speech tokenizer")
+        for name in DECODER_FILES:
+            if not (path / DECODER / name).is_file():
+                raise BadInputError(f"{path} lacks the file {DECODER}/{name}")
         first, n = special[code_name(0)], 1
         while special.get(code_name(n)) == first + n:
             n += 1
@@ -64,30 +71,20 @@ def code_name(code: int) -> str:
 
 
 class GlmVoice:
-    """decoder: see Family; None: it can be loaded, and not served."""
-
     thinker = f"{_PARTS}:GlmThinker"
+    decoder = "sglang_live.models.glm4_voice.decoder:GlmDecoder"
     recogniser = talker = voice = None
-
-    def __init__(self, module: str, decoder: str | None):
-        """module: the one that declares it."""
-        self._module = module
-        self.decoder = decoder
 
     def claims(self, config: Mapping[str, Any]) -> bool:
         return config.get("model_type") == MODEL_TYPE
 
     def facts(self, path: Path) -> ModelFacts:
         config = GlmVoiceSpec.load(path).config
-        if self.decoder is None:
-            raise BadInputError(
-                f"{path}: the decoder of GLM-4-Voice, CosyVoice's first flow, is not served yet"
-            )
         kv = 2 * config["num_layers"] * config["multi_query_group_num"] * config["kv_channels"]
         return ModelFacts(
             path=path,
             weights=path,
-            family=self._module,
+            family=__name__,
             stages=("thinker", "vocoder"),
             own_voice=True,
             voices=(VOICE,),
@@ -104,4 +101,4 @@ class GlmVoice:
             check_divided(flag, n_ranks, sizes, config["multi_query_group_num"])
 
 
-FAMILY = GlmVoice(__name__, None)
+FAMILY = GlmVoice()

@@ -11,6 +11,7 @@ from sglang_live.models.glm4_voice.family import (
     ASSISTANT,
     AUDIO,
     BEGIN,
+    LONGEST_BLOCK,
     SYSTEM,
     TOKENIZER,
     USER,
@@ -76,7 +77,7 @@ class GlmThinker:
             first_id=spec.first_code,
             n_codes=spec.n_codes,
             frame_s=0.08,
-            chunk_frames=25,
+            chunk_frames=LONGEST_BLOCK,
             frames_per_token=26 / 13,
         )
         generation = path / "generation_config.json"

@@ -94,6 +94,8 @@ class ThinkerStage:
         self.model: ThinkerModel = part(family.thinker)(path)
         self._hearing = Hearing(part(family.recogniser)(path)) if family.recogniser else None
         ears, voice = self.model.ears, self.model.voice
+        if ears is not None:
+            ears.move("cpu" if cpu.is_active() else spec.device)
         self._ears = None if ears is None else IdHearing(ears)
         if voice is not None:
             os.environ[STEPS_ENV] = steps_text(voice.frame_s, voice.chunk_steps)

@@ -87,6 +87,24 @@ class Encoder:
         return self._to_mel(self._norm(x))
 
 
+class BlockEncoder:
+    """GLM-4-Voice's: CosyVoice 1's, without what looks ahead, and cut into blocks."""
+
+    def __init__(self, weights: Weights, name: str):
+        self._embed = _Embedding(weights, f"{name}.embed.out")
+        self._layers = _layers(weights, f"{name}.encoders", 1e-5)
+        self._norm = Norm(weights, f"{name}.after_norm")
+        self._to_mel = Linear(weights, f"{name}_proj")
+
+    def __call__(self, x: Tensor, block: int) -> Tensor:
+        """[n_streams, n_codes, n_mels] of embeddings [n_streams, n_codes, width].
+
+        block: codes to which attention is cut.
+        """
+        lengths, blocks = (torch.full((len(x),), n, device=x.device) for n in (x.shape[1], block))
+        return self._to_mel(self._norm(_through(self._layers, self._embed(x), lengths, blocks)))
+
+
 class _Embedding:
     def __init__(self, weights: Weights, name: str):
         self._linear, self._norm = Linear(weights, f"{name}.0"), Norm(weights, f"{name}.1")
@@ -96,8 +114,8 @@ class _Embedding:
 
 
 class ConformerLayer:
-    def __init__(self, weights: Weights, name: str):
-        self._attention_norm = Norm(weights, f"{name}.norm_mha", 1e-12)
+    def __init__(self, weights: Weights, name: str, eps: float = 1e-12):
+        self._attention_norm = Norm(weights, f"{name}.norm_mha", eps)
         attention = f"{name}.self_attn"
         self._q, self._k, self._v, self._out, self._place = (
             Linear(weights, f"{attention}.linear_{part}") for part in ("q", "k", "v", "out", "pos")
@@ -105,7 +123,7 @@ class ConformerLayer:
         self._content_bias = weights.take(f"{attention}.pos_bias_u")
         self._place_bias = weights.take(f"{attention}.pos_bias_v")
         self._head_dim = self._content_bias.shape[1]
-        self._forward_norm = Norm(weights, f"{name}.norm_ff", 1e-12)
+        self._forward_norm = Norm(weights, f"{name}.norm_ff", eps)
         self._wide = Linear(weights, f"{name}.feed_forward.w_1")
         self._narrow = Linear(weights, f"{name}.feed_forward.w_2")
 
@@ -151,8 +169,8 @@ class ConformerLayer:
         return x + self._narrow(F.silu(self._wide(self._forward_norm(x))))
 
 
-def _layers(weights: Weights, name: str) -> list[ConformerLayer]:
-    return [ConformerLayer(weights, f"{name}.{i}") for i in range(weights.count(name))]
+def _layers(weights: Weights, name: str, eps: float = 1e-12) -> list[ConformerLayer]:
+    return [ConformerLayer(weights, f"{name}.{i}", eps) for i in range(weights.count(name))]
 
 
 def _through(layers: list[ConformerLayer], x: Tensor, lengths: Tensor, chunks: Tensor) -> Tensor:

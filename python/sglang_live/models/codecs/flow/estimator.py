@@ -65,7 +65,7 @@ class _Stage:
         self._time = Linear(weights, f"{name}.0.mlp.1")
         self._residual = CausalConv(weights, f"{name}.0.res_conv")
         n_layers = weights.count(f"{name}.1")
-        self._layers = [_Layer(weights, f"{name}.1.{i}") for i in range(n_layers)]
+        self._layers = [TransformerLayer(weights, f"{name}.1.{i}") for i in range(n_layers)]
 
     def __call__(self, x: Tensor, time: Tensor, seen: Tensor) -> Tensor:
         hidden = self._first(x) + self._time(F.mish(time))[:, None]
@@ -83,7 +83,7 @@ class _Block:
         return F.mish(self._norm(self._conv(x)))
 
 
-class _Layer:
+class TransformerLayer:
     def __init__(self, weights: Weights, name: str):
         self._attention_norm = Norm(weights, f"{name}.norm1")
         self._q, self._k, self._v, self._out = (
@@ -93,7 +93,7 @@ class _Layer:
         self._wide = Linear(weights, f"{name}.ff.net.0.proj")
         self._narrow = Linear(weights, f"{name}.ff.net.2")
 
-    def __call__(self, x: Tensor, seen: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, seen: Tensor | None) -> Tensor:
         normed = self._attention_norm(x)
         query, key, value = (
             split_heads(part(normed), _HEAD_DIM) for part in (self._q, self._k, self._v)
