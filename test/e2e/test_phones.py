@@ -7,20 +7,11 @@ import pytest
 import soundfile as sf
 import soxr
 
-from test.e2e.conftest import Server, running_server
+from test.e2e.conftest import TELEPHONY_TOKEN
 from test.e2e.test_webrtc import QUESTION
 from test.phones import RATE_HZ, Telnyx, phoning
 
 pytestmark = pytest.mark.e2e
-
-TOKEN = "12345"
-
-
-@pytest.fixture(scope="module")
-def answering(tmp_path_factory) -> Server:
-    folder = tmp_path_factory.mktemp("phones")
-    with running_server("demo", folder, "--telephony-token", TOKEN) as running:
-        yield running
 
 
 def question() -> np.ndarray:
@@ -28,9 +19,9 @@ def question() -> np.ndarray:
     return (soxr.resample(pcm, rate_hz, RATE_HZ) * 32_767).astype(np.int16)
 
 
-async def test_a_users_question_is_answered(answering):
-    sent = {"x-telnyx-streaming-auth-token": TOKEN}
-    async with phoning(Telnyx, f"127.0.0.1:{answering.port}", sent) as service:
+async def test_a_users_question_is_answered(talking):
+    sent = {"x-telnyx-streaming-auth-token": TELEPHONY_TOKEN}
+    async with phoning(Telnyx, f"127.0.0.1:{talking.port}", sent) as service:
         await asyncio.sleep(0.5)
         service.say(question())
         await service.until_played(1.5, 60)
@@ -42,4 +33,4 @@ async def test_a_users_question_is_answered(answering):
         sound = service.sound()
         # "Paris is the capital of France."
         assert 1.5 < len(sound) / RATE_HZ < 6 and sound.std() > 500
-    answering.wait_until_free()
+    talking.wait_until_free()
