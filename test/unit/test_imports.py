@@ -111,7 +111,7 @@ BUDGETS = {
     "extensions/lending": 3_420,
     "extensions/planner": 7_040,
     "extensions/traces": 240,
-    "gateway": 24_080,
+    "gateway": 24_120,
     "interaction": 3_320,
     "journal": 800,
     "kernels": 20,
@@ -121,7 +121,7 @@ BUDGETS = {
     "policy": 2_020,
     "sound": 1_700,
     "speakable": 2_000,
-    "stages": 9_400,
+    "stages": 9_420,
     "telemetry": 760,
     "webrtc": 1_020,
 }

@@ -22,7 +22,7 @@ from test.step_audio import token2wav as tiny
 
 SAMPLES_PER_CODE, AHEAD = 960, 3
 TAIL = torch.full((1, 1), END_CODE)
-# Lengths with one chunk, with an end at once behind a chunk, and so many that columns are left
+# Lengths with one chunk, with an end at once behind a chunk, and some at which columns are left
 # behind.
 STREAMS = [("ada", 20), ("ben", 28), ("eve", 7 * 25 + 13), ("ada", 5 * 25 + 3)]
 

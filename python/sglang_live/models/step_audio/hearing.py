@@ -46,7 +46,7 @@ class LogMel:
 
 
 def n_tokens(n_frames: int) -> int:
-    """Of the language model, for a clip of so many frames of mel."""
+    """Of the language model, for a clip of this number of frames of mel."""
     n_states = (n_frames - _PADDED_FRAMES + 1) // 2 // 2
     return (n_states - 1) // 2 + 1
 
