@@ -106,11 +106,12 @@ fi
 # Unit tests first: they fail in seconds, the engines take minutes. A process for each part imports and
 # collects that part only; each worker of pytest-xdist would import and collect all of them.
 unit_tests() {
-    local large=(gateway bridge extensions benchmark) rest=() part
+    # The longest first: the shortest fill what is left at the end.
+    local large=(test/unit/{gateway,benchmark,extensions,bridge}) rest=() part
     for part in test/unit/*/ test/unit/test_*.py; do
-        [[ " ${large[*]} __pycache__ " == *" $(basename "$part") "* ]] || rest+=("${part%/}")
+        [[ " ${large[*]} test/unit/__pycache__ " == *" ${part%/} "* ]] || rest+=("${part%/}")
     done
-    local parts=("${large[@]/#/test/unit/}" "${rest[*]}")
+    local parts=("${large[0]}" "${rest[*]}" "${large[@]:1}")
     local arguments=("$python" -m pytest -q --no-header "${marks[@]}" "$@")
     # What a part says comes as one piece, when it has ended.
     # shellcheck disable=SC2016
