@@ -30,21 +30,28 @@ from sglang_live.stages.supervisor import Replica, Supervisor, loopback_address
 from sglang_live.stages.zygote import Zygote, is_useful
 from test.engine.reference import Reference
 
-# Variants of the engine that run with `nightly` alone. Each page size, and rounds with and without
-# overlap, run in some of the other files.
+# Variants of the engine, or of one test on it, that run with `nightly` alone. Each page size, and
+# rounds with and without overlap, run in some of the other files.
 NIGHTLY = {
     "test_elastic_kv.py": ("page-16-no-overlap-graphs",),
     "test_full_pool.py": ("page-1",),
     "test_graphs.py": ("no-overlap",),
     "test_host_tier.py": ("page-16-no-overlap-slow-link",),
+    # Pages of 16, rounds without overlap and forced retractions: test_long_responses.py.
+    "test_hybrid.py": ("page-16-no-overlap-retractions",),
     "test_lending.py": ("page-16-no-overlap-slow-link", "graphs", "two-ranks"),
     "test_long_responses.py": ("page-1",),
     "test_modelled_device.py": ("no-overlap",),
     "test_moshi.py": ("page-1", "page-16-no-overlap"),
-    "test_pauses.py": ("no-overlap",),
+    # By turns, rounds overlap too.
+    "test_pauses.py": ("overlap", "no-overlap"),
     "test_retention.py": ("page-16-chunks", "page-16-no-overlap-retractions"),
     "test_session_storage.py": ("page-16-no-overlap",),
-    "test_sliced_prefill.py": ("pages-small-pool",),
+    "test_sliced_prefill.py": (
+        "pages-small-pool",
+        # Its pool is not small.
+        "test_responses_that_outgrow_a_small_pool_take_the_memory_of_preempted_prefills[overlap]",
+    ),
     "test_truncation.py": ("page-1",),
     "test_turn_prefill.py": ("page-16-no-overlap",),
 }
@@ -60,7 +67,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         variants = item.name.partition("[")[2].removesuffix("]")
         for nightly in NIGHTLY.get(item.path.name, ()):
-            if variants == nightly or variants.startswith(f"{nightly}-"):
+            if nightly in (variants, item.name) or variants.startswith(f"{nightly}-"):
                 item.add_marker(pytest.mark.nightly)
 
 

@@ -41,7 +41,7 @@ async def test_talker_matches_the_reference_over_120_frames(stages, reference, s
 
 
 async def test_eight_streams_that_starve_match_the_reference(stages, reference, speech):
-    await parity_claims.eight_starving_streams_match(stages, reference, speech, 100)
+    await parity_claims.eight_starving_streams_match(stages, reference, speech, 60)
 
 
 async def test_a_talker_that_lost_a_session_receives_its_messages_again(stages, speech):
