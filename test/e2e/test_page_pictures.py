@@ -13,7 +13,8 @@ from test.e2e.conftest import running_server
 from test.e2e.scripted_page import ask, status
 from test.e2e.test_page import PHONE
 
-pytestmark = pytest.mark.e2e
+# That the page shows these states is shown by its other tests.
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 _WIDE = {"width": 960, "height": 1010}
 _LEAST_BYTES = 20_000

@@ -12,7 +12,10 @@ pytestmark = [pytest.mark.e2e]
 RESTART_S = 90
 
 
-@pytest.mark.parametrize("stage", ["vocoder", "talker", "thinker"])
+# A thinker that dies in a turn: test_engine_death.py.
+@pytest.mark.parametrize(
+    "stage", ["vocoder", "talker", pytest.param("thinker", marks=pytest.mark.nightly)]
+)
 async def test_a_killed_stage_fails_its_turns_and_restarts(server, stage):
     async with connected(server.ws) as socket:
         first = await socket.ask("remember this")
