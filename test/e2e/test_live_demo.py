@@ -70,6 +70,8 @@ async def test_livekits_function_is_called(talking, tmp_path):
     assert told["answer"].split()[-2:] == ["It", "rains."]  # a late greeting may be before it
 
 
+# LiveKit's function without it is above; gateways with it are in test/unit/gateway/live.
+@pytest.mark.nightly
 async def test_the_operators_text_model_calls_livekits_function(tmp_path):
     backend = TextBackend(called(("weather", '{"town": "Rome"}')), said("It rains."))
     log_dir = tmp_path / "logs"
