@@ -55,6 +55,8 @@ async def test_a_sideband_has_the_model_speak(talking, tmp_path):
     assert all(event["end_ms"] - event["start_ms"] == 100 for event in audio)
 
 
+# The model delegates in the tests above; LiveKit is answered what a script delegates in test_live.
+@pytest.mark.nightly
 async def test_livekit_answers_what_is_delegated(talking, tmp_path):
     told = await framework_at(talking.http, "livekit_live.py", tmp_path, "client")
     assert told["errors"] == []
