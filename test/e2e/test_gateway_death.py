@@ -205,8 +205,6 @@ def text_of(response: dict[str, Any]) -> str:
 
 async def test_a_call_goes_on_when_its_gateway_is_killed(fleet):
     undisturbed = Client(fleet.two.ws)
-    whole = await held(undisturbed)
-    await undisturbed.close()
     killed_s = n_before = 0.0
 
     async def kill() -> None:
@@ -219,12 +217,12 @@ async def test_a_call_goes_on_when_its_gateway_is_killed(fleet):
 
     async with fleet.balancer.listening() as address:
         client = Client(f"ws://{address}/v1/realtime")
-        told = await held(client, kill)
+        whole, told = await asyncio.gather(held(undisturbed), held(client, kill))
         resumed_s = client.when("session.resumed", n_before) - killed_s
         [resumed] = [e for e in client.events if e["type"] == "session.resumed"]
         audio_s = client.when(AUDIO, client.events.index(resumed)) - killed_s
         assert len({e["event_id"] for e in client.events}) == len(client.events)
-        await client.close()
+        await asyncio.gather(undisturbed.close(), client.close())
     assert all(is_whole({"response": one}) for one in (*whole, *told))
     created = [e["response"]["id"] for e in client.events if e["type"] == "response.created"]
     ended = [e["response"]["id"] for e in client.events if e["type"] == "response.done"]
