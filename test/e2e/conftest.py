@@ -1,4 +1,4 @@
-"""The whole server, started once for all tests of this folder."""
+"""The whole server, started once for all tests of this folder, with each of two models."""
 
 import os
 import re
@@ -34,6 +34,7 @@ HELD = (
     ("vocoder", "jobs"),
 )
 DATA = Path(__file__).parents[1] / "data" / "audio"
+TELEPHONY_TOKEN = "12345"
 # A voice with random weights ends after any number of seconds; only a long text allows that many.
 SENTENCES = " ".join(6 * ["Good morning to you, and to all who listen."])
 
@@ -179,6 +180,14 @@ def running_server(
 def server(tmp_path_factory) -> Iterator[Server]:
     """A server of the demo model with random weights: responses of any length to any input."""
     with running_server("demo-random", tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def talking(tmp_path_factory) -> Iterator[Server]:
+    """A server of the trained demo model, which answers calls."""
+    flags = ("--telephony-token", TELEPHONY_TOKEN, "--telephony-keys-as-text")
+    with running_server("demo", tmp_path_factory.mktemp("talking"), *flags) as running:
         yield running
 
 

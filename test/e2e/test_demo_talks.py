@@ -8,18 +8,11 @@ import numpy as np
 import pytest
 
 from sglang_live.client.clip import BUNDLED_CLIP as QUESTION
-from test.e2e.conftest import Server, running_server
 from test.e2e.socket_client import NO_VAD, connected
 
 pytestmark = [pytest.mark.e2e]
 
 UNKNOWN = "I did not understand that. Please ask me something else."
-
-
-@pytest.fixture(scope="module")
-def talking(tmp_path_factory) -> Server:
-    with running_server("demo", tmp_path_factory.mktemp("talking")) as running:
-        yield running
 
 
 def said(done: dict) -> str:

@@ -3,21 +3,13 @@
 Clients are unmodified, the server is whole; nothing is scripted but the application.
 """
 
-from collections.abc import Iterator
-
 import pytest
 
-from test.e2e.conftest import Server, running_server
+from test.e2e.conftest import running_server
 from test.e2e.test_live import framework_at, play, text_of
 from test.unit.gateway.live.text_backend import TextBackend, called, said
 
 pytestmark = [pytest.mark.e2e]
-
-
-@pytest.fixture(scope="module")
-def talking(tmp_path_factory) -> Iterator[Server]:
-    with running_server("demo", tmp_path_factory.mktemp("live")) as running:
-        yield running
 
 
 async def test_the_application_does_what_the_model_does_not_understand(talking, tmp_path):

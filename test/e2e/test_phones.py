@@ -18,22 +18,13 @@ import soxr
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from test.e2e.conftest import Server, running_server
+from test.e2e.conftest import TELEPHONY_TOKEN
 from test.e2e.test_webrtc import QUESTION
 from test.phones import RATE_HZ, Service, Telnyx, Twilio, phoning, signature
 
 pytestmark = pytest.mark.e2e
 
-TOKEN = "12345"
 WEBHOOK = Path(__file__).parents[2] / "docs" / "examples" / "twilio_answer.py"
-
-
-@pytest.fixture(scope="module")
-def answering(tmp_path_factory) -> Server:
-    folder = tmp_path_factory.mktemp("phones")
-    flags = ("--telephony-token", TOKEN, "--telephony-keys-as-text")
-    with running_server("demo", folder, *flags) as running:
-        yield running
 
 
 def question() -> np.ndarray:
@@ -48,9 +39,9 @@ async def until_silent(service: Service) -> None:
         await asyncio.sleep(1.0)
 
 
-async def test_a_users_question_is_answered(answering):
-    sent = {"x-telnyx-streaming-auth-token": TOKEN}
-    async with phoning(Telnyx, f"127.0.0.1:{answering.port}", sent) as service:
+async def test_a_users_question_is_answered(talking):
+    sent = {"x-telnyx-streaming-auth-token": TELEPHONY_TOKEN}
+    async with phoning(Telnyx, f"127.0.0.1:{talking.port}", sent) as service:
         await asyncio.sleep(0.5)
         service.say(question())
         await service.until_played(1.5, 60)
@@ -59,7 +50,7 @@ async def test_a_users_question_is_answered(answering):
         sound = service.sound()
         # "Paris is the capital of France."
         assert 1.5 < len(sound) / RATE_HZ < 6 and sound.std() > 500
-    answering.wait_until_free()
+    talking.wait_until_free()
 
 
 @asynccontextmanager
@@ -82,19 +73,23 @@ async def event_of(sideband, kind: str, **fields: str) -> dict:
                 return event
 
 
-async def test_twilio_speaks_interrupts_and_presses_keys(answering):
+async def test_twilio_speaks_interrupts_and_presses_keys(talking):
     """What Twilio is told by the example's webhook, and then does."""
-    own = f"ws://127.0.0.1:{answering.port}"
+    own = f"ws://127.0.0.1:{talking.port}"
     async with webhook(own) as address, httpx.AsyncClient() as http:
         twiml = (await http.post(address, data={"CallSid": Twilio.call})).text
     url = ElementTree.fromstring(twiml).find("Connect/Stream").get("url")
     parts = urlsplit(url)
     assert parts.path == Twilio.path
-    for wrong in ({}, signature(url, "other"), signature(url.replace("ws:", "wss:"), TOKEN)):
+    for wrong in (
+        {},
+        signature(url, "other"),
+        signature(url.replace("ws:", "wss:"), TELEPHONY_TOKEN),
+    ):
         with pytest.raises(InvalidStatus, match="401"):
             async with phoning(Twilio, parts.netloc, wrong):
                 pass
-    async with phoning(Twilio, parts.netloc, signature(url, TOKEN)) as service:
+    async with phoning(Twilio, parts.netloc, signature(url, TELEPHONY_TOKEN)) as service:
         await asyncio.sleep(0.5)
         async with connect(f"{own}/v1/realtime?call_id={Twilio.call}") as sideband:
             service.say(question())
@@ -120,4 +115,4 @@ async def test_twilio_speaks_interrupts_and_presses_keys(answering):
             await service.until_played((n_played + 1000) / RATE_HZ, 60)
     told = {message["event"] for message in service.told}
     assert told == {"mark", "clear"}
-    answering.wait_until_free()
+    talking.wait_until_free()

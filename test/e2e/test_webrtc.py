@@ -14,16 +14,9 @@ import sglang_live
 from sglang_live.webrtc.messages import SENT_RATE_HZ
 from test.calls import calling
 from test.e2e.browser import microphone_of, visit
-from test.e2e.conftest import Server, running_server
 from test.e2e.test_examples import EXAMPLES
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def talking(tmp_path_factory) -> Server:
-    with running_server("demo", tmp_path_factory.mktemp("talking")) as running:
-        yield running
 
 
 QUESTION = Path(sglang_live.__file__).parent / "assets" / "question.flac"
