@@ -5,7 +5,6 @@ calls no functions by itself, so in that part its text is scripted; gateway, soc
 real.
 """
 
-import asyncio
 import json
 import shutil
 import ssl
@@ -22,6 +21,7 @@ from test.e2e.conftest import Server
 from test.e2e.relay import DELTA, TRANSCRIPT, Line, Relay, certificate
 from test.e2e.socket_client import clip_24k
 from test.e2e.test_examples import EXAMPLES, PYTHON, ROOT, run
+from test.e2e.together import Together
 from test.protocol.ga_events import events
 from test.unit.gateway.fakes import FakeOrchestrator, app_of, done, spoken
 from test.unit.gateway.http.test_unknown_parameters import try_out_types, try_out_unknown_keys
@@ -67,25 +67,14 @@ class Played:
 
 
 @pytest.fixture(scope="module")
-def plays(server, tmp_path_factory) -> dict[str, dict[str, Played] | BaseException]:
-    """The parts of every client, or its error. Two run at once: they mostly wait."""
-    places = asyncio.Semaphore(2)
-
-    async def play_in_turn(name: str) -> dict[str, Played]:
-        async with places:
-            return await play(name, server, tmp_path_factory.mktemp("client"))
-
-    async def play_all() -> list[dict[str, Played] | BaseException]:
-        return await asyncio.gather(*map(play_in_turn, NAMES), return_exceptions=True)
-
-    return dict(zip(NAMES, asyncio.run(play_all()), strict=True))
+def plays(server, tmp_path_factory) -> Together[str, dict[str, Played]]:
+    """The parts of every client."""
+    return Together(NAMES, lambda name: play(name, server, tmp_path_factory.mktemp("client")))
 
 
 @pytest.fixture(params=NAMES)
 def played(request, plays) -> dict[str, Played]:
     """All parts of one client."""
-    if isinstance(plays[request.param], BaseException):
-        raise plays[request.param]
     return plays[request.param]
 
 

@@ -8,11 +8,13 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from test.e2e.conftest import DATA
 from test.e2e.relay import certificate
+from test.e2e.together import Together
 
 pytestmark = [pytest.mark.e2e]
 
@@ -22,6 +24,9 @@ PYTHON = ROOT / ".venv-clients" / "bin" / "python"
 # A short response may end before it can be interrupted.
 TRIES = 3
 SPEECH = DATA / "sp_librivox_0880.flac"
+TYPED = ("openai_typed.py", "openai_typed.mjs", "openai_live.mjs")
+WITH_SOCKET = ("openai_agents_voice.py", "pipecat_voice.py", "pipecat_voice.py --live")
+LIVEKIT = ("livekit_voice.py", "livekit_voice.py --live")
 
 
 async def run(*command: str | Path, cwd: Path, within_s: float = 120, **environment: str) -> str:
@@ -54,10 +59,33 @@ def seconds_of_sound(text: str) -> list[float]:
             if " s of sound" in line]  # fmt: skip
 
 
-async def test_openais_sdk_blocking(server, tmp_path):
-    text = await run(*example("openai_typed.py", server.http, "How are you?"), cwd=tmp_path)
+class Ended(NamedTuple):
+    """folder: in which the example ran."""
+
+    text: str
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def ended(server, tmp_path_factory) -> Together[str, Ended]:
+    """Examples that are given a recording or a text."""
+
+    async def start(name: str) -> Ended:
+        folder = tmp_path_factory.mktemp("example")
+        if name.endswith(".mjs"):
+            return Ended(await javascript(name, server.port, folder), folder)
+        script, *more = name.split()
+        url = server.http.replace("http", "ws") if name in WITH_SOCKET else server.http
+        given = "How are you?" if name in TYPED else SPEECH
+        return Ended(await run(*example(script, url, given, *more), cwd=folder), folder)
+
+    return Together((*WITH_SOCKET, *LIVEKIT, "openai_live.py", *TYPED), start)
+
+
+def test_openais_sdk_blocking(ended):
+    text, folder = ended["openai_typed.py"]
     assert "completed" in text
-    assert (tmp_path / "answer.wav").stat().st_size > 24_000
+    assert (folder / "answer.wav").stat().st_size > 24_000
 
 
 async def test_openais_sdk_speaks_transcribes_and_interrupts(server, tmp_path):
@@ -74,43 +102,43 @@ async def test_openais_sdk_speaks_transcribes_and_interrupts(server, tmp_path):
     assert interrupted
 
 
-async def test_openais_sdk_with_the_live_api(server, tmp_path):
-    text = await run(*example("openai_live.py", server.http, SPEECH), cwd=tmp_path)
+def test_openais_sdk_with_the_live_api(ended):
+    text, _ = ended["openai_live.py"]
     assert "answer: " in text
     assert seconds_of_sound(text)[0] > 0.3
 
 
-@pytest.mark.parametrize(
-    "name", ["openai_agents_voice.py", "pipecat_voice.py", "pipecat_voice.py --live"]
-)
-async def test_clients_with_a_socket(server, tmp_path, name):
-    url = server.http.replace("http", "ws")
-    name, *more = name.split()
-    text = await run(*example(name, url, SPEECH, *more), cwd=tmp_path)
-    least_s = 0.05 if more else 0.3  # of the endless stream only what is no silence counts
+@pytest.mark.parametrize("name", WITH_SOCKET)
+def test_clients_with_a_socket(ended, name):
+    text, _ = ended[name]
+    # Of the endless stream only what is no silence counts.
+    least_s = 0.05 if "--live" in name else 0.3
     assert all(seconds > least_s for seconds in seconds_of_sound(text)), text
     assert seconds_of_sound(text)
 
 
-@pytest.mark.parametrize("more", [(), ("--live",)], ids=["realtime", "live"])
-async def test_livekit(server, tmp_path, more):
-    text = await run(*example("livekit_voice.py", server.http, SPEECH, *more), cwd=tmp_path)
-    assert seconds_of_sound(text)[0] > 0.3
+@pytest.mark.parametrize("name", LIVEKIT)
+def test_livekit(ended, name):
+    assert seconds_of_sound(ended[name].text)[0] > 0.3
 
 
 @pytest.mark.parametrize("name", ["openai_typed.mjs", "openai_live.mjs"])
-async def test_openais_sdk_for_javascript(server, tmp_path, name):
-    """The SDK uses TLS only, so a TLS proxy is in front of the server."""
-    cert, key = certificate(tmp_path)
-    script = tmp_path / name
-    shutil.copy(EXAMPLES / script.name, script)
-    (tmp_path / "node_modules").symlink_to(EXAMPLES / "node_modules")
-    async with tls_in_front(server.port, cert, key) as port:
-        trust = {"NODE_EXTRA_CA_CERTS": str(cert)}
-        command = ("node", script, f"https://127.0.0.1:{port}", "How are you?")
-        text = await run(*command, cwd=tmp_path, **trust)
+def test_openais_sdk_for_javascript(ended, name):
+    text, _ = ended[name]
     assert ("completed" if "typed" in name else "close_requested") in text
     assert seconds_of_sound(text)[0] > 0.3
+
+
+async def javascript(name: str, port: int, folder: Path) -> str:
+    """The SDK uses TLS only, so a TLS proxy is in front of the server."""
+    cert, key = certificate(folder)
+    script = folder / name
+    shutil.copy(EXAMPLES / script.name, script)
+    (folder / "node_modules").symlink_to(EXAMPLES / "node_modules")
+    async with tls_in_front(port, cert, key) as front:
+        trust = {"NODE_EXTRA_CA_CERTS": str(cert)}
+        command = ("node", script, f"https://127.0.0.1:{front}", "How are you?")
+        return await run(*command, cwd=folder, **trust)
 
 
 @asynccontextmanager

@@ -3,24 +3,41 @@
 Clients are unmodified, the server is whole; nothing is scripted but the application.
 """
 
+from collections.abc import Awaitable
+from typing import Any
+
 import pytest
 
 from test.e2e.conftest import running_server
 from test.e2e.test_live import framework_at, play, text_of
+from test.e2e.together import Together
 from test.unit.gateway.live.text_backend import TextBackend, called, said
 
 pytestmark = [pytest.mark.e2e]
 
 
-async def test_the_application_does_what_the_model_does_not_understand(talking, tmp_path):
-    told = await play("delegated", talking.http, tmp_path)
+@pytest.fixture(scope="module")
+def plays(talking, tmp_path_factory) -> Together[str, dict[str, Any]]:
+    """Parts of OpenAI's client, and LiveKit's with a function."""
+
+    def run(part: str) -> Awaitable[dict[str, Any]]:
+        folder = tmp_path_factory.mktemp("live")
+        if part == "responses":
+            return framework_at(talking.http, "livekit_live.py", folder, part)
+        return play(part, talking.http, folder)
+
+    return Together(("responses", "delegated", "decided", "aside"), run)
+
+
+def test_the_application_does_what_the_model_does_not_understand(plays):
+    told = plays["delegated"]
     assert text_of(told, "output") == "It rains in Rome."
     speakers = [turn["speaker"] for turn in told["turns"]]
     assert speakers[-1] == "assistant"
 
 
-async def test_questions_are_decided_with_probabilities(talking, tmp_path):
-    told = await play("decided", talking.http, tmp_path)
+def test_questions_are_decided_with_probabilities(plays):
+    told = plays["decided"]
     asked, delegated = [e for e in told["events"] if e["type"] == "decision.event"]
     assert asked["client_event_id"] == "mine"
     [created] = [e for e in told["events"] if e["type"] == "session.delegation.created"]
@@ -34,8 +51,8 @@ async def test_questions_are_decided_with_probabilities(talking, tmp_path):
         assert score["score"] == pytest.approx(score["probabilities"][1]["probability"])
 
 
-async def test_a_sideband_has_the_model_speak(talking, tmp_path):
-    told = await play("aside", talking.http, tmp_path)
+def test_a_sideband_has_the_model_speak(plays):
+    told = plays["aside"]
     [seen] = [event["events"] for event in told["events"] if event["type"] == "seen"]
     kinds = [event["type"] for event in seen]
     assert kinds[0] == "session.started" and kinds[-1] == "session.closed"
@@ -57,8 +74,8 @@ async def test_livekit_answers_what_is_delegated(talking, tmp_path):
     assert told["sound_s"] > 1
 
 
-async def test_livekits_function_is_called(talking, tmp_path):
-    told = await framework_at(talking.http, "livekit_live.py", tmp_path, "responses")
+def test_livekits_function_is_called(plays):
+    told = plays["responses"]
     assert told["errors"] == []
     assert told["called"] == ["unknown"]
     assert told["answer"].split()[-2:] == ["It", "rains."]  # a late greeting may be before it
