@@ -126,19 +126,15 @@ async def held(talker: Talker) -> list[tuple]:
 
 
 async def test_a_conversation_that_is_cut_is_heard_once_and_prefilled_once(server):
-    undisturbed = Talker(server.ws)
-    await undisturbed.open()
-    whole = await held(undisturbed)
-    await undisturbed.close()
-    cutter = Cutter(f"127.0.0.1:{server.port}")
+    undisturbed, cutter = Talker(server.ws), Cutter(f"127.0.0.1:{server.port}")
     async with cutter.listening() as address:
         talker = Talker(f"ws://{address}/v1/realtime")
-        await talker.open()
+        await asyncio.gather(undisturbed.open(), talker.open())
         cutting = asyncio.create_task(cut_at_drawn_times(cutter))
-        told = await held(talker)
+        whole, told = await asyncio.gather(held(undisturbed), held(talker))
         cutting.cancel()
-        await talker.close()
-    # The first response finds the instructions of the session before.
+        await asyncio.gather(undisturbed.close(), talker.close())
+    # One of the first responses finds the instructions of the other.
     assert told[1:] == whole[1:]
     ids = [event["event_id"] for event in talker.events]
     assert len(ids) == len({*ids})
