@@ -14,12 +14,11 @@ from sglang_live.core import HistoryItem, TextPart
 from sglang_live.models.codecs import END_CODE
 from sglang_live.models.step_audio.decoder import StepAudioDecoder
 from test.e2e.conftest import Server, running_server
-from test.e2e.socket_client import connected
+from test.e2e.socket_client import clip_24k, connected
 from test.e2e.test_hears_and_speaks import GREEDY, SESSION, SYSTEM, transcript
 from test.engine.test_step_audio import Model
 from test.engine.turns import user
 from test.step_audio import checkpoint as tiny
-from test.unit.models.test_glm4_voice import tones
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
@@ -92,7 +91,8 @@ async def test_three_turns_with_an_interruption_know_what_was_heard(server, mode
         told.append((transcript(socket), socket.audio()))
 
         socket.events.clear()
-        spoken = await socket.say(np.repeat(tones(2.0), 2), max_output_tokens=30, **GREEDY)
+        # Not tones, which are no speech for the server: it does not answer them.
+        spoken = await socket.say(clip_24k("sp_jfk.flac", 2.0), max_output_tokens=30, **GREEDY)
         heard_text, heard_pcm = transcript(socket), socket.audio()
 
     # Behind the call: these take seconds, in which no ping would be answered.
@@ -112,6 +112,8 @@ async def test_three_turns_with_an_interruption_know_what_was_heard(server, mode
     usage = spoken["response"]["usage"]
     n_codes = usage["output_token_details"]["audio_tokens"]
     assert len(heard_pcm) == N_SAMPLES * n_codes and 0 < n_codes < 30
+    # 12.5 a second.
+    assert 20 < usage["input_token_details"]["audio_tokens"] < 32
     assert "<audio_" not in heard_text
 
 

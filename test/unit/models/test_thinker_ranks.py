@@ -14,7 +14,9 @@ def test_the_first_rank_alone_sends_hidden_states(monkeypatch):
         thinker.thinker = SimpleNamespace(model=nn.Module(), is_mrope_enabled=True)
 
     senders: list[str] = []
-    config = SimpleNamespace(talker_config=SimpleNamespace(accept_hidden_layer=2))
+    config = SimpleNamespace(
+        talker_config=SimpleNamespace(accept_hidden_layer=2, position_id_per_seconds=13)
+    )
     monkeypatch.setattr(module.UpstreamThinker, "__init__", fake_init)
     monkeypatch.setattr(module, "RowsOutbox", senders.append)
     monkeypatch.setenv(OUTBOX_ENV, "ipc:///absent")

@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sglang_live.core import AudioPart, HistoryItem, TurnEvent, TurnRequest
+from sglang_live.core import AudioPart, HistoryItem, Medium, TurnEvent, TurnRequest
 from sglang_live.errors import ContextLengthError
 from sglang_live.stages.thinker.prompt_sizes import newest_that_fit, room_for_header
 from test.unit.gateway.fakes import FakeOrchestrator, FakeSession, connected, done, tone
@@ -36,6 +36,9 @@ class FakePrompt:
 
     def item(self, item: HistoryItem) -> HistoryItem:
         return item
+
+    def media(self, item: HistoryItem) -> list[Medium]:
+        return []
 
     def n_tokens(self, item: HistoryItem, places) -> int:
         texts = (part.text for part in item.parts if not isinstance(part, AudioPart))

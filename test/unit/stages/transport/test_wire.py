@@ -39,7 +39,9 @@ def values(hint) -> st.SearchStrategy:
         return st.dictionaries(values(inner[0]), values(inner[1]), max_size=3)
     if typing.get_origin(hint) is tuple:
         return st.tuples(*map(values, typing.get_args(hint)))
-    if isinstance(hint, type) and (is_dataclass(hint) or issubclass(hint, msgspec.Struct)):
+    if isinstance(hint, type) and (
+        is_dataclass(hint) or issubclass(hint, msgspec.Struct) or hasattr(hint, "_fields")
+    ):
         hints = typing.get_type_hints(hint)
         return st.builds(hint, **{name: values(kind) for name, kind in hints.items()})
     return {

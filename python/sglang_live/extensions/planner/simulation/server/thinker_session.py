@@ -443,7 +443,7 @@ class ThinkerSession:
         thought, tiers, held, header = self._thought, self._kv.tiers, self.held, self._kv.header
         assert thought is not None
         on_host = 0 if tiers is None else tiers.on_host(held)
-        n_cached = header - 1 if is_header else header + held.n_device + on_host
+        n_cached = max(0, header - 1) if is_header else header + held.n_device + on_host
         n_prompt = header if is_header else header + held.n_tokens + piece.n_tokens
         rid = thought.new_rid()
         thought.n_prompt, thought.n_cached = n_prompt, thought.n_cached or n_cached
