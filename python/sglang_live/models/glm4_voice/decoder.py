@@ -9,7 +9,6 @@ that a column is left out at each block behind the second.
 Source: GLM-4-Voice, arXiv:2412.02612 (web_demo.py, flow_inference.py), whose state is in modules.
 """
 
-import pickle
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from torch import Tensor
 from sglang_live.core import OUTPUT_RATE_HZ
 from sglang_live.errors import BadInputError
 from sglang_live.models.codecs import END_CODE
+from sglang_live.models.codecs.flow.decoder import read_weights
 from sglang_live.models.codecs.hift import CutHift, HiftState, hift_layers
 from sglang_live.models.glm4_voice.family import (
     BLOCK_STEP,
@@ -103,8 +103,10 @@ class GlmDecoder:
         """
         folder, place = Path(path) / DECODER, torch.device(device)
         _check_form(folder / DECODER_CONFIG)
-        flow = BlockFlow(_read(folder / FLOW_FILE), place, dtype)
-        return cls(flow, CutHift(hift_layers(_read(folder / HIFT_FILE)), place, dtype, RATE_HZ))
+        flow = BlockFlow(read_weights(folder / FLOW_FILE), place, dtype)
+        return cls(
+            flow, CutHift(hift_layers(read_weights(folder / HIFT_FILE)), place, dtype, RATE_HZ)
+        )
 
     def new_stream(self, voice: str) -> GlmStream:
         """Raises BadInputError if there is no such voice."""
@@ -174,13 +176,6 @@ class GlmDecoder:
     def _resampled(self, stream: GlmStream, wave: Tensor, is_end: bool) -> Tensor:
         found = stream.resampler.resample_chunk(wave.float().cpu().numpy(), last=is_end)
         return torch.from_numpy(found).clamp_(-1.0, 1.0)
-
-
-def _read(file: Path) -> dict[str, Tensor]:
-    try:
-        return dict(torch.load(file, map_location="cpu", weights_only=True))
-    except (OSError, RuntimeError, EOFError, TypeError, pickle.UnpicklingError) as error:
-        raise BadInputError(f"cannot read {file}: {error}") from error
 
 
 def _check_form(file: Path) -> None:
