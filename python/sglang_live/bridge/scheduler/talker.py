@@ -130,7 +130,8 @@ class Talker(Part):
                     self.model.rows.bind(stream, req.kv.req_pool_idx)
                 else:
                     self.model.rows.refresh(stream)
-                stream.mid_prefill = req is batch.chunked_req
+                # A batch that decodes may keep the request whose chunk it was built with.
+                stream.mid_prefill = is_extend and req is batch.chunked_req
                 # With a lag a prefill completes no frame; without, only its last chunk does.
                 if not (is_extend if self.model.row_lag else stream.mid_prefill):
                     stream.n_frames = stream.frame_at(seq_len - self.model.row_lag) + 1

@@ -2,6 +2,10 @@
 
 from types import SimpleNamespace
 
+import pytest
+import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
 from sglang_live.bridge.scheduler.paused import PausedRequest
 from sglang_live.bridge.scheduler.talker import Talker
 from sglang_live.bridge.scheduler.talker_input import PromptStates
@@ -122,3 +126,24 @@ def test_a_retracted_request_waits_for_the_text_of_its_newest_frame():
 def test_a_new_request_needs_no_text_but_that_of_its_prompt():
     req = FakeReq(f"{SPEAK_PREFIX}a", n_prompt=9, n_launched=0, n_output=0)
     assert not Gate(req).lacks_input(req)
+
+
+@pytest.mark.parametrize(("mode", "n_frames"), [("EXTEND", 0), ("DECODE", 3)])
+def test_frames_count_although_a_batch_still_names_the_chunk_it_was_built_with(mode, n_frames):
+    req = FakeReq("speak-a", n_prompt=9, n_launched=2, n_output=3)
+    gate = Gate(req, text=9)
+    gate.scheduler.enable_overlap = False
+    gate.talker.model.row_lag = 0
+    gate.talker.model.rows = SimpleNamespace(refresh=lambda stream: None)
+    stream = gate.talker.model.streams["speak-a"]
+    stream.row = req.kv.req_pool_idx = 1
+    gate.talker.before_launch(
+        SimpleNamespace(
+            forward_mode=ForwardMode[mode],
+            reqs=[req],
+            seq_lens_cpu=torch.tensor([11]),
+            chunked_req=req,
+        )
+    )
+    assert stream.mid_prefill == (mode == "EXTEND")
+    assert stream.n_frames == n_frames
