@@ -5,7 +5,6 @@ sounds when its last code has come.
 Source: resemble-ai/chatterbox (models/s3gen, MIT).
 """
 
-import pickle
 from pathlib import Path
 
 import torch
@@ -17,6 +16,7 @@ from sglang_live.models.chatterbox.family import DECODER_WEIGHTS, voice_paths
 from sglang_live.models.codecs.flow.decoder import FlowDecoder, flow_voice
 from sglang_live.models.codecs.flow.mels import FlowVoice, TokenFlow
 from sglang_live.models.codecs.hift import WholeHift, hift_layers
+from sglang_live.models.torch_files import read_torch_file
 
 # Turbo's, whose flow has two steps, and needs silence behind the last code.
 MEAN_WEIGHTS = "s3gen_meanflow.safetensors"
@@ -66,9 +66,8 @@ def _behind(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _voice(flow: TokenFlow, file: Path) -> FlowVoice:
-    try:
-        known = torch.load(file, map_location="cpu", weights_only=True)["gen"]
-    except (OSError, RuntimeError, EOFError, TypeError, KeyError, pickle.UnpicklingError) as error:
-        raise BadInputError(f"cannot read {file}: {error}") from error
+    known = read_torch_file(file).get("gen")
+    if not isinstance(known, dict):
+        raise BadInputError(f"{file} is no voice of Chatterbox: it lacks 'gen'")
     # A recording of an odd number of columns has one for which there is no code.
     return flow_voice(flow, known, _PARTS, 1, str(file))

@@ -14,7 +14,6 @@ DAC is a SNAC whose codebooks have one rate, without noise and depthwise convolu
 Source: snac 1.2 (hubertsiuzdak/snac, MIT).
 """
 
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from torch import Tensor
 from sglang_live.errors import BadInputError
 from sglang_live.models.codecs import END_CODE, WEIGHTS, SnacConfig
 from sglang_live.models.speech_lm.frame_decoder import check_codes
+from sglang_live.models.torch_files import read_torch_file
 
 _PARTS = ("decoder.", "quantizer.")
 _NORM = ".parametrizations.weight.original"
@@ -40,10 +40,7 @@ def load_snac(path: Path) -> tuple[SnacConfig, dict[str, Tensor]]:
         BadInputError: a file is missing or cannot be read, or it is another kind of SNAC.
     """
     config, file = SnacConfig.load(path), path / WEIGHTS
-    try:
-        stored = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-        raise BadInputError(f"cannot read {file}: {error}") from error
+    stored = read_torch_file(file)
     return config, folded({k: v for k, v in stored.items() if k.startswith(_PARTS)})
 
 

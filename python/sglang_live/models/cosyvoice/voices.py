@@ -1,14 +1,12 @@
 """What CosyVoice knows of its voices: a recording as codes, and its words."""
 
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from sglang_live.errors import BadInputError
 from sglang_live.models.cosyvoice.family import N_CODES, VOICES
+from sglang_live.models.torch_files import read_torch_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +29,7 @@ def read_voices(path: Path, n_text_ids: int) -> dict[str, PromptVoice]:
         BadInputError: names the voice that the file has in another form.
     """
     file = path / VOICES
-    try:
-        found = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise BadInputError(f"cannot read {file}: {error}") from error
+    found = read_torch_file(file)
     voices = {}
     for name, entry in found.items():
         try:

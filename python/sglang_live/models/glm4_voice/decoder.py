@@ -22,7 +22,6 @@ from torch import Tensor
 from sglang_live.core import OUTPUT_RATE_HZ
 from sglang_live.errors import BadInputError
 from sglang_live.models.codecs import END_CODE
-from sglang_live.models.codecs.flow.decoder import read_weights
 from sglang_live.models.codecs.hift import CutHift, HiftState, hift_layers
 from sglang_live.models.glm4_voice.family import (
     BLOCK_STEP,
@@ -43,6 +42,7 @@ from sglang_live.models.glm4_voice.flow import (
     n_columns,
 )
 from sglang_live.models.speech_lm.frame_decoder import check_codes
+from sglang_live.models.torch_files import read_torch_file
 from sglang_live.policy.chunks import ChunkRule
 
 # Whether a block is the last one is known with the next code, which is kept for the next block.
@@ -103,9 +103,9 @@ class GlmDecoder:
         """
         folder, place = Path(path) / DECODER, torch.device(device)
         _check_form(folder / DECODER_CONFIG)
-        flow = BlockFlow(read_weights(folder / FLOW_FILE), place, dtype)
+        flow = BlockFlow(read_torch_file(folder / FLOW_FILE), place, dtype)
         return cls(
-            flow, CutHift(hift_layers(read_weights(folder / HIFT_FILE)), place, dtype, RATE_HZ)
+            flow, CutHift(hift_layers(read_torch_file(folder / HIFT_FILE)), place, dtype, RATE_HZ)
         )
 
     def new_stream(self, voice: str) -> GlmStream:

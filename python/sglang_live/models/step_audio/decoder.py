@@ -19,13 +19,13 @@ from sglang_live.models.codecs.flow.cached import CachedFlow, CachedVoice, FlowC
 from sglang_live.models.codecs.flow.cached_dit import KEPT_COLUMNS
 from sglang_live.models.codecs.flow.decoder import (
     VOICE_PARTS,
-    read_weights,
     voice_parts,
 )
 from sglang_live.models.codecs.flow.encoder import UPSAMPLING
 from sglang_live.models.codecs.hift import Hift, HiftState, hift_of
 from sglang_live.models.speech_lm.frame_decoder import check_codes
 from sglang_live.models.step_audio.family import DECODER, FLOW_FILE, HIFT_FILE, VOICES_FILE
+from sglang_live.models.torch_files import read_torch_file
 from sglang_live.policy.chunks import ChunkRule
 
 
@@ -73,11 +73,11 @@ class StepAudioDecoder:
             BadInputError: a file is missing or cannot be read, or lacks something.
         """
         path, place = Path(path) / DECODER, torch.device(device)
-        flow = CachedFlow(read_weights(path / FLOW_FILE), place, dtype)
-        hift = hift_of(read_weights(path / HIFT_FILE), place, dtype)
+        flow = CachedFlow(read_torch_file(path / FLOW_FILE), place, dtype)
+        hift = hift_of(read_torch_file(path / HIFT_FILE), place, dtype)
         file = path / VOICES_FILE
         voices = {}
-        for name, known in read_weights(file).items():
+        for name, known in read_torch_file(file).items():
             parts = voice_parts(flow.n_codes, known, VOICE_PARTS, 0, f"{file}: {name}")
             try:
                 voices[name] = flow.voice(*parts)

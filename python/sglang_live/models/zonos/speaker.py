@@ -5,7 +5,6 @@ the CPU in float32. Its sizes are those of its weights.
 Source: zonos/speaker_cloning.py (Zyphra/Zonos, Apache-2.0).
 """
 
-import pickle
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor
 from transformers.audio_utils import mel_filter_bank
 
 from sglang_live.errors import BadInputError
+from sglang_live.models.torch_files import read_torch_file
 from sglang_live.models.voice_files import read_recording
 from sglang_live.models.zonos.family import SPEAKER_FILES, SPEAKER_FOLDER
 
@@ -111,8 +111,7 @@ def _filters() -> Tensor:
 
 
 def _read(file: Path) -> dict[str, Tensor]:
-    try:
-        tensors = torch.load(file, map_location="cpu", weights_only=True)
-        return {name: tensor.float() for name, tensor in tensors.items()}
-    except (OSError, RuntimeError, EOFError, AttributeError, pickle.UnpicklingError) as error:
-        raise BadInputError(f"cannot read {file}: {error}") from error
+    tensors = read_torch_file(file)
+    if not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+        raise BadInputError(f"{file} has more than tensors")
+    return {name: tensor.float() for name, tensor in tensors.items()}

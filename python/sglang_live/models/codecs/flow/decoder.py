@@ -10,11 +10,8 @@ Source: FunAudioLLM/CosyVoice (cli/model.py: CosyVoice2Model), whose chunks grow
 stream, because it counts them in the model.
 """
 
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -168,11 +165,3 @@ def voice_parts(
         raise BadInputError(f"{source}: {len(codes)} codes do not fit {len(mel)} columns of mel")
     check_codes(codes[:, None], 1, n_codes)
     return codes, mel, embedding
-
-
-def read_weights(file: Path) -> dict[str, Any]:
-    """What torch has saved. Raises BadInputError if the file is missing or cannot be read."""
-    try:
-        return dict(torch.load(file, map_location="cpu", weights_only=True))
-    except (OSError, RuntimeError, EOFError, TypeError, pickle.UnpicklingError) as error:
-        raise BadInputError(f"cannot read {file}: {error}") from error
