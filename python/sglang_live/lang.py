@@ -20,8 +20,9 @@ works, also after `listen`; `sgl.select` is not supported.
 
 import base64
 import io
+import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
@@ -45,6 +46,22 @@ OUTPUT_RATE_HZ = 24_000
 # Marks speech in the field for constrained types, which the interpreter passes on unchanged.
 _SPOKEN = "speech"
 _SOUND = "sound"
+# Settings that every request has, or that are no settings of a request.
+_SENT = {"max_new_tokens", "temperature", "top_p", "stop", "dtype"}
+_WIRE_NAMES = {"min_new_tokens": "min_tokens"} | {
+    name: name
+    for name in (
+        "stop_token_ids",
+        "stop_regex",
+        "top_k",
+        "min_p",
+        "frequency_penalty",
+        "presence_penalty",
+        "ignore_eos",
+        "json_schema",
+        "regex",
+    )
+}
 # Period of the check whether the program has ended without more sound.
 _POLL_S = 0.1
 
@@ -215,7 +232,7 @@ class LiveEndpoint(BaseBackend):
         self, request: dict[str, Any], sampling: SglSamplingParams
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         stop = [sampling.stop] if isinstance(sampling.stop, str) else list(sampling.stop)
-        request |= {"top_p": sampling.top_p, "stop": stop or None}
+        request |= {"top_p": sampling.top_p, "stop": stop or None, "extra_body": _more(sampling)}
         for choice in self._choices(request):
             yield choice.delta.content or "", {"finish_reason": choice.finish_reason}
 
@@ -223,6 +240,24 @@ class LiveEndpoint(BaseBackend):
         with self._client.chat.completions.create(**request) as chunks:
             for chunk in chunks:
                 yield from chunk.choices
+
+
+def _more(sampling: SglSamplingParams) -> dict[str, Any]:
+    """Settings that a program has changed and OpenAI's SDK has no names for; the server refuses
+    those that it does not take for these messages.
+    """
+    changed = {
+        field.name: value
+        for field in fields(sampling)
+        if field.name not in _SENT and (value := getattr(sampling, field.name)) != field.default
+    }
+    if refused := sorted(changed.keys() - _WIRE_NAMES.keys()):
+        raise ValueError(f"{', '.join(refused)}: not supported")
+    body = {_WIRE_NAMES[name]: value for name, value in changed.items()}
+    if (schema := body.pop("json_schema", None)) is not None:
+        form = {"name": "schema", "schema": json.loads(schema)}
+        body["response_format"] = {"type": "json_schema", "json_schema": form}
+    return body
 
 
 def _sounds(executor: StreamExecutor, name: str) -> Sounds:

@@ -124,6 +124,43 @@ def test_all_stop_texts_are_sent(stop, sent):
     assert writer.requests[0].get("stop") == sent
 
 
+def test_all_settings_of_a_program_are_sent():
+    @sgl.function
+    def write(s):
+        s += sgl.user("How is it?")
+        s += sgl.assistant(
+            sgl.gen("answer", min_tokens=2, ignore_eos=True, top_k=5, min_p=0.1, stop_token_ids=[7])
+        )
+        s += sgl.user("Well?")
+        s += sgl.assistant(sgl.gen("word", regex="[a-z]+"))
+        s += sgl.user("And now?")
+        s += sgl.assistant(sgl.gen("more", json_schema='{"type": "string"}'))
+
+    writer = Writer()
+    with serving(FakeOrchestrator(), writer) as (url, _):
+        write.run(backend=LiveEndpoint(url))
+    first, second, third = writer.requests
+    wanted = {"min_tokens": 2, "ignore_eos": True, "top_k": 5, "min_p": 0.1}
+    assert wanted.items() <= first.items()
+    assert first["stop_token_ids"] == [7]
+    assert second["regex"] == "[a-z]+" and "min_tokens" not in second
+    assert third["response_format"]["json_schema"]["schema"] == {"type": "string"}
+
+
+@pytest.mark.filterwarnings("ignore:Error in stream_executor")
+def test_settings_that_have_no_effect_are_refused():
+    @sgl.function
+    def write(s):
+        s += sgl.user("How is it?")
+        s += sgl.assistant(sgl.gen("answer", return_logprob=True, n=2))
+
+    writer = Writer()
+    with serving(FakeOrchestrator(), writer) as (url, _):
+        state = write.run(backend=LiveEndpoint(url))
+        assert str(state.error()) == "n, return_logprob: not supported"
+    assert not writer.requests
+
+
 @pytest.mark.filterwarnings("ignore:Error in stream_executor")
 @pytest.mark.parametrize("answer", [sgl.gen("answer"), speak("answer")], ids=["gen", "speak"])
 def test_a_response_that_begins_with_text_of_the_program_is_refused(answer):
