@@ -39,6 +39,7 @@ class AudioPart:
     sound: np.ndarray | PackedSound
     begin: int = 0
     end: int | None = None
+    _packed: "AudioPart | None" = field(default=None, init=False, repr=False)
 
     @property
     def pcm(self) -> np.ndarray:
@@ -78,8 +79,14 @@ class AudioPart:
         return AudioPart(self.pcm)
 
     def packed(self) -> "AudioPart":
-        """The same in less memory; takes milliseconds, in any thread."""
-        return self if self.is_packed or not self.n_samples else AudioPart(PackedSound.of(self.pcm))
+        """The same in less memory; takes milliseconds the first time, in any thread."""
+        if self.is_packed or not self.n_samples:
+            return self
+        if self._packed is None:
+            # Who keeps it elsewhere packs it before who keeps it here.
+            object.__setattr__(self, "_packed", AudioPart(PackedSound.of(self.pcm)))
+        assert self._packed is not None
+        return self._packed
 
 
 # Side of the square of pixels that becomes one token, where a picture is as large as it comes

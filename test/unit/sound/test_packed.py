@@ -60,6 +60,7 @@ def test_a_part_is_the_same_stretch_before_and_after():
     pcm = recording("sp_librivox_0880.flac")
     raw = AudioPart(pcm)
     packed = raw.packed()
+    assert raw.packed() is packed, "it is packed once"
     assert packed.packed() is packed and AudioPart(pcm[:0]).packed().n_samples == 0
     assert (packed.n_samples, packed.duration_s) == (raw.n_samples, raw.duration_s)
     assert packed.digest == raw.digest == digest_of(pcm)

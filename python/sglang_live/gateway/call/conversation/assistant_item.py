@@ -12,12 +12,12 @@ from typing import Literal
 
 import numpy as np
 
-from sglang_live.core import FRAME_S, HistoryItem, TextPart, TurnDone
+from sglang_live.core import FRAME_S, AudioPart, HistoryItem, TextPart, TurnDone
 from sglang_live.gateway.audio.codec import PCM, WireFormat
 from sglang_live.gateway.call.conversation.items import Item, Status
 from sglang_live.ids import new_id
 from sglang_live.interaction.playback import PRIOR_FRAMES_PER_TOKEN, heard_tokens
-from sglang_live.sound.packed import PackedSound, Samples
+from sglang_live.sound.packed import PackedSound
 
 # With more audio, base64 and envelope exceed 1 MiB, the limit of a frame in some clients.
 MAX_RETRIEVED_AUDIO_BYTES = 700_000
@@ -188,11 +188,13 @@ class AssistantItem(Item):
         is_sent = self.status != "in_progress" and 0 < self.sent_bytes == self.made_bytes
         return self.has_sound and is_sent
 
-    def raw_sounds(self) -> list[Samples]:
-        return [np.frombuffer(self._sent_audio(), np.int16)]
+    def raw_sounds(self) -> list[AudioPart]:
+        return [AudioPart(np.frombuffer(self._sent_audio(), np.int16))]
 
-    def keep_packed(self, sounds: Sequence[PackedSound]) -> None:
-        [self.audio] = sounds
+    def keep_packed(self, sounds: Sequence[AudioPart]) -> None:
+        [part] = sounds
+        assert isinstance(part.sound, PackedSound)
+        self.audio = part.sound
 
     def _sent_audio(self) -> bytes:
         audio = self.audio

@@ -7,12 +7,12 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from sglang_live.core import AudioPart
 from sglang_live.errors import CapacityError
 from sglang_live.gateway.call.conversation.assistant_item import AssistantItem
 from sglang_live.gateway.call.conversation.items import FunctionCallItem, Item
 from sglang_live.gateway.errors import ClientEventError
 from sglang_live.ids import new_id
-from sglang_live.sound.packed import PackedSound, Samples
 
 # Clients retrieve the item that they have just truncated, not older ones.
 _ASSISTANT_ITEMS_WITH_AUDIO = 2
@@ -236,5 +236,5 @@ class Conversation:
             self._packing = None
 
 
-def _packed(sounds: list[Samples]) -> list[PackedSound]:
-    return [PackedSound.of(pcm) for pcm in sounds]
+def _packed(sounds: list[AudioPart]) -> list[AudioPart]:
+    return [sound.packed() for sound in sounds]

@@ -11,7 +11,7 @@ from typing import Literal
 from sglang_live.core import AudioPart, HistoryItem, ImagePart, TextPart
 from sglang_live.gateway.tools import FunctionCall
 from sglang_live.ids import new_id
-from sglang_live.sound.packed import PackedSound, Samples
+from sglang_live.sound.packed import Samples
 
 Status = Literal["in_progress", "completed", "incomplete"]
 MessageRole = Literal["system", "user", "assistant"]
@@ -98,11 +98,11 @@ class Item:
         """Whether these are complete."""
         return self.has_sound
 
-    def raw_sounds(self) -> list[Samples]:
+    def raw_sounds(self) -> list[AudioPart]:
         """These sounds."""
         return []
 
-    def keep_packed(self, sounds: Sequence[PackedSound]) -> None:
+    def keep_packed(self, sounds: Sequence[AudioPart]) -> None:
         """Keep these in the place of raw_sounds()."""
         assert not sounds
 
@@ -186,11 +186,11 @@ class MessageItem(Item):
     def is_raw(self) -> bool:
         return self.has_sound and not self.is_unjudged  # judge() runs in a thread
 
-    def raw_sounds(self) -> list[Samples]:
-        return [part.pcm for part in self._raw]
+    def raw_sounds(self) -> list[AudioPart]:
+        return self._raw
 
-    def keep_packed(self, sounds: Sequence[PackedSound]) -> None:
-        packed = {raw: AudioPart(sound) for raw, sound in zip(self._raw, sounds, strict=True)}
+    def keep_packed(self, sounds: Sequence[AudioPart]) -> None:
+        packed = dict(zip(self._raw, sounds, strict=True))
         self.content = tuple(
             replace(part, audio=packed.get(part.audio, part.audio))
             if isinstance(part, AudioContent)
