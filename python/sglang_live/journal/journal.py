@@ -4,13 +4,14 @@ In: records of calls, as they change. Out: the same, sealed, in a store; and the
 Owner: one Journal per process. put() neither waits nor fails. What is not written yet is replaced
 by what comes later under the same name, so that a slow store gets the newest only; beyond a bound
 a call is dropped from the journal. It goes on, and cannot be resumed elsewhere: a record without
-some of its changes would be wrong.
+some of its changes would be wrong. What may wait is asked for at a tick, of all calls at once.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from secrets import compare_digest
 
@@ -29,6 +30,12 @@ _MOST_PENDING_BYTES = 128 << 20
 _RETRY_S = 1.0
 # The end of a call is written before its process ends, if the store answers in this time.
 _CLOSE_S = 2.0
+# Between two writes, for each call: more calls share a write, which costs as much as ten of them.
+_APART_S = 0.0002
+# What may wait waits so long at most.
+_TICK_S = 0.5
+# By then an owner whose call has gone on elsewhere learns of it: 3 s.
+_STILL_HERE_TICKS = 6
 _SQLITE = "sqlite:"
 
 
@@ -81,6 +88,7 @@ class JournaledSession:
 
     Args:
         on_taken: called when the call has gone on at another gateway: it has to end here.
+        on_due: called when it is time to put what has changed.
     Attributes:
         is_kept: whether the journal has it. is_taken: another gateway has it.
         written: set when nothing is pending.
@@ -90,6 +98,7 @@ class JournaledSession:
     session_id: str
     epoch: int
     on_taken: Callable[[], None]
+    on_due: Callable[[], None]
     is_first: bool
     key: SessionKey
     is_kept: bool = True
@@ -113,6 +122,10 @@ class JournaledSession:
             self.token = self.journal.key.digest("token", token)
         self.written.clear()
         self.journal.changed(self)
+
+    def put_later(self) -> None:
+        """Something has changed: on_due is called soon, at the same time as other sessions'."""
+        self.journal.due_later(self)
 
     def not_written(self, write: Write, records: Mapping[str, Record]) -> None:
         """A write has failed: what has come since is newer."""
@@ -150,6 +163,7 @@ class JournaledSession:
 
     def end(self) -> None:
         self.is_kept = False
+        self.journal.forget(self)
         self._merge({})
         self.written.set()
 
@@ -178,8 +192,13 @@ class Journal:
         *,
         keep_s: float,
         most_pending_bytes: int = _MOST_PENDING_BYTES,
+        apart_s: float = _APART_S,
     ):
-        """keep_s: until a call expires to which nothing was written."""
+        """
+        Args:
+            keep_s: until a call expires to which nothing was written.
+            apart_s: between two writes, for each open call.
+        """
         self.key = key
         self.counts = Counts()
         self.pending_bytes = 0
@@ -187,8 +206,14 @@ class Journal:
         self._store = store
         self._clock = clock
         self._keep_s = keep_s
+        self._apart_s = apart_s
         self._changed: dict[str, JournaledSession] = {}
         self._deleted: list[JournaledSession] = []
+        # Open ones with the ticks at which something was put last, oldest first; those with more.
+        self._open: dict[JournaledSession, int] = {}
+        self._due: dict[JournaledSession, None] = {}
+        self._n_ticks = 0
+        self._ticking: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
 
@@ -199,11 +224,13 @@ class Journal:
         except StoreError as error:
             raise BadInputError(f"--journal: {error}") from error
         self._writing = background(lasting(self._write_on, "journal", self._clock), "journal")
+        self._ticking = background(lasting(self._tick_on, "journal", self._clock), "journal")
 
     async def close(self) -> None:
         """Write what is left, if that takes no longer than moments."""
-        if self._writing is not None:
-            await end(self._writing)
+        for task in (self._ticking, self._writing):
+            if task is not None:
+                await end(task)
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self._write_all()
@@ -213,11 +240,19 @@ class Journal:
         await self._store.close()
 
     def begin(
-        self, session_id: str, epoch: int, on_taken: Callable[[], None], *, is_first: bool
+        self,
+        session_id: str,
+        epoch: int,
+        on_taken: Callable[[], None],
+        on_due: Callable[[], None],
+        *,
+        is_first: bool,
     ) -> JournaledSession:
-        """is_first: no gateway has had the call before."""
+        """is_first: no gateway has had the call before. Others: see JournaledSession."""
         key = self.key.of_session(session_id)
-        return JournaledSession(self, session_id, epoch, on_taken, is_first, key)
+        session = JournaledSession(self, session_id, epoch, on_taken, on_due, is_first, key)
+        self._open[session] = self._n_ticks
+        return session
 
     async def find(self, session_id: str, token: str) -> Kept | None:
         """A call of any gateway, with its records opened; None: there is none with this token.
@@ -241,9 +276,18 @@ class Journal:
 
     def changed(self, session: JournaledSession) -> None:
         self._changed[session.session_id] = session
+        self.forget(session)
+        self._open[session] = self._n_ticks
         if self.pending_bytes > self._most_pending_bytes:
             self.drop(session, "full")
         self._wake.set()
+
+    def due_later(self, session: JournaledSession) -> None:
+        self._due[session] = None
+
+    def forget(self, session: JournaledSession) -> None:
+        self._open.pop(session, None)
+        self._due.pop(session, None)
 
     def deleted(self, session: JournaledSession) -> None:
         self._changed.pop(session.session_id, None)
@@ -267,11 +311,28 @@ class Journal:
             dropped.add_metric([reason], n)
         yield dropped
 
+    async def _tick_on(self) -> None:
+        while True:
+            await self._clock.sleep(_TICK_S)
+            self._tick()
+
+    def _tick(self) -> None:
+        self._n_ticks += 1
+        until = self._n_ticks - _STILL_HERE_TICKS
+        silent = dict.fromkeys(takewhile(lambda one: self._open[one] <= until, self._open))
+        due, self._due = self._due, {}
+        for session in due | silent:
+            session.on_due()
+        for session in silent:
+            if self._open.get(session, self._n_ticks) <= until:
+                self.changed(session)
+
     async def _write_on(self) -> None:
         while True:
             await self._wake.wait()
             try:
                 await self._write_all()
+                await self._clock.sleep(self._apart_s * len(self._open))
             except StoreError as error:
                 self.counts.failures += 1
                 log.warning("journal_write_failed error=%s", error)

@@ -16,13 +16,18 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS session (
     id TEXT PRIMARY KEY, epoch INTEGER NOT NULL, token TEXT NOT NULL, expires_s REAL NOT NULL
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS session_by_expiry ON session (expires_s);
 CREATE TABLE IF NOT EXISTS record (
-    session TEXT NOT NULL REFERENCES session ON DELETE CASCADE,
-    name TEXT NOT NULL, data BLOB NOT NULL,
-    PRIMARY KEY (session, name)
+    session TEXT NOT NULL, name TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (session, name)
 );
 """
+_FIND = "SELECT epoch, expires_s FROM session WHERE id = ? AND expires_s > ?"
+_KEEP = "UPDATE session SET expires_s = ?, token = ifnull(?, token) WHERE id = ?"
+# A session expires by this share of its time too early: most writes then change one page.
+_TOO_EARLY = 0.02
+# What is replaced stays where it is: REPLACE would write two pages of the index, too.
+_PUT = "INSERT INTO record VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET data = excluded.data"
+# A search of all sessions, which costs as much as some writes.
+_CLEAN_S = 10.0
 # Another gateway holds the file for the time of a write.
 _BUSY_S = 2.0
 
@@ -33,6 +38,7 @@ class SqliteStore:
         # One connection, in the thread that has made it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._file: sqlite3.Connection | None = None
+        self._clean_at_s = 0.0
 
     async def open(self) -> None:
         await self._in_thread(self._connect)
@@ -48,10 +54,11 @@ class SqliteStore:
             "UPDATE session SET epoch = epoch + 1, token = '' "
             "WHERE id = ? AND epoch = ? AND token = ? AND token != '' AND expires_s > ?"
         )
-        return bool(await self._change(taken, session_id, epoch, token, time.time()))
+        values = (session_id, epoch, token, time.time())
+        return await self._in_thread(lambda: bool(self._change(taken, values)))
 
     async def delete(self, session_id: str, epoch: int) -> None:
-        await self._change("DELETE FROM session WHERE id = ? AND epoch = ?", session_id, epoch)
+        await self._in_thread(lambda: self._delete("id = ? AND epoch = ?", session_id, epoch))
 
     async def close(self) -> None:
         if self._file is not None:
@@ -63,8 +70,8 @@ class SqliteStore:
         for pragma in (
             "journal_mode = WAL",
             "synchronous = NORMAL",  # a gateway that is killed loses nothing
-            "foreign_keys = ON",
             "secure_delete = ON",  # no deleted speech stays in the file
+            "wal_autocheckpoint = 4000",  # pages: of one that changes often, the last is copied
         ):
             file.execute(f"PRAGMA {pragma}")
         file.executescript(_SCHEMA)
@@ -72,31 +79,39 @@ class SqliteStore:
 
     def _write(self, writes: Sequence[Write], now_s: float, keep_s: float) -> list[Outcome]:
         with self._transaction() as file:
-            file.execute("DELETE FROM session WHERE expires_s <= ?", (now_s,))
-            return [self._write_one(file, write, now_s + keep_s) for write in writes]
+            outcomes = [self._write_one(file, write, now_s, keep_s) for write in writes]
+        if now_s >= self._clean_at_s:
+            self._clean_at_s = now_s + _CLEAN_S
+            self._delete("expires_s <= ?", now_s)
+        return outcomes
 
-    def _write_one(self, file: sqlite3.Connection, write: Write, expires_s: float) -> Outcome:
-        session_id = write.session_id
-        found = file.execute("SELECT epoch FROM session WHERE id = ?", (session_id,)).fetchone()
+    def _write_one(
+        self, file: sqlite3.Connection, write: Write, now_s: float, keep_s: float
+    ) -> Outcome:
+        session_id, until_s = write.session_id, now_s + keep_s
+        found = file.execute(_FIND, (session_id, now_s)).fetchone()
         if found is None and not write.is_first:
             return Outcome.GONE
         if found is None:
-            begun = (session_id, write.epoch, write.token, expires_s)
+            begun = (session_id, write.epoch, write.token, until_s)
             file.execute("INSERT INTO session VALUES (?, ?, ?, ?)", begun)
         elif found[0] != write.epoch:
             return Outcome.TAKEN
-        else:
-            kept = "UPDATE session SET expires_s = ?, token = ifnull(?, token) WHERE id = ?"
-            file.execute(kept, (expires_s, write.token or None, session_id))
-        for name, data in write.records.items():
-            if data is None:
-                file.execute(
-                    "DELETE FROM record WHERE session = ? AND name = ?", (session_id, name)
-                )
-            else:
-                row = (session_id, name, data)
-                file.execute("INSERT OR REPLACE INTO record VALUES (?, ?, ?)", row)
+        elif write.token or found[1] < until_s - _TOO_EARLY * keep_s:
+            file.execute(_KEEP, (until_s, write.token or None, session_id))
+        gone = [(session_id, name) for name, data in write.records.items() if data is None]
+        if gone:
+            file.executemany("DELETE FROM record WHERE session = ? AND name = ?", gone)
+        rows = [(session_id, *one) for one in write.records.items() if one[1] is not None]
+        file.executemany(_PUT, rows)
         return Outcome.WRITTEN
+
+    def _delete(self, which: str, *values: object) -> None:
+        """which: condition on sessions."""
+        with self._transaction() as file:
+            found = f"SELECT id FROM session WHERE {which}"
+            file.execute(f"DELETE FROM record WHERE session IN ({found})", values)
+            file.execute(f"DELETE FROM session WHERE {which}", values)
 
     def _read(self, session_id: str) -> Kept | None:
         with self._transaction() as file:
@@ -112,12 +127,9 @@ class SqliteStore:
         assert self._file is not None, "open() comes first"
         return _Transaction(self._file)
 
-    async def _change(self, statement: str, *values: object) -> int:
-        def change() -> int:
-            with self._transaction() as file:
-                return file.execute(statement, values).rowcount
-
-        return await self._in_thread(change)
+    def _change(self, statement: str, values: tuple[object, ...]) -> int:
+        with self._transaction() as file:
+            return file.execute(statement, values).rowcount
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         try:

@@ -21,8 +21,10 @@ class Faulty(SqliteStore):
 
     is_away = False
     may_write: asyncio.Event | None = None
+    n_writes = 0
 
     async def write(self, writes, keep_s):
+        self.n_writes += 1
         if self.may_write is not None:
             await self.may_write.wait()
         if self.is_away:
@@ -33,7 +35,7 @@ class Faulty(SqliteStore):
 @asynccontextmanager
 async def journal_in(folder, **settings):
     store = Faulty(folder / "journal")
-    journal = Journal(store, KEY, SimClock(), **{"keep_s": 60.0} | settings)
+    journal = Journal(store, KEY, SimClock(), **{"keep_s": 60.0, "apart_s": 0.0} | settings)
     await journal.start()
     try:
         yield journal, store
@@ -46,6 +48,7 @@ def begun(journal: Journal, session_id: str = "s", taken: list | None = None, ep
         session_id,
         epoch,
         lambda: taken.append(session_id) if taken is not None else None,
+        lambda: None,
         is_first=epoch == 1,
     )
 
@@ -169,6 +172,60 @@ async def test_a_call_that_exceeds_the_bound_is_dropped_and_no_other(tmp_path):
             while await records(journal, session_id="large") is not None:
                 await asyncio.sleep(0.01)
         assert await records(journal, session_id="small") == {"x": b"1"}
+
+
+async def test_what_may_wait_is_one_write_of_all_sessions(tmp_path):
+    async with journal_in(tmp_path) as (journal, store):
+        sessions = [begun(journal, name) for name in "abc"]
+        for session in sessions:
+            session.put({"x": b"1"}, "t")
+        await settled(*sessions)
+        writes = store.n_writes
+        for session in sessions:
+            session.on_due = lambda session=session: session.put({"x": b"2"})
+            session.put_later()
+        sessions[2].put({"x": b"1.5"})  # what waits is newer than that
+        sessions[2].put_later()
+        await settled(*sessions)
+        assert store.n_writes == writes + 1
+        sessions[1].close()
+        journal._clock.advance(0.5)
+        async with asyncio.timeout(20):
+            while (await records(journal, session_id="a")) != {"x": b"2"}:
+                await asyncio.sleep(0.01)
+        assert await records(journal, session_id="b") is None
+        assert await records(journal, session_id="c") == {"x": b"2"}
+        assert store.n_writes == writes + 2
+
+
+async def test_the_more_calls_there_are_the_more_of_them_share_a_write(tmp_path):
+    async with journal_in(tmp_path, apart_s=0.1) as (journal, store):
+        sessions = [begun(journal, name) for name in "abc"]
+        sessions[0].put({"x": b"1"}, "t")
+        await settled(sessions[0])
+        for session in sessions:
+            session.put({"x": b"2"}, "t")
+        journal._clock.advance(0.2)
+        await asyncio.sleep(0.05)
+        assert store.n_writes == 1 and await records(journal, session_id="a") == {"x": b"1"}
+        journal._clock.advance(0.1)
+        await settled(*sessions)
+        assert store.n_writes == 2
+        assert [await records(journal, session_id=name) for name in "abc"] == [{"x": b"2"}] * 3
+
+
+async def test_a_silent_owner_learns_that_its_call_has_gone_on_elsewhere(tmp_path):
+    taken: list[str] = []
+    async with journal_in(tmp_path) as (one, _), journal_in(tmp_path) as (two, _):
+        session = begun(one, taken=taken)
+        session.put({"x": b"1"}, "t")
+        await settled(session)
+        assert await two.take(await two.find("s", "t"))
+        async with asyncio.timeout(20):
+            while not taken:
+                one._clock.advance(0.5)
+                await asyncio.sleep(0.01)
+        assert one._clock.now_s() >= 3.0
 
 
 async def test_the_owner_learns_that_its_call_has_gone_on_elsewhere(tmp_path):

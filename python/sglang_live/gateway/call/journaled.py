@@ -4,7 +4,8 @@ In: changes of a call, as its outbox and its reader notice them. Out: records (j
 of which another gateway makes the call (saved_call.py).
 Owner: one JournaledCall per call that can be resumed. A snapshot of what has changed is taken soon
 after a change, never while a client event is handled: a record has the effects of the first
-`n_settled` events and of no others, so that the client can send the rest again.
+`n_settled` events and of no others, so that the client can send the rest again. What can be made
+anew waits for the journal's tick.
 """
 
 import asyncio
@@ -32,9 +33,9 @@ from sglang_live.gateway.call.saved_call import (
     FORM,
     HEAD,
     LATEST,
-    ORDER,
     Head,
     Latest,
+    Placed,
     SavedCall,
     item_record,
     sound_record_of,
@@ -48,10 +49,6 @@ log = logging.getLogger(__name__)
 # What the event loop has to do first. A client that has got an event, and a gateway that is killed
 # before it is written, differ.
 _SOON_S = 0.0
-# Of the running response: what comes after it is made anew.
-_PROGRESS_S = 0.5
-# By then an owner whose call has gone on elsewhere learns of it.
-_STILL_HERE_S = 3.0
 # For the store, while a client waits that comes back.
 _ASKED_S = 1.0
 # For the store, at the end of a call that another gateway is to have. As for its every answer.
@@ -62,7 +59,19 @@ _ONSET_S = 2.0
 _MOST_AUDIBLE = 8
 # Points of a running response at which its text is known.
 _MOST_MARKS = 64
+# Newest items, which may change without an event that tells of them alone.
+_N_NEW = 8
 _AUDIO = "response.output_audio.delta"
+_PROGRESS = ".delta"
+# These change nothing that the client does not send again, or that a record has.
+_LATER = (
+    "error",
+    "input_audio_buffer.speech_started",
+    "input_audio_buffer.speech_stopped",
+)
+# These may change any item.
+_TRUNCATED = "conversation.item.truncated"
+_TRANSCRIBED = "conversation.item.input_audio_transcription."
 # What has come before belongs to no turn that is still open.
 _ENDS_OF_AUDIO = ("input_audio_buffer.committed", "input_audio_buffer.cleared")
 _encode = msgspec.msgpack.encode
@@ -70,11 +79,14 @@ _encode = msgspec.msgpack.encode
 
 @dataclass(slots=True)
 class _Shown:
-    """What the records have of an item. at: see Latest.created_at."""
+    """What the records have of an item.
+
+    growing: what the running response's record has of it; None: it has a record of its own.
+    """
 
     state: tuple[Any, ...]
-    at: int
     n_media: int
+    growing: Placed | None = None
 
 
 class JournaledCall:
@@ -104,14 +116,24 @@ class JournaledCall:
         self._current = config
         self._owner = journal.key.digest("owner", owner)
         is_first = saved is None
-        self._kept = journal.begin(session.session_id, session.epoch, on_taken, is_first=is_first)
+        self._kept = journal.begin(
+            session.session_id, session.epoch, on_taken, self._take, is_first=is_first
+        )
         self._earlier = saved.prefixes[-3:] if saved else ()
         self._written: dict[str, bytes] = {}
         self._config: SessionConfig | None = None
-        self._items: dict[str, _Shown] = {}
+        self._shown: dict[str, _Shown] = {}
+        # In order, at the latest snapshot. What may have changed since beside the one that grows:
+        # is_some: new ones. is_any: all.
+        self._items: tuple[Item, ...] = ()
+        self._is_some = self._is_any = False
+        self._heads: tuple[Any, ...] = ()
         if saved is not None:
-            for item in call.conversation.items:
-                self._items[item.id] = _Shown(state_of(item), 0, len(media_of(item)))
+            self._items = call.conversation.items
+            for n, item in enumerate(self._items):
+                state = (self._items[n - 1].id if n else None, *state_of(item))
+                is_written = item_record(item.id) in saved.kept.records
+                self._shown[item.id] = _Shown(state if is_written else (), len(media_of(item)))
         self._n_read = self._n_settled = saved.n_settled if saved else 0
         self._heard_at: tuple[float, int] = (self._now_s, self._n_read)
         self._is_reading = self._is_due = self._settles = False
@@ -121,10 +143,9 @@ class JournaledCall:
         self._audio_at: dict[str, int] = {}
         if saved is not None and saved.latest is not None and saved.knows_sound:
             self._audio_at[saved.latest.response_id] = -1
-        self._timer: asyncio.TimerHandle | None = None
-        self._due_s = float("inf")
+        self._soon: asyncio.TimerHandle | None = None
         outbox.on_emit = self._on_emit
-        self._take_within(_SOON_S)
+        self._take_soon()
 
     def resumable_by(self, token: str) -> None:
         self._kept.put({}, token)
@@ -144,7 +165,9 @@ class JournaledCall:
             Whether the journal has all of it; if not, the call is still here. Nothing more is
             emitted then: an event that comes behind the last record would be told of twice.
         """
+        self._is_any = True
         self._take()
+        self._kept.put({})  # another gateway may have it by now
         if not self._kept.is_kept:
             return False
         self._outbox.close()
@@ -173,8 +196,8 @@ class JournaledCall:
     def close(self) -> None:
         """The call is over, or cannot be resumed any more."""
         self._outbox.on_emit = None
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._soon is not None:
+            self._soon.cancel()
         self._kept.close()
 
     @property
@@ -190,25 +213,30 @@ class JournaledCall:
         if kind == _AUDIO and lane is not None and lane not in self._audio_at:
             newest = list(self._audio_at.items())[1 - _MOST_AUDIBLE :]
             self._audio_at = {**dict(newest), lane: self._outbox.n_events - 1}
-            self._take_within(_SOON_S)
-        if kind in _ENDS_OF_AUDIO:
-            self._settles = self._is_reading
-            if not self._is_reading:
-                self._settle(self._n_read)
-        self._take_within(_PROGRESS_S if kind.endswith(".delta") else _SOON_S)
+            self._take_soon()
+        elif kind.endswith(_PROGRESS) or kind in _LATER:
+            self._kept.put_later()
+        elif kind.startswith(_TRANSCRIBED):
+            self._is_any = True
+            self._kept.put_later()
+        else:
+            self._is_any |= kind == _TRUNCATED
+            if kind in _ENDS_OF_AUDIO:
+                self._settles = self._is_reading
+                if not self._is_reading:
+                    self._settle(self._n_read)
+            self._take_soon()
 
-    def _take_within(self, delay_s: float) -> None:
-        due_s = self._now_s + delay_s
-        if due_s >= self._due_s:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._due_s = due_s
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._take)
+    def _take_soon(self) -> None:
+        self._is_some = True
+        if self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(_SOON_S, self._take)
 
     def _take(self) -> None:
         """Write what has changed."""
-        self._due_s = float("inf")
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
         self._is_due = self._is_reading
         if self._is_due or not self._kept.is_kept:
             return
@@ -217,47 +245,72 @@ class JournaledCall:
             self._n_settled = max(n, self._n_settled)
             self._heard_at = (self._now_s, self._n_read)
         try:
-            self._kept.put(self._changed())
+            if records := self._changed():
+                self._kept.put(records)
         except Exception:
             # A bug ends what the journal has of the call, not the call.
             log.exception("snapshot_crashed session=%s", self._session.session_id)
             self._kept.fail()
-            return
-        self._take_within(_STILL_HERE_S)
 
     def _changed(self) -> dict[str, Record]:
-        records: dict[str, Record] = {}
-        items = self._call.conversation.items
-        for item in items:
-            records |= self._changed_item(item)
-        gone = self._items.keys() - {item.id for item in items}
-        for item_id in gone:
-            shown = self._items.pop(item_id)
-            records[item_record(item_id)] = None
-            records |= {sound_record_of(item_id, n): None for n in range(shown.n_media)}
+        response = self._call.responses.latest
+        written = response.writer.item if response else None
+        is_growing = written is not None and written.status == "in_progress"
+        growing = written.id if written and is_growing else None
+        records = self._changed_items(growing)
         config = self._current()
         if config is not self._config:
             self._config = config
             records |= self._if_new(CONFIG, _encode(config))
-        if response := self._call.responses.latest:
-            records |= self._if_new(LATEST, _encode(self._latest_of(response)))
-        order = tuple((item.id, self._items[item.id].at) for item in items)
-        records |= self._if_new(ORDER, _encode(order))
-        return records | self._if_new(HEAD, _encode(self._head()))
+        if response is not None:
+            shown = self._shown.get(growing) if growing else None
+            latest = self._latest_of(response, shown.growing if shown else None)
+            records |= self._if_new(LATEST, _encode(latest))
+        responses, session = self._call.responses, self._session
+        heads = (self._n_settled, session.n_turns, responses.has_spoken, session.addresses)
+        if heads != self._heads:
+            self._heads = heads
+            records[HEAD] = _encode(self._head())
+        return records
 
-    def _changed_item(self, item: Item) -> dict[str, Record]:
-        state, shown = state_of(item), self._items.get(item.id)
-        if shown is not None and shown.state == state:
-            return {}
-        records: dict[str, Record] = {item_record(item.id): record_of(item)}
+    def _changed_items(self, growing: str | None) -> dict[str, Record]:
+        """growing: id of the item that the latest response's record has."""
+        records: dict[str, Record] = {}
+        items, before = self._call.conversation.items, self._items
+        first = 0
+        grows_last = growing is not None and bool(items) and items[-1].id == growing
+        is_any = self._is_any or (growing is not None and not grows_last)
+        if items[: len(before)] == before and not is_any:
+            n_new = 1 if grows_last and not self._is_some else _N_NEW
+            first = max(0, min(len(before), len(items) - n_new))
+        self._items, self._is_some, self._is_any = items, False, False
+        last = items[first - 1].id if first else None
+        for item in items[first:]:
+            self._add_changed(records, item, last, item.id == growing)
+            last = item.id
+        if len(self._shown) > len(items):
+            for item_id in self._shown.keys() - {item.id for item in items}:
+                shown = self._shown.pop(item_id)
+                records[item_record(item_id)] = None
+                records |= {sound_record_of(item_id, n): None for n in range(shown.n_media)}
+        return records
+
+    def _add_changed(
+        self, records: dict[str, Record], item: Item, before: str | None, is_growing: bool
+    ) -> None:
+        state, shown = (before, *state_of(item)), self._shown.get(item.id)
+        if shown and shown.state == state and (is_growing or not shown.growing):
+            return
         media = media_of(item)
         if shown is None:
             for n, medium in enumerate(media):
                 made = Lazy(partial(medium_record, medium), medium.size_bytes)
                 records[sound_record_of(item.id, n)] = made
-        at = self._outbox.n_events
-        self._items[item.id] = _Shown(state, at, len(media))
-        return records
+        written = msgspec.Raw(record_of(item))
+        placed = Placed(before, self._session.epoch, self._outbox.n_events, written)
+        self._shown[item.id] = _Shown(state, len(media), placed if is_growing else None)
+        if not is_growing:
+            records[item_record(item.id)] = _encode(placed)
 
     def _if_new(self, name: str, data: bytes) -> dict[str, Record]:
         if self._written.get(name) == data:
@@ -274,14 +327,13 @@ class JournaledCall:
             self._owner,
             self._n_settled,
             outbox.event_prefix,
-            outbox.n_events,
             self._earlier,
             session.n_turns,
             self._call.responses.has_spoken,
             session.addresses,
         )
 
-    def _latest_of(self, response: ActiveResponse) -> Latest:
+    def _latest_of(self, response: ActiveResponse, growing: Placed | None) -> Latest:
         writer, plan, at = response.writer, response.plan, self._outbox.n_events
         before = self._latest if response is self._response else None
         self._response = response
@@ -314,5 +366,6 @@ class JournaledCall:
             round(response.playback.clock.heard_s(self._call.now_s), 3),
             begun,
             plan.context is not None,
+            growing,
         )
         return self._latest

@@ -26,9 +26,10 @@ from sglang_live.journal.store import Kept
 log = logging.getLogger(__name__)
 
 # Names of records. Beside them there is one for each item, and for each of its sounds.
-HEAD, CONFIG, ORDER, LATEST = "head", "config", "order", "latest"
+HEAD, CONFIG, LATEST = "head", "config", "latest"
+_ITEM = "i:"
 # Of these records: gateways of another form do not go on with a call.
-FORM = 1
+FORM = 2
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
@@ -36,7 +37,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     kind: type of the session. conversation: its id.
     owner: digest of the key's owner.
     n_settled: client events whose effects the records have.
-    prefix, n_events: of the outbox. earlier: prefixes of the outboxes before it.
+    prefix: of the outbox. earlier: of the outboxes before it.
     addresses: of the session's replicas.
     """
 
@@ -46,11 +47,24 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     owner: str
     n_settled: int
     prefix: str
-    n_events: int
     earlier: tuple[str, ...]
     n_turns: int
     has_spoken: bool
     addresses: dict[str, str]
+
+
+class Placed(msgspec.Struct, frozen=True, array_like=True):
+    """An item with its place: a long conversation has no record that grows.
+
+    before: id of the item before it; None: it is the first.
+    at: number of an event of this epoch behind those that told of it.
+    item: as item_records.py writes it.
+    """
+
+    before: str | None
+    epoch: int
+    at: int
+    item: msgspec.Raw
 
 
 class Latest(msgspec.Struct, frozen=True, array_like=True):
@@ -63,6 +77,7 @@ class Latest(msgspec.Struct, frozen=True, array_like=True):
         has. audio_at: of the one with its first audio.
     marks: (number of an event, characters of text that came before it).
     begun: None: nothing has come of it. has_context: of its own, which the journal has not.
+    growing: its item, while that has no record of its own.
     """
 
     response_id: str
@@ -82,11 +97,12 @@ class Latest(msgspec.Struct, frozen=True, array_like=True):
     heard_s: float
     begun: BegunTurn | None
     has_context: bool
+    growing: Placed | None
 
 
 def item_record(item_id: str) -> str:
     """Name of an item's record."""
-    return f"i:{item_id}"
+    return _ITEM + item_id
 
 
 def sound_record_of(item_id: str, n: int) -> str:
@@ -139,13 +155,27 @@ class SavedCall:
             raise ResumeTokenError
 
     @cached_property
-    def order(self) -> tuple[tuple[str, int], ...]:
-        return msgspec.msgpack.decode(self.kept.records[ORDER], type=tuple[tuple[str, int], ...])
+    def _placed(self) -> list[tuple[str, Placed]]:
+        """Ids and records of its items, in order."""
+        placed = {
+            name.removeprefix(_ITEM): msgspec.msgpack.decode(data, type=Placed)
+            for name, data in self.kept.records.items()
+            if name.startswith(_ITEM)
+        }
+        if self.latest and self.latest.item and self.latest.growing:
+            placed[self.latest.item] = self.latest.growing
+        behind = {one.before: (item_id, one) for item_id, one in placed.items()}
+        order: list[tuple[str, Placed]] = []
+        while (after := behind.pop(order[-1][0] if order else None, None)) is not None:
+            order.append(after)
+        if len(order) != len(placed):
+            raise UnreadableRecordError(f"{len(placed) - len(order)} items have no place")
+        return order
 
     @cached_property
     def items(self) -> list[Item]:
         records = self.kept.records
-        data = [records[item_record(item_id)] for item_id, _ in self.order]
+        data = [placed.item for _, placed in self._placed]
         return items_of(data, lambda item_id, n: records[sound_record_of(item_id, n)])
 
     @cached_property
@@ -175,7 +205,9 @@ class SavedCall:
         return at is not None and self.after is not None and self.after + 1 < at
 
     def lacked_items(self) -> set[str]:
-        return {item_id for item_id, at in self.order if self.lacks(at)}
+        # Of an earlier epoch, the gateway of this one has told of it when the client came.
+        now = [(item_id, one.at) for item_id, one in self._placed if one.epoch == self.kept.epoch]
+        return {item_id for item_id, at in now if self.lacks(at)}
 
     def unfinished(self, now_s: float) -> Unfinished | None:
         """The latest response, if its client may have something of it to hear or to learn."""

@@ -238,7 +238,9 @@ def medium_record(medium: AudioPart | ImagePart) -> bytes:
     return _encode(_Sound(sound.data, sound.n_samples, sound.digest))
 
 
-def items_of(records: Sequence[bytes], medium: Callable[[str, int], bytes]) -> list[Item]:
+def items_of(
+    records: Sequence[bytes | msgspec.Raw], medium: Callable[[str, int], bytes]
+) -> list[Item]:
     """The items of these records, in order.
 
     Args:
