@@ -7,7 +7,7 @@ For benchmark.gateway_cost and benchmark.turn_taking; launch_server does not imp
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 from benchmark.gateway_servers.serving import serve, speech
 from sglang_live.capacity.control import Capacity
@@ -16,6 +16,7 @@ from sglang_live.core import (
     OUTPUT_RATE_HZ,
     AudioDelta,
     AudioPart,
+    BegunTurn,
     HistoryItem,
     PromptContent,
     TextPart,
@@ -38,14 +39,31 @@ CHUNKS_S = (0.16, 0.32)
 SPEED = 2.0
 WORDS_PER_S = 3.0
 MOST_CALLS = 1000
+_FRAME_CODES_BYTES = 32
 
 
 class FakeSession:
-    def __init__(self, session_id: str, response_pcm: bytes):
+    def __init__(self, session_id: str, response_pcm: bytes, epoch: int):
         self.session_id = session_id
         self._response_pcm = response_pcm
+        self.n_turns, self.epoch = 0, epoch
+        self.addresses = {"thinker": "tcp://127.0.0.1:1", "talker": "tcp://127.0.0.1:2"}
+        self._said = ""
+        self._codes: tuple[bytes, ...] = ()
+
+    def begun(self) -> BegunTurn:
+        """A token for each word, and 16 codes of two bytes for each frame."""
+        ids = tuple(range(1, 1 + self._said.count(" ")))
+        n_frames = sum(map(len, self._codes)) // _FRAME_CODES_BYTES
+        made = {"codes": self._codes, "n_frames": n_frames, "speech_s": n_frames * FRAME_S}
+        return BegunTurn(ids=ids, said=self._said, seed=1, **made)
+
+    def restore(self, history: Iterable[HistoryItem], n_turns: int) -> None:
+        """Does nothing: there is no KV."""
 
     async def respond(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
+        self.n_turns += 1
+        self._said, self._codes = "", ()
         await asyncio.sleep(FIRST_AUDIO_S)
         first, later = (round(s * OUTPUT_RATE_HZ) * 2 for s in CHUNKS_S)
         begin, n_words = 0, 0
@@ -54,8 +72,11 @@ class FakeSession:
             begin += len(pcm)
             heard_s = begin / (2 * OUTPUT_RATE_HZ)
             while n_words < heard_s * WORDS_PER_S:
-                yield TranscriptDelta("word ")
                 n_words += 1
+                self._said += "word "
+                yield TranscriptDelta("word ", n_words)
+            n_codes = round(len(pcm) / (2 * OUTPUT_RATE_HZ) / FRAME_S) * _FRAME_CODES_BYTES
+            self._codes = (*self._codes, bytes(n_codes))
             yield AudioDelta(pcm)
             await asyncio.sleep(len(pcm) / (2 * OUTPUT_RATE_HZ) / SPEED)
         text = TextPart("word " * n_words)
@@ -100,8 +121,10 @@ class FakeOrchestrator:
     def __init__(self, response_s: float):
         self._response_pcm = speech(round(response_s * OUTPUT_RATE_HZ) * 2)
 
-    async def open_session(self, session_id: str) -> FakeSession:
-        return FakeSession(session_id, self._response_pcm)
+    async def open_session(
+        self, session_id: str, *, epoch: int = 0, at: dict[str, str] | None = None
+    ) -> FakeSession:
+        return FakeSession(session_id, self._response_pcm, epoch)
 
     def capacity_now(self) -> Capacity:
         return Capacity(
