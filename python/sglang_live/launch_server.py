@@ -111,8 +111,7 @@ def _main(argv: list[str], drops: LogDrops) -> int:
     model = config.model.load(folders.cache_dir)
     check_flags(config, model)
     check_sizes(config, model)
-    if model.recordings is not None:
-        check_recordings(model.recordings)
+    check_recordings(model)
     _speaker_model(config)  # a download that fails does so before the stages start
     provide_home(folders.cache_dir)
     return uvloop.run(_serve(config, model, drops))

@@ -33,7 +33,7 @@ from sglang_live.model_source import ModelSource
 from sglang_live.models.family import family_at
 from sglang_live.preflight import check_recordings
 from sglang_live.settings import Settings, add_flags, flag, read_flags
-from sglang_live.stage_specs import talker_voices, weights_environment
+from sglang_live.stage_specs import recordings_of, weights_environment
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import SPEC_ENV, StageOptions, StageSpec
 from sglang_live.stages.stage_flags import STAGE_SETTINGS, check_engine, split_arguments
@@ -109,8 +109,8 @@ def _spec(
     model = source.load(cache_dir)
     if own.stage not in model.stages:
         raise BadInputError(f"--stage {own.stage}: this model has no {own.stage}")
-    if model.recordings is not None and own.stage == "talker":
-        check_recordings(model.recordings)
+    if own.stage in model.recording_stages:
+        check_recordings(model)
     n_ranks = engine_args.get("tp_size", 1)
     family_at(model.family).check_ranks(model.path, own.stage, "--tp-size", n_ranks)
     return StageSpec(
@@ -129,7 +129,7 @@ def _spec(
         engine_args=engine_args,
         policies=policies,
         log_format=own.log_format,
-        voices=talker_voices(own.stage, model),
+        voices=recordings_of(own.stage, model),
         session_storage=storage.to_env(),
         stuck_after_s=options.stuck_after_s,
         environment=weights_environment(own.stage, options.cpu_weights, model),

@@ -17,6 +17,7 @@ from sglang_live.environment import FULL, PROBE_BYTES, probe, reason_of
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.interaction.presence import has_speech
 from sglang_live.interaction.silero import SileroModel
+from sglang_live.models.family import ModelFacts
 from sglang_live.models.voice_files import read_recording, voice_files
 
 log = logging.getLogger(__name__)
@@ -75,11 +76,19 @@ def check_certificate(certificate: Path, key: Path | None) -> None:
         ) from error
 
 
-def check_recordings(directory: Path) -> None:
-    """Raises BadInputError for a recording that no voice can be taken from (voice_files.py)."""
+def check_recordings(facts: ModelFacts) -> None:
+    """Raises BadInputError for a recording of which the model can make no voice."""
+    if facts.recordings is None:
+        return
     model = SileroModel()
-    for file in voice_files(directory).values():
+    for file in voice_files(facts.recordings).values():
         samples = read_recording(file, INPUT_RATE_HZ)
+        found_s = len(samples) / INPUT_RATE_HZ
+        if not facts.least_recorded_s <= found_s <= facts.most_recorded_s:
+            raise BadInputError(
+                f"--voices: {file} lasts {found_s:.2f} s, this model takes "
+                f"{facts.least_recorded_s:g} to {facts.most_recorded_s:g} s"
+            )
         if not has_speech(np.round(32767 * samples).astype(np.int16), model):
             raise BadInputError(f"--voices: {file}: there is no speech in it")
 

@@ -64,7 +64,7 @@ def stage_specs(
                     },
                     policies=config.policies,
                     session_storage=config.session_storage.to_env() if stage == "thinker" else "",
-                    voices=talker_voices(stage, model),
+                    voices=recordings_of(stage, model),
                     log_format=config.folders.log_format,
                     stuck_after_s=config.stage_options.stuck_after_s,
                     environment=weights_environment(stage, config.stage_options.cpu_weights, model),
@@ -171,9 +171,9 @@ def weights_environment(stage: str, cpu_weights: str, model: ModelFacts) -> dict
     return {CPU_WEIGHTS_ENV: weights} if stage == "thinker" and weights == INT8 else {}
 
 
-def talker_voices(stage: str, model: ModelFacts) -> str:
+def recordings_of(stage: str, model: ModelFacts) -> str:
     """See StageSpec.voices."""
-    return str(model.recordings) if stage == "talker" and model.recordings else ""
+    return str(model.recordings) if stage in model.recording_stages and model.recordings else ""
 
 
 def _at_once(config: ServerConfig) -> int:

@@ -13,12 +13,18 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import Qwen2Config
 
+from sglang_live.models.codecs.flow.recording import RATE_HZ
+from sglang_live.models.cosyvoice.encoder import RecordingEncoder
 from sglang_live.models.cosyvoice.family import BASE, VOICES, WEIGHTS
 from sglang_live.models.cosyvoice.parts import CosyVoiceTalker
+from sglang_live.models.voice_files import read_recording, voice_files, words_of
+from test.cosyvoice import encoders
+from test.cosyvoice.encoders import recordings
 from test.cosyvoice.reference import N_CODES, CosyVoiceLM
 from test.flow.checkpoint import save_weights
 from test.noise import noise_of
 
+__all__ = ["recordings"]
 N_BOOKS, CODES, VOICE = 1, N_CODES, "anna"
 TEXT_VOCAB, WIDTH = 320, 64
 END_OF_PROMPT = 259  # behind the bytes, and the marks before it
@@ -99,6 +105,7 @@ def build(path: Path, *, end_every: int = 64, version: int = 2) -> Path:
     tokenizer().save(str(path / BASE / "tokenizer.json"))
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
     (path / BASE / "tokenizer_config.json").write_text(json.dumps(names))
+    encoders.write(path, version)
     torch.save({name: voice(n, version) for n, name in enumerate((VOICE, "bert"))}, path / VOICES)
     return path
 
@@ -130,15 +137,29 @@ def tokenizer() -> Tokenizer:
     return made
 
 
+def recorded(path: Path, version: int, file: Path) -> dict[str, torch.Tensor]:
+    """What CosyVoice makes of a recording and its words."""
+    known = RecordingEncoder(path).known(read_recording(file, RATE_HZ))
+    words = tokenizer().encode(words_of(file)).ids
+    if version == 3:
+        words = [*tokenizer().encode("You are a helpful assistant.").ids, END_OF_PROMPT, *words]
+    codes = known["flow_prompt_speech_token"][None]
+    return known | {"prompt_text": torch.tensor([words]), "llm_prompt_speech_token": codes}
+
+
 class Reference:
     """The checkpoint restated, without what a talker in an engine adds."""
 
     seed = 11
 
-    def __init__(self, path: Path, end_every: int = 64, version: int = 2):
-        self.talker = CosyVoiceTalker(path)
+    def __init__(
+        self, path: Path, voices: Path | None = None, end_every: int = 64, version: int = 2
+    ):
+        self.talker = CosyVoiceTalker(path, voices)
         self._tokenizer = Tokenizer.from_file(str(path / BASE / "tokenizer.json"))
         self._voices = torch.load(path / VOICES, weights_only=True)
+        for name, file in ({} if voices is None else voice_files(voices)).items():
+            self._voices[name] = recorded(path, version, file)
         self.model = model(end_every, version)
 
     def piece(

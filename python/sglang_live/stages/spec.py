@@ -82,7 +82,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     alone: whether no supervisor has started it, with which it would end.
     key_file: secret shared with a stage on another host (transport/stage_key.py). "": none.
     native_key: key of SGLang's own HTTP API, served on native_socket. "": it is not served.
-    voices: directory of recordings whose voices a talker takes on. "": none.
+    voices: directory of recordings whose voices the stage takes on. "": none.
     log_format: "text" or "json".
     stuck_after_s: seconds without a round after which an engine with work is started anew.
     """

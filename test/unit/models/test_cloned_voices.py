@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,11 @@ from sglang_live.model_source import ModelSource
 from sglang_live.models import voice_files
 from sglang_live.models.cascade.family import FAMILY as CASCADE
 from sglang_live.models.cascade.parts import load_talker
-from sglang_live.models.family import model_facts
+from sglang_live.models.family import ModelFacts, model_facts
 from sglang_live.models.qwen3_tts.parts import TTSTalker
 from sglang_live.models.qwen3_tts.speaker import RATE_HZ, SpeakerEncoder, embeddings_of
 from sglang_live.preflight import check_recordings
-from sglang_live.stage_specs import talker_voices
+from sglang_live.stage_specs import recordings_of
 from test.chatterbox import checkpoint as tiny_chatterbox
 from test.chatterbox_turbo import checkpoint as tiny_turbo
 from test.cosyvoice import checkpoint as tiny_cosyvoice
@@ -44,6 +45,12 @@ def recordings(tmp_path) -> Path:
     shutil.copy(BOOK, folder / "anna.flac")
     (folder / ".hidden").touch()
     return folder
+
+
+def check(folder: Path, **limits: float) -> None:
+    """Of a model that takes on voices."""
+    facts = ModelFacts(path=folder, family="", weights=folder, voices=(), recordings=folder)
+    check_recordings(replace(facts, **limits))
 
 
 def write(folder: Path, samples: np.ndarray, name: str = "ben.wav") -> Path:
@@ -116,27 +123,35 @@ def test_a_folder_that_is_absent_or_too_full_is_refused(tmp_path, monkeypatch):
 def test_a_recording_is_neither_too_short_nor_too_long(tmp_path, seconds, message):
     folder = write(tmp_path, np.zeros(int(16_000 * seconds), np.float32))
     with pytest.raises(BadInputError, match=message):
-        check_recordings(folder)
+        check(folder)
+
+
+@pytest.mark.parametrize("limits", [{"most_recorded_s": 10.0}, {"least_recorded_s": 12.0}])
+def test_a_recording_is_as_long_as_the_model_wants_it(recordings, limits):
+    least_s, most_s = limits.get("least_recorded_s", 1.0), limits.get("most_recorded_s", 60.0)
+    message = f"John.flac lasts 11.00 s, this model takes {least_s:g} to {most_s:g} s"
+    with pytest.raises(BadInputError, match=message):
+        check(recordings, **limits)
 
 
 def test_a_recording_of_a_telephone_is_refused(tmp_path):
     sf.write(tmp_path / "ben.wav", np.zeros(16_000), 8_000)
     with pytest.raises(BadInputError, match=r"ben.wav: 1 channels at 8000 Hz: .* from 16000 to"):
-        check_recordings(tmp_path)
+        check(tmp_path)
 
 
 def test_a_recording_without_speech_is_refused(tmp_path, recordings):
-    check_recordings(recordings)
+    check(recordings)
     noise = np.random.default_rng(1).normal(0, 0.05, 48_000)
     for silent in (np.zeros(48_000), noise):
         with pytest.raises(BadInputError, match=r"ben.wav: there is no speech in it"):
-            check_recordings(write(tmp_path / "silent", silent))
+            check(write(tmp_path / "silent", silent))
 
 
 def test_a_file_that_is_no_sound_is_refused_by_name(tmp_path):
     (tmp_path / "ben.wav").write_bytes(b"RIFF????WAVEno sound")
     with pytest.raises(BadInputError, match=r"--voices: .*ben.wav: The wav file has no "):
-        check_recordings(tmp_path)
+        check(tmp_path)
 
 
 # --- prompts ---
@@ -183,8 +198,8 @@ def test_the_server_knows_the_voices_and_gives_the_folder_to_the_talker(
 ):
     facts = load(checkpoint, recordings, tmp_path)
     assert facts.voices == ("vivian", "eric", "John", "anna")
-    assert talker_voices("talker", facts) == str(recordings)
-    assert talker_voices("vocoder", facts) == ""
+    assert recordings_of("talker", facts) == str(recordings)
+    assert recordings_of("vocoder", facts) == ""
     assert load(checkpoint, None, tmp_path).recordings is None
 
 
@@ -212,13 +227,17 @@ def test_recordings_of_a_checkpoint_without_an_encoder_are_refused(recordings, t
     [
         (tiny_chatterbox.build, r"voices/NAME.pt, which Chatterbox writes"),
         (tiny_turbo.build, r"voices/NAME.pt, which Chatterbox writes"),
-        (tiny_cosyvoice.build, r"spk2info.pt, which CosyVoice writes"),
+        (
+            tiny_cosyvoice.build,
+            r"spk2info.pt, .*; recordings need speech_tokenizer_v2.onnx and campplus.onnx",
+        ),
     ],
 )
 def test_a_family_without_an_encoder_names_the_files_of_its_voices(
     build, made, recordings, tmp_path
 ):
     path = build(tmp_path / "other")
+    (path / "campplus.onnx").unlink(missing_ok=True)
     with pytest.raises(BadInputError, match=f"no speaker encoder, .*; its own are those of {made}"):
         load(path, recordings, tmp_path)
 

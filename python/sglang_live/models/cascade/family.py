@@ -10,6 +10,11 @@ from sglang_live.models.family import ModelFacts, check_divided, check_number, k
 
 ARCHITECTURE = "Cascade"
 SPOKEN = "sglang_live.models.cascade.spoken"
+# Facts of its talker, if it has one, that are its own.
+OF_TALKER = (
+    *("clones_voices", "voices_need_words", "voice_rate_hz", "made_voices"),
+    *("recording_stages", "least_recorded_s", "most_recorded_s"),
+)
 _DIVIDED = ("num_attention_heads", "intermediate_size")
 
 
@@ -35,9 +40,7 @@ class Cascade:
             stages=("thinker", "talker", "vocoder") if is_spoken else ("thinker", "vocoder"),
             talker_reads_text=is_spoken,
             voices=tuple(cascade["voices"]),
-            clones_voices=is_spoken and cascade["talker"].get("clones_voices", False),
-            voices_need_words=is_spoken and cascade["talker"].get("voices_need_words", False),
-            voice_rate_hz=cascade["talker"].get("voice_rate_hz", 0) if is_spoken else 0,
+            **{name: cascade["talker"][name] for name in OF_TALKER if is_spoken},
             hears=cascade["recogniser"].get("hears", ""),
             recogniser_gives=tuple(cascade["recogniser"].get("gives", ())),
             vocab_size=config["vocab_size"],

@@ -266,10 +266,12 @@ class TalkerDecoder:
     """The decoder of the talker's family."""
 
     @staticmethod
-    def from_pretrained(path: str | Path, device: Any, dtype: Any) -> Any:
+    def from_pretrained(path: str | Path, device: Any, dtype: Any, **voices: Path) -> Any:
         family, checkpoint = _talker(Path(path))
         assert family.decoder is not None, "a talker's codes are decoded"
-        return part(family.decoder).from_pretrained(checkpoint, device=device, dtype=dtype)
+        return part(family.decoder).from_pretrained(
+            checkpoint, device=device, dtype=dtype, **voices
+        )
 
 
 def _talker(path: Path) -> tuple[Family, Path]:

@@ -11,11 +11,14 @@ from sglang_live.models.codecs.flow.decoder import (
     flow_voice,
 )
 from sglang_live.models.codecs.flow.mels import TokenFlow
+from sglang_live.models.codecs.flow.recording import RATE_HZ
 from sglang_live.models.codecs.hift import hift_of
+from sglang_live.models.cosyvoice.encoder import RecordingEncoder
+from sglang_live.models.cosyvoice.family import VOICES
 from sglang_live.models.torch_files import read_torch_file
+from sglang_live.models.voice_files import read_recording, voice_files
 
 FLOW_FILE, HIFT_FILE = "flow.pt", "hift.pt"
-VOICES_FILE = "spk2info.pt"
 
 
 class CosyVoiceDecoder(FlowDecoder):
@@ -23,9 +26,15 @@ class CosyVoiceDecoder(FlowDecoder):
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, device: torch.device | str, dtype: torch.dtype
+        cls,
+        path: str | Path,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        voices: Path | None = None,
     ) -> "CosyVoiceDecoder":
         """Load a directory with flow.pt, hift.pt and spk2info.pt.
+
+        voices: directory of recordings whose voices it takes on.
 
         Raises:
             BadInputError: a file is missing or cannot be read, or lacks something.
@@ -33,11 +42,18 @@ class CosyVoiceDecoder(FlowDecoder):
         path, place = Path(path), torch.device(device)
         flow = TokenFlow(read_torch_file(path / FLOW_FILE), place, dtype)
         hift = hift_of(read_torch_file(path / HIFT_FILE), place, dtype)
-        file = path / VOICES_FILE
-        voices = {
-            name: flow_voice(flow, known, VOICE_PARTS, 0, f"{file}: {name}")
-            for name, known in read_torch_file(file).items()
+        known, file = {}, path / VOICES
+        if file.is_file():
+            known = {f"{file}: {name}": (name, one) for name, one in read_torch_file(file).items()}
+        if voices is not None:
+            encoder = RecordingEncoder(path)
+            for name, recording in voice_files(voices).items():
+                heard = encoder.known(read_recording(recording, RATE_HZ))
+                known[str(recording)] = name, heard
+        if not known:
+            raise BadInputError(f"{path} has no voices: neither {VOICES} nor recordings")
+        made = {
+            name: flow_voice(flow, one, VOICE_PARTS, 0, source)
+            for source, (name, one) in known.items()
         }
-        if not voices:
-            raise BadInputError(f"{file} has no voices")
-        return cls(flow, hift, voices)
+        return cls(flow, hift, made)

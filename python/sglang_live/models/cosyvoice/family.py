@@ -1,7 +1,8 @@
 """The family CosyVoice 2 and 3: a talker that speaks the text of any language model.
 
 Its checkpoint has no config.json, but a cosyvoice2.yaml or cosyvoice3.yaml. Voices are those of
-`spk2info.pt`, which CosyVoice itself writes (add_zero_shot_spk, save_spkinfo).
+`spk2info.pt`, which CosyVoice itself writes (add_zero_shot_spk, save_spkinfo), and of recordings
+with their words.
 """
 
 import pickle
@@ -16,10 +17,14 @@ from sglang_live.errors import BadInputError
 from sglang_live.models.family import ModelFacts, check_llama, check_number, read_json
 
 WEIGHTS, VOICES = "llm.pt", "spk2info.pt"
+# Of the encoder of speakers, beside that of codes.
+SPEAKER_FILE = "campplus.onnx"
 MADE_VOICES = f"{VOICES}, which CosyVoice writes (add_zero_shot_spk, save_spkinfo)"
 # The language model from which it was trained: its config and its tokenizer.
 BASE = "CosyVoice-BlankEN"
 _DECODER_FILES = "flow.pt", "hift.pt"
+# Source: _extract_speech_token (cli/frontend.py), which refuses longer ones.
+MOST_RECORDED_S = 30.0
 FRAME_S = 0.04
 N_CODES = 6561
 
@@ -35,6 +40,8 @@ class Version:
         prompt_ids: marks whose embeddings are before and behind the text of a prompt; None: those
             have a table of their own.
         is_instructed: whether a prompt needs the mark that ends an instruction.
+        codes_file: the encoder of codes.
+        most_hz: of the mel of a recording.
         silent_codes: of silence and breath; see PieceTalker.
     """
 
@@ -43,6 +50,8 @@ class Version:
     late_id: int
     prompt_ids: tuple[int, int] | None
     is_instructed: bool
+    codes_file: str
+    most_hz: float
     silent_codes: frozenset[int] = frozenset()
 
 
@@ -56,6 +65,8 @@ VERSIONS: Mapping[str, Version] = MappingProxyType(
             late_id=N_CODES,
             prompt_ids=None,
             is_instructed=False,
+            codes_file="speech_tokenizer_v2.onnx",
+            most_hz=8_000.0,
         ),
         "cosyvoice3.yaml": Version(
             n_ids=N_CODES + 200,
@@ -63,6 +74,8 @@ VERSIONS: Mapping[str, Version] = MappingProxyType(
             late_id=N_CODES,
             prompt_ids=(N_CODES, N_CODES + 2),
             is_instructed=True,
+            codes_file="speech_tokenizer_v3.onnx",
+            most_hz=12_000.0,
             silent_codes=frozenset((1, 2, 28, 29, 55, 248, 494, 2241, 2242, 2322, 2323)),
         ),
     }
@@ -130,14 +143,21 @@ class CosyVoice:
                 raise BadInputError(f"{path / name} is missing: it belongs to CosyVoice")
         if not zipfile.is_zipfile(path / WEIGHTS):
             raise BadInputError(f"{path / WEIGHTS} is no file of weights, or cut short")
+        encoders = (version_of(path).codes_file, SPEAKER_FILE)
+        clones_voices = all((path / name).is_file() for name in encoders)
+        has_voices = (path / VOICES).is_file() or not clones_voices
         return ModelFacts(
             path=path,
             family=__name__,
             weights=path,
             stages=("talker", "vocoder"),
             talker_reads_text=True,
-            voices=voice_names(path),
-            made_voices=MADE_VOICES,
+            voices=voice_names(path) if has_voices else (),
+            clones_voices=clones_voices,
+            voices_need_words=True,
+            recording_stages=("talker", "vocoder"),
+            most_recorded_s=MOST_RECORDED_S,
+            made_voices=f"{MADE_VOICES}; recordings need {' and '.join(encoders)}",
         )
 
     def check_ranks(self, path: Path, stage: str, flag: str, n_ranks: int) -> None:

@@ -13,11 +13,12 @@ from sglang_live.models.cosyvoice.family import (
     Version,
     version_of,
 )
-from sglang_live.models.cosyvoice.voices import read_voices
+from sglang_live.models.cosyvoice.voices import PromptVoice, read_voices
 from sglang_live.models.family import read_json
 from sglang_live.models.piece_talker import FrameTalker
 from sglang_live.models.speech_lm.checkpoint import view_of_file
 from sglang_live.models.speech_lm.voice_table import VoiceTable
+from sglang_live.models.voice_files import read_recording, voice_files, words_of
 from sglang_live.speakable.style import SpeechStyle
 
 TALKER_ARCHITECTURE = "CosyVoiceLM"
@@ -26,6 +27,8 @@ BEGIN_ROW, TASK_ROW = "begin", "task"
 # Codes for each token of the text at least. Source: Qwen2LM.inference.
 LEAST_CODES = 2
 _SCRIPTS = frozenset(("LATIN", "CJK", "HIRAGANA", "KATAKANA", "HANGUL"))
+# Before the words of a recording, for a version that needs an instruction.
+_INSTRUCTION = "You are a helpful assistant."
 _SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endofprompt|>"]
 
 
@@ -60,7 +63,8 @@ class CosyVoiceTalker(FrameTalker):
     # The reference has neither.
     temperature, repetition_penalty = 1.0, 1.0
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, voices: Path | None = None):
+        """voices: directory of recordings whose voices it takes on, each with its words."""
         from transformers import AutoTokenizer
 
         self._path, self._version = path, version_of(path)
@@ -76,8 +80,11 @@ class CosyVoiceTalker(FrameTalker):
             if self._version.is_instructed and instructed not in voice.text_ids:
                 raise BadInputError(
                     f"the words of voice {name!r} lack {_SPECIAL[-1]}: CosyVoice 3 needs "
-                    f"'You are a helpful assistant.{_SPECIAL[-1]}' before them"
+                    f"'{_INSTRUCTION}{_SPECIAL[-1]}' before them"
                 )
+        if voices is not None:
+            before = [*self._ids(_INSTRUCTION), instructed] if self._version.is_instructed else []
+            self._voices |= self._recorded(voices, before)
         self.voices = tuple(self._voices)
         first_row = self._version.n_ids + self._config["text_vocab_size"]
         self._table = VoiceTable(first_row, {BEGIN_ROW: 1, TASK_ROW: 1})
@@ -101,6 +108,20 @@ class CosyVoiceTalker(FrameTalker):
             *self._table.ids(TASK_ROW),
             *of_voice.codes,
         ]
+
+    def _recorded(self, directory: Path, before: list[int]) -> dict[str, PromptVoice]:
+        """before: ids, before the words."""
+        from sglang_live.models.codecs.flow.recording import RATE_HZ
+        from sglang_live.models.cosyvoice.encoder import RecordingEncoder
+
+        encoder = RecordingEncoder(self._path)
+        return {
+            name: PromptVoice(
+                [*before, *self._ids(words_of(file))],
+                encoder.codes(read_recording(file, RATE_HZ)).tolist(),
+            )
+            for name, file in voice_files(directory).items()
+        }
 
     def least_frames(self, text: str) -> int:
         return LEAST_CODES * len(self._ids(text))

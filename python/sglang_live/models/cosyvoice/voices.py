@@ -22,13 +22,15 @@ class PromptVoice:
 
 
 def read_voices(path: Path, n_text_ids: int) -> dict[str, PromptVoice]:
-    """By name.
+    """By name; none without a file, where all are those of recordings.
 
     n_text_ids: of the tokenizer.
     Raises:
         BadInputError: names the voice that the file has in another form.
     """
     file = path / VOICES
+    if not file.is_file():
+        return {}
     found = read_torch_file(file)
     voices = {}
     for name, entry in found.items():

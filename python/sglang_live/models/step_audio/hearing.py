@@ -10,39 +10,25 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.audio_utils import mel_filter_bank
 
-from sglang_live.core import INPUT_RATE_HZ
+from sglang_live.models import log_mel
 
 # Longer speech is heard in parts of this length.
 PART_S = 25
-_N_FFT, _HOP = 400, 160
 _PADDED_SAMPLES = 479
 # With fewer a clip has no token.
-_LEAST_SAMPLES = 5 * _HOP
+_LEAST_SAMPLES = 5 * log_mel.HOP
 # Frames that are there for the convolutions, and heard as silence.
 _PADDED_FRAMES = 2
 _ADAPTER_WIDTH = 2048
 
 
-class LogMel:
-    """n_mels: of a frame of 10 ms."""
-
-    def __init__(self, n_mels: int):
-        scale = {"norm": "slaney", "mel_scale": "slaney"}
-        filters = mel_filter_bank(
-            1 + _N_FFT // 2, n_mels, 0.0, INPUT_RATE_HZ / 2, INPUT_RATE_HZ, **scale
-        )
-        self._filters = torch.tensor(filters.T, dtype=torch.float32)
-        self._window = torch.hann_window(_N_FFT)
+class LogMel(log_mel.LogMel):
+    """With silence behind a clip."""
 
     def __call__(self, samples: Tensor) -> Tensor:
-        """[n_mels, n_frames] of [n] in [-1, 1] at INPUT_RATE_HZ."""
-        padded = F.pad(samples, (0, max(_PADDED_SAMPLES, _LEAST_SAMPLES - len(samples))))
-        spectrum = torch.stft(padded, _N_FFT, _HOP, window=self._window, return_complex=True)
-        mels = self._filters @ spectrum[:, :-1].abs().square()
-        logs = mels.clamp(min=1e-10).log10()
-        return (torch.maximum(logs, logs.max() - 8.0) + 4.0) / 4.0
+        n = max(_PADDED_SAMPLES, _LEAST_SAMPLES - len(samples))
+        return super().__call__(F.pad(samples, (0, n)))
 
 
 def n_tokens(n_frames: int) -> int:

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -56,6 +57,7 @@ class VocoderStage:
             spec.model_path,
             device=torch.device("cpu" if on_cpu else spec.device),
             dtype=torch.float32,
+            **({"voices": Path(spec.voices)} if spec.voices else {}),
         )
         if isinstance(decoder, VoiceDecoder) and (sizes := _SIZES & spec.engine_args.keys()):
             flags = ", ".join(f"--vocoder.{name.replace('_', '-')}" for name in sorted(sizes))
