@@ -109,7 +109,7 @@ def _spec(
     model = source.load(cache_dir)
     if own.stage not in model.stages:
         raise BadInputError(f"--stage {own.stage}: this model has no {own.stage}")
-    if own.stage in model.recording_stages:
+    if recordings_of(own.stage, model):
         check_recordings(model)
     n_ranks = engine_args.get("tp_size", 1)
     family_at(model.family).check_ranks(model.path, own.stage, "--tp-size", n_ranks)

@@ -173,7 +173,7 @@ def weights_environment(stage: str, cpu_weights: str, model: ModelFacts) -> dict
 
 def recordings_of(stage: str, model: ModelFacts) -> str:
     """See StageSpec.voices."""
-    return str(model.recordings) if stage in model.recording_stages and model.recordings else ""
+    return str(model.recordings) if model.recordings and stage in model.recording_stages else ""
 
 
 def _at_once(config: ServerConfig) -> int:

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig
 
+from sglang_live.models.chatterbox.encoder import RecordingEncoder
 from sglang_live.models.chatterbox.family import (
     DECODER_WEIGHTS,
     TOKENIZER,
@@ -24,6 +25,9 @@ from sglang_live.models.chatterbox.family import (
     voice_paths,
 )
 from sglang_live.models.chatterbox.parts import ChatterboxTalker
+from sglang_live.models.voice_files import voice_files
+from test.chatterbox import encoders
+from test.chatterbox.encoders import recordings
 from test.chatterbox.reference import END, N_CODES, T3
 from test.flow.checkpoint import s3gen, s3gen_known
 from test.noise import noise_of
@@ -31,7 +35,7 @@ from test.noise import noise_of
 N_BOOKS, CODES = 1, N_CODES
 # Of the decoder, in the order of the files.
 SOUNDS = ("default", "ben")
-__all__ = ["VOICE"]
+__all__ = ["VOICE", "recordings"]
 SIZES = {
     "speaker": 12,
     "queries": 32,
@@ -104,7 +108,8 @@ def build(path: Path, *, end_every: int = 64) -> Path:
     path.mkdir(exist_ok=True)
     weights = {name: weight.contiguous() for name, weight in model(end_every).state_dict().items()}
     save_file(weights, path / WEIGHTS)
-    save_file(s3gen(is_mean=False).state_dict(), path / DECODER_WEIGHTS)
+    save_file(s3gen(is_mean=False).state_dict() | encoders.decoder_part(), path / DECODER_WEIGHTS)
+    encoders.write(path)
     tokenizer().save(str(path / TOKENIZER))
     (path / VOICES_FOLDER).mkdir()
     for n, file in enumerate((path / VOICE_FILE, path / VOICES_FOLDER / "anna.pt")):
@@ -121,6 +126,16 @@ def conditionals(n: int) -> dict[str, torch.Tensor | None]:
         "cond_prompt_speech_tokens": torch.randint(0, N_CODES, (1, 150 - 20 * n), generator=rng),
         "cond_prompt_speech_emb": None,
         "emotion_adv": (0.5 + 0.2 * n) * torch.ones(1, 1, 1),
+    }
+
+
+def recorded(path: Path, file: Path) -> dict[str, torch.Tensor | None]:
+    """What Chatterbox makes of a recording."""
+    voice = RecordingEncoder(path).voice(file)
+    return conditionals(0) | {
+        "speaker_emb": voice.speaker[None],
+        "cond_prompt_speech_tokens": voice.codes[None],
+        "emotion_adv": 0.5 * torch.ones(1, 1, 1),
     }
 
 
@@ -163,13 +178,15 @@ def punc_norm(text: str) -> str:
 class Reference:
     """The checkpoint restated, without what a talker in an engine adds."""
 
-    def __init__(self, path: Path, end_every: int = 64):
-        self.talker = ChatterboxTalker(path)
+    def __init__(self, path: Path, voices: Path | None = None, end_every: int = 64):
+        self.talker = ChatterboxTalker(path, voices)
         self._path = path
         self._voices = {
             name: torch.load(file, weights_only=True)["t3"]
             for name, file in voice_paths(path).items()
         }
+        for name, file in ({} if voices is None else voice_files(voices)).items():
+            self._voices[name] = recorded(path, file)
         self.model = model(end_every)
 
     def piece(

@@ -12,9 +12,19 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, PreTrainedTokenizerFast
 
-from sglang_live.models.chatterbox.family import VOICE, VOICE_FILE, VOICES_FOLDER, voice_paths
-from sglang_live.models.chatterbox_turbo.family import DECODER_WEIGHTS, WEIGHTS
+from sglang_live.models.chatterbox.encoder import RecordingEncoder
+from sglang_live.models.chatterbox.family import (
+    MEAN_WEIGHTS,
+    VOICE,
+    VOICE_FILE,
+    VOICES_FOLDER,
+    voice_paths,
+)
+from sglang_live.models.chatterbox_turbo.family import WEIGHTS
 from sglang_live.models.chatterbox_turbo.parts import TurboTalker
+from sglang_live.models.voice_files import voice_files
+from test.chatterbox import encoders
+from test.chatterbox.encoders import recordings
 from test.chatterbox_turbo.reference import END, N_CODES, N_IDS, T3
 from test.flow.checkpoint import s3gen, s3gen_known
 from test.noise import noise_of
@@ -22,7 +32,7 @@ from test.noise import noise_of
 N_BOOKS, CODES = 1, N_CODES
 # Of the decoder, in the order of the files.
 SOUNDS = ("default", "ben")
-__all__ = ["VOICE"]
+__all__ = ["VOICE", "recordings"]
 N_SPEAKER, N_TEXT, N_PLACES, WIDTH = 12, 300, 2000, 128
 # A dimension that says that this is the last code; in embedding and head what no other outweighs.
 _LAST, _CLEAR = 0, 40.0
@@ -80,7 +90,8 @@ def build(path: Path, *, end_every: int = 64) -> Path:
     path.mkdir(exist_ok=True)
     weights = {name: weight.contiguous() for name, weight in model(end_every).state_dict().items()}
     save_file(weights, path / WEIGHTS[0])
-    save_file(s3gen(is_mean=True).state_dict(), path / DECODER_WEIGHTS)
+    save_file(s3gen(is_mean=True).state_dict() | encoders.decoder_part(), path / MEAN_WEIGHTS)
+    encoders.write(path)
     tokenizer().save_pretrained(path)
     (path / VOICES_FOLDER).mkdir()
     for n, file in enumerate((path / VOICE_FILE, path / VOICES_FOLDER / "anna.pt")):
@@ -97,6 +108,15 @@ def conditionals(n: int) -> dict[str, torch.Tensor | None]:
         "cond_prompt_speech_tokens": torch.randint(0, N_CODES, (1, 75 - 20 * n), generator=rng),
         "cond_prompt_speech_emb": None,
         "emotion_adv": None,
+    }
+
+
+def recorded(path: Path, file: Path) -> dict[str, torch.Tensor | None]:
+    """What Turbo makes of a recording."""
+    voice = RecordingEncoder(path).voice(file)
+    return conditionals(0) | {
+        "speaker_emb": voice.speaker[None],
+        "cond_prompt_speech_tokens": voice.codes[None],
     }
 
 
@@ -126,13 +146,15 @@ class Reference:
 
     seed = 11
 
-    def __init__(self, path: Path, end_every: int = 64):
-        self.talker = TurboTalker(path)
+    def __init__(self, path: Path, voices: Path | None = None, end_every: int = 64):
+        self.talker = TurboTalker(path, voices)
         self._tokenizer = tokenizer()
         self._voices = {
             name: torch.load(file, weights_only=True)["t3"]
             for name, file in voice_paths(path).items()
         }
+        for name, file in ({} if voices is None else voice_files(voices)).items():
+            self._voices[name] = recorded(path, file)
         self.model = model(end_every)
 
     def piece(

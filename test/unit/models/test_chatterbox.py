@@ -14,6 +14,7 @@ from sglang_live.errors import BadInputError
 from sglang_live.models.chatterbox.family import (
     DECODER_WEIGHTS,
     FAMILY,
+    SPEAKER_WEIGHTS,
     TOKENIZER,
     VOICE_FILE,
     VOICES_FOLDER,
@@ -45,7 +46,7 @@ def test_a_checkpoint_without_a_config_is_known_by_its_files(checkpoint):
     facts = model_facts(checkpoint)
     assert facts.family == "sglang_live.models.chatterbox.family"
     assert facts.stages == ("talker", "vocoder") and facts.talker_reads_text
-    assert facts.voices == ("default", "anna") and not facts.clones_voices
+    assert facts.voices == ("default", "anna")
     assert find_checkpoint(str(checkpoint), ()) == checkpoint
     assert find_talker(str(checkpoint)) == facts
     check_checkpoint(facts.weights)
@@ -87,6 +88,7 @@ def test_without_a_voice_or_with_two_of_one_name_it_is_refused(copy):
     shutil.copy(copy / VOICE_FILE, copy / VOICES_FOLDER / "default.pt")
     with pytest.raises(BadInputError, match=r"default.pt has the name of another voice"):
         model_facts(copy)
+    (copy / SPEAKER_WEIGHTS).unlink()
     (copy / VOICE_FILE).unlink()
     assert model_facts(copy).voices == ("anna", "default")
     shutil.rmtree(copy / VOICES_FOLDER)

@@ -16,8 +16,8 @@ from transformers import (
 from sglang_live.errors import BadInputError
 from sglang_live.models.chatterbox.decoder import ChatterboxDecoder
 from sglang_live.models.chatterbox_turbo.family import (
-    DECODER_WEIGHTS,
     FAMILY,
+    MEAN_WEIGHTS,
     TOKENIZER,
     WEIGHTS,
     TurboSpec,
@@ -46,7 +46,7 @@ def test_a_checkpoint_without_a_config_is_known_by_its_files(checkpoint):
     facts = model_facts(checkpoint)
     assert facts.family == "sglang_live.models.chatterbox_turbo.family"
     assert facts.stages == ("talker", "vocoder") and facts.talker_reads_text
-    assert facts.voices == ("default", "anna") and not facts.clones_voices
+    assert facts.voices == ("default", "anna")
     assert find_checkpoint(str(checkpoint), ()) == checkpoint
     check_checkpoint(facts.weights)
     FAMILY.check_ranks(checkpoint, "talker", "--talker.tp-size", 1)
@@ -62,7 +62,7 @@ def test_nano_differs_by_its_name_alone(copy):
         model_facts(copy)
 
 
-@pytest.mark.parametrize("name", [TOKENIZER, DECODER_WEIGHTS])
+@pytest.mark.parametrize("name", [TOKENIZER, MEAN_WEIGHTS])
 def test_a_missing_file_is_named(copy, name):
     (copy / name).unlink()
     with pytest.raises(BadInputError, match=f"{name} is missing"):

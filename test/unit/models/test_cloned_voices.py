@@ -225,8 +225,8 @@ def test_recordings_of_a_checkpoint_without_an_encoder_are_refused(recordings, t
 @pytest.mark.parametrize(
     ("build", "made"),
     [
-        (tiny_chatterbox.build, r"voices/NAME.pt, which Chatterbox writes"),
-        (tiny_turbo.build, r"voices/NAME.pt, which Chatterbox writes"),
+        (tiny_chatterbox.build, r"voices/NAME.pt, .*; recordings need ve.safetensors, and"),
+        (tiny_turbo.build, r"voices/NAME.pt, .*; recordings need ve.safetensors"),
         (
             tiny_cosyvoice.build,
             r"spk2info.pt, .*; recordings need speech_tokenizer_v2.onnx and campplus.onnx",
@@ -237,7 +237,8 @@ def test_a_family_without_an_encoder_names_the_files_of_its_voices(
     build, made, recordings, tmp_path
 ):
     path = build(tmp_path / "other")
-    (path / "campplus.onnx").unlink(missing_ok=True)
+    for file in ("campplus.onnx", "ve.safetensors"):
+        (path / file).unlink(missing_ok=True)
     with pytest.raises(BadInputError, match=f"no speaker encoder, .*; its own are those of {made}"):
         load(path, recordings, tmp_path)
 

@@ -2,7 +2,7 @@
 
 Its checkpoint is that of ResembleAI/chatterbox, which has no config.json: the sizes are those of
 the weights. Voices are files that Chatterbox itself writes (Conditionals.save): `conds.pt`, and
-those of the folder `voices`.
+those of the folder `voices`; or recordings.
 """
 
 import re
@@ -15,16 +15,27 @@ from safetensors import SafetensorError, safe_open
 
 from sglang_live.errors import BadInputError
 from sglang_live.models.family import ModelFacts, check_divided, check_number
+from sglang_live.models.voice_files import voice_files
 
 WEIGHTS, DECODER_WEIGHTS, TOKENIZER = "t3_cfg.safetensors", "s3gen.safetensors", "tokenizer.json"
+# Turbo's decoder, whose flow has two steps.
+MEAN_WEIGHTS = "s3gen_meanflow.safetensors"
+# Of the encoder of speakers; those of the others are beside the decoder's.
+SPEAKER_WEIGHTS = "ve.safetensors"
+# Of recordings: how much is shown of it. Source: prepare_conditionals.
+EMOTION = 0.5
 # The voice of conds.pt.
 VOICE, VOICE_FILE, VOICES_FOLDER = "default", "conds.pt", "voices"
+_WRITTEN = ".pt"
 MADE_VOICES = f"{VOICES_FOLDER}/NAME.pt, which Chatterbox writes (prepare_conditionals, conds.save)"
+_RECORDINGS_NEED = f"recordings need {SPEAKER_WEIGHTS}, and the encoders within the decoder's file"
 # Fixed in the reference (T3Config, LLAMA_CONFIGS).
 HEAD_DIM, N_CODES, BEGIN_ID, END_ID = 64, 6561, 6561, 6562
 TEXT_BEGIN_ID, TEXT_END_ID = 255, 0
 FRAME_S = 0.04
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# Prefixes of their weights in the decoder's file.
+CODES_PART, SPEAKER_PART = "tokenizer.", "speaker_encoder."
 _LAYER = re.compile(r"tfmr\.layers\.(\d+)\.")
 
 
@@ -85,16 +96,56 @@ class T3Spec:
             raise BadInputError(f"{file} is no T3 of Chatterbox: {error}") from error
 
 
-def voice_paths(path: Path) -> dict[str, Path]:
-    """Files of voices by name; the first is the default. Raises BadInputError if there is none."""
-    found = {VOICE: path / VOICE_FILE} if (path / VOICE_FILE).is_file() else {}
-    for file in sorted((path / VOICES_FOLDER).glob("*.pt")):
-        if file.stem in found:
-            raise BadInputError(f"{file} has the name of another voice")
-        found[file.stem] = file
+def voice_paths(path: Path, recordings: Path | None = None) -> dict[str, Path]:
+    """Files of voices by name, those of recordings behind the others; the first is the default.
+
+    recordings: their directory (voice_files.py).
+    Raises:
+        BadInputError: there is none, or two have one name.
+    """
+    found = _own_voices(path) | ({} if recordings is None else voice_files(recordings))
     if not found:
         raise BadInputError(f"{path} has no voice: {VOICE_FILE} is missing, and {MADE_VOICES}")
     return found
+
+
+def is_recording(file: Path) -> bool:
+    """Whether a voice's file is none that Chatterbox has written."""
+    return file.suffix != _WRITTEN
+
+
+def _own_voices(path: Path) -> dict[str, Path]:
+    """Raises BadInputError: two have one name."""
+    found = {VOICE: path / VOICE_FILE} if (path / VOICE_FILE).is_file() else {}
+    for file in sorted((path / VOICES_FOLDER).glob(f"*{_WRITTEN}")):
+        if file.stem in found:
+            raise BadInputError(f"{file} has the name of another voice")
+        found[file.stem] = file
+    return found
+
+
+def voice_facts(path: Path, weights: str) -> dict[str, Any]:
+    """Of ModelFacts, what tells of voices.
+
+    weights: name of the decoder's file.
+    Raises:
+        BadInputError: the file is broken, or there is no voice, and no encoder for recordings.
+    """
+    try:
+        with safe_open(path / weights, "np") as tensors:
+            names = tensors.keys()
+    except (OSError, SafetensorError) as error:
+        raise BadInputError(f"cannot read {path / weights}: {error}") from error
+    clones_voices = (path / SPEAKER_WEIGHTS).is_file() and all(
+        f"{part}weight" in names
+        for part in (f"{CODES_PART}encoder.conv1.", f"{SPEAKER_PART}head.conv1.")
+    )
+    return {
+        "voices": tuple(_own_voices(path) if clones_voices else voice_paths(path)),
+        "clones_voices": clones_voices,
+        "recording_stages": ("talker", "vocoder"),
+        "made_voices": f"{MADE_VOICES}; {_RECORDINGS_NEED}",
+    }
 
 
 class Chatterbox:
@@ -116,8 +167,7 @@ class Chatterbox:
             weights=path,
             stages=("talker", "vocoder"),
             talker_reads_text=True,
-            voices=tuple(voice_paths(path)),
-            made_voices=MADE_VOICES,
+            **voice_facts(path, DECODER_WEIGHTS),
         )
 
     def check_ranks(self, path: Path, stage: str, flag: str, n_ranks: int) -> None:

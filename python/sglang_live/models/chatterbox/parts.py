@@ -16,6 +16,7 @@ from sglang_live.models.chatterbox.family import (
     TOKENIZER,
     WEIGHTS,
     T3Spec,
+    is_recording,
     voice_paths,
 )
 from sglang_live.models.chatterbox.voices import read_voice
@@ -75,11 +76,13 @@ class ChatterboxTalker(FrameTalker):
     # Reference settings (ChatterboxTTS.generate).
     temperature, repetition_penalty = 0.8, 1.2
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, voices: Path | None = None):
+        """voices: directory of recordings whose voices it takes on."""
         self._spec = spec = T3Spec.load(path)
-        self._files = voice_paths(path)
+        self._files = voice_paths(path, voices)
         for file in self._files.values():
-            read_voice(file)  # what is wrong with it is said before an engine starts
+            if not is_recording(file):
+                read_voice(file)  # what is wrong with it is said before an engine starts
         self.voices = tuple(self._files)
         self._tokenizer, self._space = _tokenizer(path / TOKENIZER)
         # Text never becomes a special token.
@@ -97,6 +100,7 @@ class ChatterboxTalker(FrameTalker):
                     "live_rows": n_rows,
                     "live_voice_rows": self._table.n_rows,
                     "live_voices": [str(file) for file in self._files.values()],
+                    "live_checkpoint": str(self._spec.path),
                 }
             ),
         }

@@ -14,11 +14,13 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from sglang_live.errors import BadInputError
-from sglang_live.models.chatterbox.family import DTYPES, HEAD_DIM, MADE_VOICES, voice_paths
+from sglang_live.models.chatterbox.family import DTYPES, HEAD_DIM, MEAN_WEIGHTS, voice_facts
 from sglang_live.models.family import ModelFacts, check_number
 
 WEIGHTS = ("t3_turbo_v1.safetensors", "t3_nano_v1.safetensors")
-DECODER_WEIGHTS, TOKENIZER = "s3gen_meanflow.safetensors", "tokenizer_config.json"
+TOKENIZER = "tokenizer_config.json"
+# Of a recording, of which it hears up to 15 s. Source: prepare_conditionals.
+LEAST_RECORDED_S = 5.0
 _LAYER = re.compile(r"tfmr\.h\.(\d+)\.")
 
 
@@ -86,7 +88,7 @@ class ChatterboxTurbo:
         spec = TurboSpec.load(path)
         if spec.width % HEAD_DIM:
             raise BadInputError(f"{spec.weights}: {spec.width} is no width of heads of {HEAD_DIM}")
-        for name in (TOKENIZER, DECODER_WEIGHTS):
+        for name in (TOKENIZER, MEAN_WEIGHTS):
             if not (path / name).is_file():
                 raise BadInputError(f"{path / name} is missing: it belongs to Chatterbox Turbo")
         return ModelFacts(
@@ -95,8 +97,8 @@ class ChatterboxTurbo:
             weights=path,
             stages=("talker", "vocoder"),
             talker_reads_text=True,
-            voices=tuple(voice_paths(path)),
-            made_voices=MADE_VOICES,
+            least_recorded_s=LEAST_RECORDED_S,
+            **voice_facts(path, MEAN_WEIGHTS),
         )
 
     def check_ranks(self, path: Path, stage: str, flag: str, n_ranks: int) -> None:

@@ -5,7 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from sglang_live.errors import BadInputError
-from sglang_live.models.chatterbox.family import BEGIN_ID, END_ID, FRAME_S, HEAD_DIM, voice_paths
+from sglang_live.models.chatterbox.family import (
+    BEGIN_ID,
+    END_ID,
+    FRAME_S,
+    HEAD_DIM,
+    is_recording,
+    voice_paths,
+)
 from sglang_live.models.chatterbox.voices import read_voice
 from sglang_live.models.chatterbox_turbo.family import TurboSpec
 from sglang_live.models.piece_talker import FrameTalker
@@ -49,16 +56,22 @@ class TurboTalker(FrameTalker):
     # Reference settings (ChatterboxTurboTTS.generate).
     temperature, repetition_penalty = 0.8, 1.2
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, voices: Path | None = None):
+        """voices: directory of recordings whose voices it takes on."""
         from transformers import AutoTokenizer
 
+        from sglang_live.models.chatterbox.encoder import RecordingEncoder
+
         self._spec = spec = TurboSpec.load(path)
-        self._files = voice_paths(path)
+        self._files = voice_paths(path, voices)
         # What is wrong with a voice is said before an engine starts.
-        self._codes = {
-            name: read_voice(file, has_emotion=False).codes.tolist()
-            for name, file in self._files.items()
-        }
+        encoder, codes = RecordingEncoder(path), {}
+        for name, file in self._files.items():
+            if is_recording(file):
+                codes[name] = encoder.codes(file)
+            else:
+                codes[name] = read_voice(file, has_emotion=False).codes
+        self._codes = {name: found.tolist() for name, found in codes.items()}
         self.voices = tuple(self._files)
         self._tokenizer = AutoTokenizer.from_pretrained(path)
         if len(self._tokenizer) > spec.n_text_ids:
@@ -77,6 +90,7 @@ class TurboTalker(FrameTalker):
                     "live_rows": n_rows,
                     "live_voice_rows": self._table.n_rows,
                     "live_voices": [str(file) for file in self._files.values()],
+                    "live_checkpoint": str(self._spec.path),
                 }
             ),
         }

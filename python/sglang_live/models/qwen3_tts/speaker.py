@@ -6,7 +6,6 @@ Source: qwen_tts, Qwen3TTSSpeakerEncoder and extract_speaker_embedding.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,16 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.audio_utils import mel_filter_bank
 
 from sglang_live.models.family import read_json
+from sglang_live.models.log_mel import log_magnitudes, slaney_bands
 from sglang_live.models.qwen3_tts.family import SPEAKER_ENCODER
 from sglang_live.models.qwen3_tts.family import VOICE_RATE_HZ as RATE_HZ
 from sglang_live.models.speech_lm.checkpoint import fill
 from sglang_live.models.voice_files import read_recording
 
 _N_FFT, _HOP, _N_MELS = 1024, 256, 128
-_LEAST_POWER, _LEAST_MEL, _LEAST_VARIANCE = 1e-9, 1e-5, 1e-12
+_LEAST_VARIANCE = 1e-12
 
 
 def embeddings_of(checkpoint: Path, files: Sequence[Path]) -> Tensor:
@@ -79,21 +78,8 @@ class SpeakerEncoder(nn.Module):
 
 def log_mels(samples: Tensor) -> Tensor:
     """[n_mels, n_frames] of [n_samples]: logarithms of magnitudes in Slaney's mel bands."""
-    padding = (_N_FFT - _HOP) // 2
-    padded = F.pad(samples[None], (padding, padding), mode="reflect")[0]
-    window = torch.hann_window(_N_FFT)
-    spectrum = torch.stft(padded, _N_FFT, _HOP, window=window, center=False, return_complex=True)
-    magnitudes = (torch.view_as_real(spectrum).square().sum(-1) + _LEAST_POWER).sqrt()
-    return (_mel_bands() @ magnitudes).clamp(min=_LEAST_MEL).log()
-
-
-@cache
-def _mel_bands() -> Tensor:
-    """[n_mels, n_fft / 2 + 1]."""
-    bands = mel_filter_bank(
-        _N_FFT // 2 + 1, _N_MELS, 0.0, RATE_HZ / 2, RATE_HZ, norm="slaney", mel_scale="slaney"
-    )
-    return torch.from_numpy(bands.T.astype(np.float32))
+    bands = slaney_bands(_N_MELS, _N_FFT, RATE_HZ, RATE_HZ / 2)
+    return log_magnitudes(samples, _N_FFT, _HOP, bands)
 
 
 def _conv(n_in: int, n_out: int, kernel: int = 1, dilation: int = 1) -> nn.Conv1d:

@@ -13,7 +13,8 @@ from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from torch import Tensor, nn
 
-from sglang_live.models.chatterbox.family import BEGIN_ID, END_ID, N_CODES
+from sglang_live.models.chatterbox.encoder import RecordingEncoder
+from sglang_live.models.chatterbox.family import BEGIN_ID, END_ID, N_CODES, is_recording
 from sglang_live.models.chatterbox.voices import read_voice, voice_rows
 from sglang_live.models.host_copy import copy_to
 from sglang_live.models.speech_lm.engine.frame_lm import FrameLM
@@ -157,10 +158,12 @@ class ChatterboxT3(FrameLM):
 
     def _fill_voices(self, tensors: dict[str, Tensor]) -> None:
         """The mark with which speech begins, and the voices behind it."""
+        encoder = RecordingEncoder(Path(self.config.live_checkpoint))
         rows = [(tensors[_CODES][BEGIN_ID] + tensors["speech_pos_emb.emb.weight"][0])[None]]
         try:
-            for file in self.config.live_voices:
-                rows.append(voice_rows(read_voice(Path(file)), tensors))
+            for file in map(Path, self.config.live_voices):
+                voice = encoder.voice(file) if is_recording(file) else read_voice(file)
+                rows.append(voice_rows(voice, tensors))
         except KeyError as error:
             raise ValueError(f"checkpoint lacks weights of Chatterbox: {error}") from error
         self.voices.copy_(torch.cat(rows).to(self.voices.device, self.voices.dtype))

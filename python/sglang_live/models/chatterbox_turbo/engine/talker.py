@@ -15,7 +15,8 @@ from sglang.srt.model_loader.weight_utils import default_weight_loader
 from sglang.srt.models.gpt2 import GPT2Block
 from torch import Tensor, nn
 
-from sglang_live.models.chatterbox.family import END_ID, N_CODES
+from sglang_live.models.chatterbox.encoder import RecordingEncoder
+from sglang_live.models.chatterbox.family import END_ID, N_CODES, is_recording
 from sglang_live.models.chatterbox.voices import read_voice
 from sglang_live.models.speech_lm.engine.frame_lm import FrameLM
 from sglang_live.models.speech_lm.sampler import Repetition, Sampler
@@ -116,8 +117,13 @@ class ChatterboxTurboT3(FrameLM):
         lack += [_SPEAKER + name for name in ("weight", "bias") if name not in speaker]
         if lack:
             raise ValueError(f"checkpoint lacks weights of Chatterbox Turbo: {lack[:8]}")
-        voices = [read_voice(Path(file), has_emotion=False) for file in self.config.live_voices]
-        rows = F.linear(torch.stack([voice.speaker for voice in voices]), **speaker)
+        encoder, speakers = RecordingEncoder(Path(self.config.live_checkpoint)), []
+        for file in map(Path, self.config.live_voices):
+            if is_recording(file):
+                speakers.append(encoder.speaker(file))
+            else:
+                speakers.append(read_voice(file, has_emotion=False).speaker)
+        rows = F.linear(torch.stack(speakers), **speaker)
         self.voices.copy_(rows.to(self.voices.device, self.voices.dtype))
         self.prepare()
 

@@ -7,3 +7,5 @@ Here is what a talker has to know of the chunks without torch.
 # longest one ahead of its listener would not be heard again: they are its chunk_frames, and those
 # of a family whose pieces are decoded whole are the frames of its longest piece.
 CHUNK, LONGEST_CHUNK = 25, 100
+# Of a recording of a voice.
+RECORDING_RATE_HZ = 24_000

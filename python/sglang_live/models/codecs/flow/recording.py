@@ -15,14 +15,16 @@ from torch import Tensor
 from transformers.audio_utils import mel_filter_bank
 
 from sglang_live.core import INPUT_RATE_HZ
+from sglang_live.errors import BadInputError
+from sglang_live.models.codecs.flow import RECORDING_RATE_HZ as RATE_HZ
 from sglang_live.models.codecs.flow.encoder import UPSAMPLING
+from sglang_live.models.log_mel import log_magnitudes, slaney_bands
 from sglang_live.sound.decoder import Samples
 
-RATE_HZ = 24_000
+SPEAKER_WIDTH = 192
 # Of columns of mel, 20 ms.
 HOP = 480
 _N_FFT, _N_MELS = 1920, 80
-_LEAST_POWER, _LEAST_MEL = 1e-9, 1e-5
 # Kaldi's: frames of 25 ms, one every 10 ms.
 _FRAME, _STEP, _N_KALDI_FFT, _LEAST_HZ = 400, 160, 512, 20.0
 _PREEMPHASIS, _POVEY = 0.97, 0.85
@@ -30,18 +32,13 @@ _PREEMPHASIS, _POVEY = 0.97, 0.85
 
 def at_16khz(samples: Samples) -> Tensor:
     """Of samples at RATE_HZ."""
-    resampled: np.ndarray = soxr.resample(samples, RATE_HZ, INPUT_RATE_HZ)
-    return torch.from_numpy(np.clip(resampled, -1.0, 1.0))
+    return torch.from_numpy(soxr.resample(samples, RATE_HZ, INPUT_RATE_HZ))
 
 
 def mel_columns(samples: Samples, most_hz: float) -> Tensor:
     """[n // HOP, n_mels] of [n] samples at RATE_HZ. most_hz: up to which the mels go."""
-    padding = (_N_FFT - HOP) // 2
-    padded = F.pad(torch.from_numpy(samples)[None], (padding, padding), mode="reflect")[0]
-    window = torch.hann_window(_N_FFT)
-    spectrum = torch.stft(padded, _N_FFT, HOP, window=window, center=False, return_complex=True)
-    magnitudes = (torch.view_as_real(spectrum).square().sum(-1) + _LEAST_POWER).sqrt()
-    return (_mel_bands(most_hz) @ magnitudes).clamp(min=_LEAST_MEL).log().T
+    bands = slaney_bands(_N_MELS, _N_FFT, RATE_HZ, most_hz)
+    return log_magnitudes(torch.from_numpy(samples), _N_FFT, HOP, bands).T
 
 
 def speaker_frames(samples: Tensor) -> Tensor:
@@ -61,12 +58,25 @@ def joined(codes: Tensor, n_samples: int) -> Tensor:
     return codes[: n_samples // HOP // UPSAMPLING]
 
 
-@cache
-def _mel_bands(most_hz: float) -> Tensor:
-    """[n_mels, n_fft / 2 + 1]."""
-    scale = {"norm": "slaney", "mel_scale": "slaney"}
-    bands = mel_filter_bank(1 + _N_FFT // 2, _N_MELS, 0.0, most_hz, RATE_HZ, **scale)
-    return torch.tensor(bands.T, dtype=torch.float32)
+def values_of(codes: Tensor, mel: Tensor, speaker: Tensor) -> np.ndarray:
+    """[n] float32: a voice as one row of values. Codes are exact in it.
+
+    codes: [n_codes]. mel: [UPSAMPLING * n_codes, n_mels]. speaker: [SPEAKER_WIDTH].
+    """
+    columns = mel.reshape(len(codes), UPSAMPLING * _N_MELS)
+    rows = torch.cat((codes[:, None].float(), columns), dim=1)
+    found: np.ndarray = torch.cat((speaker.float(), rows.flatten())).numpy()
+    return found
+
+
+def voice_in(values: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, mel and speaker of values_of. Raises BadInputError: they are of another model."""
+    n, width = values.size - SPEAKER_WIDTH, 1 + UPSAMPLING * _N_MELS
+    if n <= 0 or n % width:
+        raise BadInputError(f"another model made the voice: {values.size} values")
+    speaker, rest = torch.tensor(values).flatten().split((SPEAKER_WIDTH, n))
+    rows = rest.reshape(-1, width)
+    return rows[:, 0].long(), rows[:, 1:].reshape(-1, _N_MELS), speaker
 
 
 @cache
