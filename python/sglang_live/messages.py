@@ -461,7 +461,7 @@ class MakeVoice(Message, frozen=True):
 
 
 class VoiceMade(Message, frozen=True):
-    """speaker: [talker_hidden] float32 little-endian, at the speaker's place in a prompt."""
+    """speaker: float32 little-endian; see VoiceMaker."""
 
     speaker: bytes
 
@@ -569,6 +569,7 @@ class SoundPlace(msgspec.Struct, frozen=True, omit_defaults=True):
 class VocoderRequest(Message, frozen=True):
     """
     voice: of a vocoder that reads text, or whose decoder has voices. flex: see TurnRequest.
+    speaker: see TalkerRequest, for a decoder with voices.
     sent: all input comes again, and the sound up to there was sent by another replica. None: none.
     each_frame: every frame sounds at once, alone.
     """
@@ -576,6 +577,7 @@ class VocoderRequest(Message, frozen=True):
     timeout_s: float
     each_frame: bool = False
     voice: str = ""
+    speaker: bytes = b""
     flex: bool = False
     sent: SoundPlace | None = None
 

@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import Qwen2Config
 
+from sglang_live.models.codecs.flow.decoder import VOICE_PARTS
 from sglang_live.models.codecs.flow.recording import RATE_HZ
 from sglang_live.models.cosyvoice.encoder import RecordingEncoder
 from sglang_live.models.cosyvoice.family import BASE, VOICES, WEIGHTS
@@ -26,6 +27,8 @@ from test.noise import noise_of
 
 __all__ = ["recordings"]
 N_BOOKS, CODES, VOICE = 1, N_CODES, "anna"
+# One that a response brings along, whose words nothing tells.
+BROUGHT = "voice_1"
 TEXT_VOCAB, WIDTH = 320, 64
 END_OF_PROMPT = 259  # behind the bytes, and the marks before it
 # One of this many codes is likely.
@@ -128,6 +131,11 @@ def voice(n: int, version: int = 2) -> dict[str, torch.Tensor]:
     }
 
 
+def instruction() -> list[int]:
+    """Before the words of version 3."""
+    return [*tokenizer().encode("You are a helpful assistant.").ids, END_OF_PROMPT]
+
+
 def tokenizer() -> Tokenizer:
     """Of bytes."""
     names = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -140,11 +148,12 @@ def tokenizer() -> Tokenizer:
 def recorded(path: Path, version: int, file: Path) -> dict[str, torch.Tensor]:
     """What CosyVoice makes of a recording and its words."""
     known = RecordingEncoder(path).known(read_recording(file, RATE_HZ))
+    of_flow = dict(zip(VOICE_PARTS, (part[None] for part in known), strict=True))
     words = tokenizer().encode(words_of(file)).ids
     if version == 3:
-        words = [*tokenizer().encode("You are a helpful assistant.").ids, END_OF_PROMPT, *words]
-    codes = known["flow_prompt_speech_token"][None]
-    return known | {"prompt_text": torch.tensor([words]), "llm_prompt_speech_token": codes}
+        words = [*instruction(), *words]
+    of_words = {"prompt_text": torch.tensor([words]), "llm_prompt_speech_token": known[0][None]}
+    return of_flow | of_words
 
 
 class Reference:
@@ -160,6 +169,12 @@ class Reference:
         self._voices = torch.load(path / VOICES, weights_only=True)
         for name, file in ({} if voices is None else voice_files(voices)).items():
             self._voices[name] = recorded(path, version, file)
+        before = instruction() if version == 3 else []
+        nothing = torch.empty(1, 0, dtype=torch.int64)
+        self._voices[BROUGHT] = {
+            "prompt_text": torch.tensor([before], dtype=torch.int64),
+            "llm_prompt_speech_token": nothing,
+        }
         self.model = model(end_every, version)
 
     def piece(

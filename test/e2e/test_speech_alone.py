@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import httpx
@@ -14,7 +15,8 @@ import pytest
 import soundfile as sf
 import websockets
 
-from sglang_live.models.chatterbox_turbo.family import DECODER_WEIGHTS as TURBO_WEIGHTS
+from sglang_live.models.chatterbox.family import MEAN_WEIGHTS
+from sglang_live.models.cosyvoice.family import SPEAKER_FILE
 from sglang_live.models.qwen3_tts.parts import TTSTalker
 from test.chatterbox import checkpoint as tiny_chatterbox
 from test.chatterbox_turbo import checkpoint as tiny_turbo
@@ -116,22 +118,28 @@ def test_a_recorded_voice_speaks_and_an_unknown_one_is_refused(client):
 
 def test_a_client_makes_a_voice_that_speaks_as_one_of_the_start_does(server, client):
     """The recordings are the same, and so is the sound, but for its seed."""
-    url = f"{server.http}/v1/audio/voices"
-    headers = {"authorization": f"Bearer {MAKER}"}
+    maker = client_of(server, MAKER)
+    with voice_of_a_client(server) as voice:
+        said, as_john = (speak(maker, "pcm", name) for name in (voice, "John"))
+        assert len(said) == len(as_john) and np.abs(said.astype(int)).max() > 300
+        with pytest.raises(openai.BadRequestError, match=f"no voice '{voice}'"):
+            speak(client, "pcm", voice)
+
+
+@contextmanager
+def voice_of_a_client(server: Server) -> Iterator[str]:
+    """Made of a recording by MAKER, and deleted behind its use."""
+    url, headers = f"{server.http}/v1/audio/voices", {"authorization": f"Bearer {MAKER}"}
     form = {"name": "John", "consent": "I agree."}
     with (DATA / "sp_jfk.flac").open("rb") as file:
         files = {"audio_sample": file}
         response = httpx.post(url, data=form, files=files, headers=headers, timeout=60)
     assert response.status_code == 200, response.text
     voice = response.json()["id"]
-    maker = client_of(server, MAKER)
-    said, as_john = (speak(maker, "pcm", name) for name in (voice, "John"))
-    assert len(said) == len(as_john) and np.abs(said.astype(int)).max() > 300
-    with pytest.raises(openai.BadRequestError, match=f"no voice '{voice}'"):
-        speak(client, "pcm", voice)
+    yield voice
     assert httpx.delete(f"{url}/{voice}", headers=headers).status_code == 200
     with pytest.raises(openai.BadRequestError, match=f"no voice '{voice}'"):
-        speak(maker, "pcm", voice)
+        speak(client_of(server, MAKER), "pcm", voice)
 
 
 async def test_a_conversation_is_refused_and_nothing_is_left_behind(server, client):
@@ -230,14 +238,26 @@ async def test_a_family_with_a_delay_speaks_alone_in_pieces(tiny_delay, tmp_path
     ],
 )
 async def test_codes_become_sound_by_a_flow(build, voice, frame, tmp_path_factory):
-    path = build(tmp_path_factory.mktemp("flow"))
-    with running_server(str(path), tmp_path_factory.mktemp("flow-logs")) as server:
-        client = client_of(server)
-        assert len(speak(client, "wav", voice)) >= frame
+    path, voices = build(tmp_path_factory.mktemp("flow")), tmp_path_factory.mktemp("voices")
+    shutil.copy(DATA / "sp_jfk.flac", voices / "John.flac")
+    (voices / "John.txt").write_text("And so, my fellow Americans.")
+    flags, makes_voices = ["--voices", str(voices)], (path / SPEAKER_FILE).is_file()
+    if makes_voices:
+        made = str(tmp_path_factory.mktemp("custom-voices"))
+        flags += "--custom-voices", made, "--custom-voice-key", MAKER, "--api-key", MAKER
+    with running_server(str(path), tmp_path_factory.mktemp("flow-logs"), *flags) as server:
+        client = client_of(server, MAKER)
+        server.headers = {"authorization": f"Bearer {MAKER}"}
+        for name in (voice, "John"):
+            assert len(speak(client, "wav", name)) >= frame
+        if makes_voices:
+            with voice_of_a_client(server) as name:
+                said = speak(client, "pcm", name)
+                assert len(said) >= frame and np.abs(said.astype(int)).max() > 300
         *chunks, end = events_of(server, voice)
         n_samples = sum(len(base64.b64decode(chunk["audio"])) for chunk in chunks) // 2
         assert n_samples % frame == 0
-        if (path / TURBO_WEIGHTS).is_file():
+        if (path / MEAN_WEIGHTS).is_file():
             # Three codes of silence are behind each of the text's two pieces.
             n_samples -= 2 * 3 * frame
         # Usage counts what lasts as long as a frame of Qwen3-Omni.

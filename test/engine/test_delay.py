@@ -22,7 +22,7 @@ from sglang_live.errors import StageFailedError
 from sglang_live.messages import TalkerInput
 from sglang_live.models.codecs import END_CODE
 from sglang_live.models.family import model_facts
-from sglang_live.orchestrator.stage_links import TalkerLink
+from sglang_live.orchestrator.stage_links import TalkerLink, make_voice
 from sglang_live.orchestrator.turn import run_turn
 from sglang_live.orchestrator.turn_control import TurnControl
 from sglang_live.policy.policies import OFF
@@ -32,6 +32,7 @@ from test.chatterbox import checkpoint as tiny_chatterbox
 from test.chatterbox_turbo import checkpoint as tiny_turbo
 from test.cosyvoice import checkpoint as tiny_cosyvoice
 from test.cosyvoice import version3 as tiny_cosyvoice3
+from test.cosyvoice.checkpoint import BROUGHT
 from test.engine import tiny_cascade
 from test.engine.conftest import Stages, running_stages
 from test.engine.gauges import total, until
@@ -74,10 +75,13 @@ class Arm(NamedTuple):
         return "-".join([self.family, *(name for name, has in named.items() if has)])
 
 
-ONE_CODE_ARMS = [
-    Arm("chatterbox", False),
+COSYVOICE_ARMS = [
     Arm("cosyvoice2", False),
     pytest.param(Arm("cosyvoice3", False), marks=pytest.mark.nightly),
+]
+ONE_CODE_ARMS = [
+    Arm("chatterbox", False),
+    *COSYVOICE_ARMS,
     pytest.param(Arm("chatterbox_turbo", False), marks=pytest.mark.nightly),
 ]
 ARMS = [
@@ -249,6 +253,23 @@ async def test_sampled_codes_equal_those_of_the_reference_with_the_same_noise(ru
         np.testing.assert_array_equal(found[: len(wanted)], wanted)
         assert len(found) >= len(wanted) > 0
     assert running.arm.family.startswith("chatterbox") or reference.model.n_redrawn > 5
+
+
+@pytest.mark.parametrize("running", COSYVOICE_ARMS, indirect=True, ids=str)
+async def test_a_voice_that_a_turn_brings_along_is_that_of_the_reference(running):
+    """Its words are not known, so that the prompt has no recording."""
+    samples = 0.2 * np.random.default_rng(4).standard_normal(30_000).astype(np.float32)
+    speaker = await make_voice(running.stages.replica("talker"), samples)
+    reference, seed = running.expected.reference, running.expected.seed
+    assert seed is not None
+    turn = turn_of(BROUGHT, temperature=None, seed=seed, speaker=speaker)
+    found = await codes(running, turn, "Good morning.", most_frames=60)
+    wanted = reference.piece("Good morning.", 60, BROUGHT, seed)
+    np.testing.assert_array_equal(found[: len(wanted)], wanted)
+    assert len(found) >= len(wanted) > 0
+    for brought, message in ((b"", "is not one of"), (bytes(8), "another model")):
+        with pytest.raises(StageFailedError, match=message):
+            await codes(running, replace(turn, speaker=brought), "Good morning.")
 
 
 async def test_an_unknown_voice_is_refused_and_an_interruption_frees_the_engine(running):

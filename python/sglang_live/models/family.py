@@ -270,14 +270,19 @@ class TalkerModel(Protocol):
 
 @runtime_checkable
 class VoiceMaker(Protocol):
-    """A TalkerModel that takes on voices while it serves: the prompt brings them along."""
+    """A talker that takes on voices while it serves: a response brings its voice along."""
 
     def make_voice(self, samples: np.ndarray) -> np.ndarray:
-        """[1, talker_hidden] float32, for the speaker's place in a prompt.
+        """float32, of any shape: what the talker, and the decoder, have to know of the voice.
 
         samples: [n] float32 in [-1, 1], at the model's voice_rate_hz.
         """
         ...
+
+
+@runtime_checkable
+class SpeakerReader(VoiceMaker, Protocol):
+    """A TalkerModel whose voices are [1, talker_hidden], at the speaker's place in a prompt."""
 
     def response_in(self, speaker: np.ndarray, first_id: int) -> tuple[list[int], int]:
         """TalkerModel.response in a voice that make_voice made, and the speaker's place in it.

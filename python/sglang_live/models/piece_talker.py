@@ -3,9 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
 
 from sglang_live.errors import StageFailedError
+from sglang_live.models.family import VoiceMaker
 from sglang_live.speakable.style import SpeechStyle
 
 # Source: llm_job of FunAudioLLM/CosyVoice (cli/model.py).
@@ -51,6 +54,19 @@ class PieceTalker(ABC):
         Raises:
             BadInputError: there is no such voice.
         """
+
+
+@runtime_checkable
+class BroughtVoices(VoiceMaker, Protocol):
+    """A PieceTalker that takes on voices while it serves."""
+
+    def prompt_in(self, speaker: np.ndarray, text: str) -> list[int]:
+        """PieceTalker.prompt in a voice that make_voice made. speaker: flat.
+
+        Raises:
+            BadInputError: another model made it.
+        """
+        ...
 
 
 class WrongCodeError(StageFailedError):

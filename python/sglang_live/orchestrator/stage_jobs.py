@@ -590,7 +590,12 @@ class VocoderJob:
         turn = self._turn
         await job.begin(
             VocoderRequest(
-                job.job_id, timeout_s(turn), voice=turn.voice, flex=turn.flex, sent=self._sent
+                job.job_id,
+                timeout_s(turn),
+                voice=turn.voice,
+                speaker=turn.speaker,
+                flex=turn.flex,
+                sent=self._sent,
             )
         )
 

@@ -80,10 +80,7 @@ def restated_codes(samples: np.ndarray) -> Tensor:
 
 
 def test_a_voice_is_codes_mel_and_a_speaker_that_fit_each_other(path, version, clara):
-    known = RecordingEncoder(path).known(clara)
-    codes, mel, speaker = (
-        known[name] for name in ("flow_prompt_speech_token", "prompt_speech_feat", "flow_embedding")
-    )
+    codes, mel, speaker = RecordingEncoder(path).known(clara)
     # 50,000 samples are 208 frames of 10 ms, and 104 columns of 20 ms.
     assert (len(codes), mel.shape, speaker.shape) == (52, (104, 80), (192,))
     wanted = restated_codes(clara)[:52]
@@ -152,6 +149,50 @@ def test_words_make_no_marks(path, version, recordings, tmp_path):
     assert len(marked) - len(plain) == len("<|im_end|>") - len(encoders.CLARA_SAYS)
 
 
+# --- voices that a response brings along ---
+
+
+def test_a_voice_that_is_brought_along_sounds_as_the_one_of_a_recording(path, recordings, clara):
+    speaker = CosyVoiceTalker(path).make_voice(clara)
+    assert speaker.dtype == np.float32 and speaker.shape == (192 + 52 * 161,)
+    decoder = CosyVoiceDecoder.from_pretrained(path, "cpu", torch.float32, voices=recordings)
+    codes = torch.cat((torch.randint(0, 6561, (9, 1)), torch.full((1, 1), END_CODE)))
+    streams = decoder.new_stream("clara"), decoder.new_stream("voice_1", speaker)
+    waves = decoder.decode(list(streams), [codes, codes])
+    assert waves[0].std() > 1e-3
+    torch.testing.assert_close(*waves)
+
+
+def test_nothing_tells_its_words_so_the_flow_alone_goes_on_from_it(path, version, clara):
+    talker = CosyVoiceTalker(path)
+    ids = talker.prompt_in(talker.make_voice(clara), "Hi")
+    [begin, *text, task] = ids
+    said = tiny.tokenizer().encode("Hi").ids
+    if version == 3:
+        said = [*tiny.instruction(), *said]
+    n_ids = 6564 if version == 2 else 6761
+    assert text == [n_ids + token for token in said]
+    assert (begin, task) == (n_ids + tiny.TEXT_VOCAB, n_ids + tiny.TEXT_VOCAB + 1)
+
+
+@pytest.mark.parametrize("n", [0, 192, 192 + 160, 1024])
+def test_a_voice_of_another_model_is_refused(path, n):
+    speaker = np.zeros(n, np.float32)
+    with pytest.raises(BadInputError, match="another model made the voice"):
+        CosyVoiceTalker(path).prompt_in(speaker, "Hi")
+    decoder = CosyVoiceDecoder.from_pretrained(path, "cpu", torch.float32)
+    with pytest.raises(BadInputError, match="another model made the voice"):
+        decoder.new_stream("voice_1", speaker)
+
+
+def test_codes_that_the_model_lacks_are_refused(path, clara):
+    speaker = CosyVoiceTalker(path).make_voice(clara)
+    speaker[192] = 6561
+    decoder = CosyVoiceDecoder.from_pretrained(path, "cpu", torch.float32)
+    with pytest.raises(BadInputError, match="6561"):
+        decoder.new_stream("voice_1", speaker)
+
+
 # --- the server ---
 
 
@@ -160,6 +201,7 @@ def test_a_checkpoint_with_its_encoders_takes_on_recordings_in_both_stages(
 ):
     facts = ModelSource(path=str(path), recordings=recordings).load(tmp_path)
     assert facts.voices == ("anna", "bert", "clara") and facts.voices_need_words
+    assert facts.voice_rate_hz == RATE_HZ
     for stage in ("talker", "vocoder"):
         assert recordings_of(stage, facts) == str(recordings)
     assert recordings_of("thinker", facts) == ""
@@ -200,7 +242,7 @@ def test_what_is_no_voice_is_refused_before_a_stage_starts(
 
 def test_a_second_of_speech_is_a_voice(path):
     samples = read_recording(AUDIO / SPEECH[0], RATE_HZ)[RATE_HZ : 2 * RATE_HZ]
-    assert len(RecordingEncoder(path).known(samples)["flow_prompt_speech_token"]) == 25
+    assert len(RecordingEncoder(path).known(samples)[0]) == 25
 
 
 def test_a_recording_needs_its_words(path, recordings, tmp_path):

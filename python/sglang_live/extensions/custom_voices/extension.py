@@ -67,7 +67,7 @@ class CustomVoices(Addition):
         if not model.voice_rate_hz:
             raise BadInputError(
                 f"--custom-voices: {model.path.name} makes no voices while it serves; the Base "
-                "checkpoints of Qwen3-TTS do"
+                "checkpoints of Qwen3-TTS do, and CosyVoice with its encoders"
             )
         # Another checkpoint would speak in another voice.
         self._model, self._rate_hz = f"{model.family}:{model.path.name}", model.voice_rate_hz

@@ -42,18 +42,14 @@ class CosyVoiceDecoder(FlowDecoder):
         path, place = Path(path), torch.device(device)
         flow = TokenFlow(read_torch_file(path / FLOW_FILE), place, dtype)
         hift = hift_of(read_torch_file(path / HIFT_FILE), place, dtype)
-        known, file = {}, path / VOICES
+        made, file = {}, path / VOICES
         if file.is_file():
-            known = {f"{file}: {name}": (name, one) for name, one in read_torch_file(file).items()}
+            for name, known in read_torch_file(file).items():
+                made[name] = flow_voice(flow, known, VOICE_PARTS, 0, f"{file}: {name}")
         if voices is not None:
             encoder = RecordingEncoder(path)
             for name, recording in voice_files(voices).items():
-                heard = encoder.known(read_recording(recording, RATE_HZ))
-                known[str(recording)] = name, heard
-        if not known:
+                made[name] = flow.voice(*encoder.known(read_recording(recording, RATE_HZ)))
+        if not made:
             raise BadInputError(f"{path} has no voices: neither {VOICES} nor recordings")
-        made = {
-            name: flow_voice(flow, one, VOICE_PARTS, 0, source)
-            for source, (name, one) in known.items()
-        }
         return cls(flow, hift, made)

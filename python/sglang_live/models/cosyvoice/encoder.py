@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from sglang_live.errors import BadInputError
-from sglang_live.models.codecs.flow.decoder import VOICE_PARTS
 from sglang_live.models.codecs.flow.encoder import UPSAMPLING
 from sglang_live.models.codecs.flow.recording import (
+    SPEAKER_WIDTH,
     at_16khz,
     joined,
     mel_columns,
@@ -27,7 +27,7 @@ from sglang_live.models.log_mel import LogMel
 from sglang_live.models.phoneme_voice import open_onnx
 from sglang_live.sound.decoder import Samples
 
-_N_MELS, _SPEAKER_WIDTH = 128, 192
+_N_MELS = 128
 
 
 class RecordingEncoder:
@@ -46,15 +46,18 @@ class RecordingEncoder:
             raise self._s3.error(f"its codes are not below {N_CODES}")
         return codes
 
-    def known(self, samples: Samples) -> dict[str, Tensor]:
-        """What the flow knows of a voice. samples: as of codes. Raises BadInputError: a file is of
-        another network."""
+    def known(self, samples: Samples) -> tuple[Tensor, Tensor, Tensor]:
+        """What the flow knows of a voice: codes, mel and speaker. samples: as of codes.
+
+        Raises:
+            BadInputError: a file is of another network.
+        """
         codes = self.codes(samples)
         mel = mel_columns(samples, self._version.most_hz)[: UPSAMPLING * len(codes)]
         speaker = self._campplus(speaker_frames(at_16khz(samples))[None].numpy()).flatten()
-        if len(speaker) != _SPEAKER_WIDTH:
+        if len(speaker) != SPEAKER_WIDTH:
             raise self._campplus.error(f"it finds {len(speaker)} values of a speaker")
-        return dict(zip(VOICE_PARTS, (codes, mel, torch.from_numpy(speaker)), strict=True))
+        return codes, mel, torch.from_numpy(speaker)
 
     @cached_property
     def _s3(self) -> "_Network":

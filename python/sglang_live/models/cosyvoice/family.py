@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sglang_live.errors import BadInputError
+from sglang_live.models.codecs.flow import RECORDING_RATE_HZ
 from sglang_live.models.family import ModelFacts, check_llama, check_number, read_json
 
 WEIGHTS, VOICES = "llm.pt", "spk2info.pt"
@@ -157,6 +158,7 @@ class CosyVoice:
             voices_need_words=True,
             recording_stages=("talker", "vocoder"),
             most_recorded_s=MOST_RECORDED_S,
+            voice_rate_hz=RECORDING_RATE_HZ if clones_voices else 0,
             made_voices=f"{MADE_VOICES}; recordings need {' and '.join(encoders)}",
         )
 

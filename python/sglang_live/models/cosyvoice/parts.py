@@ -1,11 +1,14 @@
 """CosyVoice in the talker stage (models/family.py)."""
 
 import json
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sglang_live.errors import BadInputError
-from sglang_live.models.codecs.flow import LONGEST_CHUNK
+from sglang_live.models.codecs.flow import LONGEST_CHUNK, RECORDING_RATE_HZ
 from sglang_live.models.cosyvoice.family import (
     BASE,
     FRAME_S,
@@ -20,6 +23,9 @@ from sglang_live.models.speech_lm.checkpoint import view_of_file
 from sglang_live.models.speech_lm.voice_table import VoiceTable
 from sglang_live.models.voice_files import read_recording, voice_files, words_of
 from sglang_live.speakable.style import SpeechStyle
+
+if TYPE_CHECKING:
+    from sglang_live.models.cosyvoice.encoder import RecordingEncoder
 
 TALKER_ARCHITECTURE = "CosyVoiceLM"
 # Rows of the table: the marks before the text, and between it and the codes.
@@ -82,9 +88,9 @@ class CosyVoiceTalker(FrameTalker):
                     f"the words of voice {name!r} lack {_SPECIAL[-1]}: CosyVoice 3 needs "
                     f"'{_INSTRUCTION}{_SPECIAL[-1]}' before them"
                 )
+        self._before = [*self._ids(_INSTRUCTION), instructed] if self._version.is_instructed else []
         if voices is not None:
-            before = [*self._ids(_INSTRUCTION), instructed] if self._version.is_instructed else []
-            self._voices |= self._recorded(voices, before)
+            self._voices |= self._recorded(voices)
         self.voices = tuple(self._voices)
         first_row = self._version.n_ids + self._config["text_vocab_size"]
         self._table = VoiceTable(first_row, {BEGIN_ROW: 1, TASK_ROW: 1})
@@ -101,7 +107,24 @@ class CosyVoiceTalker(FrameTalker):
     def prompt(self, voice: str, text: str) -> list[int]:
         if voice not in self._voices:
             raise BadInputError(f"voice {voice!r} is not one of {self.voices}")
-        of_voice = self._voices[voice]
+        return self._prompt(self._voices[voice], text)
+
+    # --- voices that a response brings along, whose words nothing tells ---
+
+    def make_voice(self, samples: np.ndarray) -> np.ndarray:
+        from sglang_live.models.codecs.flow.recording import values_of
+
+        return values_of(*self._encoder.known(samples))
+
+    def prompt_in(self, speaker: np.ndarray, text: str) -> list[int]:
+        """As of inference_cross_lingual and inference_instruct2: the flow alone goes on from the
+        recording."""
+        from sglang_live.models.codecs.flow.recording import voice_in
+
+        voice_in(speaker)
+        return self._prompt(PromptVoice(self._before, []), text)
+
+    def _prompt(self, of_voice: PromptVoice, text: str) -> list[int]:
         return [
             *self._table.ids(BEGIN_ROW),
             *(self._version.n_ids + token for token in (*of_voice.text_ids, *self._ids(text))),
@@ -109,16 +132,20 @@ class CosyVoiceTalker(FrameTalker):
             *of_voice.codes,
         ]
 
-    def _recorded(self, directory: Path, before: list[int]) -> dict[str, PromptVoice]:
-        """before: ids, before the words."""
-        from sglang_live.models.codecs.flow.recording import RATE_HZ
+    @cached_property
+    def _encoder(self) -> "RecordingEncoder":
         from sglang_live.models.cosyvoice.encoder import RecordingEncoder
 
-        encoder = RecordingEncoder(self._path)
+        return RecordingEncoder(self._path)
+
+    def _recorded(self, directory: Path) -> dict[str, PromptVoice]:
+        from sglang_live.models.cosyvoice.encoder import RecordingEncoder
+
+        encoder = RecordingEncoder(self._path)  # its 500 MB are free again behind the last one
         return {
             name: PromptVoice(
-                [*before, *self._ids(words_of(file))],
-                encoder.codes(read_recording(file, RATE_HZ)).tolist(),
+                [*self._before, *self._ids(words_of(file))],
+                encoder.codes(read_recording(file, RECORDING_RATE_HZ)).tolist(),
             )
             for name, file in voice_files(directory).items()
         }

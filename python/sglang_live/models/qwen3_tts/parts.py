@@ -113,7 +113,7 @@ class TTSTalker:
             raise BadInputError(f"voice {voice!r} is not one of {self.voices}")
         return self._ids.response_prefix(self._role, list(codes), first_id, cloned)
 
-    # --- voices that a prompt brings along: a VoiceMaker ---
+    # --- voices that a prompt brings along: a SpeakerReader ---
 
     @cached_property
     def _encoder(self) -> "SpeakerEncoder":

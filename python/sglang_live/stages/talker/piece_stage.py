@@ -27,6 +27,7 @@ from sglang_live.messages import (
     CodecFrames,
     Frames,
     Heard,
+    MakeVoice,
     PolicyReport,
     StreamEvents,
     TalkerDone,
@@ -34,7 +35,13 @@ from sglang_live.messages import (
     TalkerRequest,
 )
 from sglang_live.models.codecs import END_CODE
-from sglang_live.models.piece_talker import MOST_SILENT, FrameTalker, PieceTalker, StockTalker
+from sglang_live.models.piece_talker import (
+    MOST_SILENT,
+    BroughtVoices,
+    FrameTalker,
+    PieceTalker,
+    StockTalker,
+)
 from sglang_live.speakable.pieces import Piece, Pieces
 from sglang_live.stages.engine_host import EXTERNAL_MODELS_ENV, EngineHost
 from sglang_live.stages.engine_link import (
@@ -51,6 +58,7 @@ from sglang_live.stages.talker.piece_engine import (
     PieceRequest,
     StockPieces,
 )
+from sglang_live.stages.talker.voice_making import VoiceMaking
 from sglang_live.stages.token_places import TokenPlaces
 from sglang_live.stages.transport.server import ServedJob
 
@@ -226,6 +234,7 @@ class PieceStage:
         self._heard = HeardFeed(feed.send, self._clock) if spec.policies else None
         self._totals = PolicyTotals()
         self._stream_events = StreamEventRoutes()
+        self._voices = VoiceMaking(model)
         self._n_jobs = 0
         names = ("pieces", "frames", "speech_truncated", "unspeakable", "diverged")
         self._counts = dict.fromkeys((*names, "silence_dropped"), 0.0)
@@ -248,6 +257,8 @@ class PieceStage:
 
     async def run(self, job: ServedJob) -> None:
         request = job.opener
+        if isinstance(request, MakeVoice):
+            return await self._voices.run(job, request)
         assert isinstance(request, TalkerRequest)
         speech = PieceSpeech(self.model, self._clock)
         reading = asyncio.create_task(self._read(job, speech))
@@ -289,7 +300,7 @@ class PieceStage:
             spoken = PieceRequest(
                 rid=ids.new_rid(FLEX_PREFIX if request.flex else SPEAK_PREFIX, job.job_id),
                 text=piece.spoken,
-                prompt=self.model.prompt(request.voice, piece.spoken),
+                prompt=self._prompt(request, piece.spoken),
                 # Of its own: equal pieces need not sound equal.
                 seed=(request.seed + number) & _MOST_SEED,
                 temperature=request.temperature,
@@ -305,6 +316,12 @@ class PieceStage:
                 continue
             is_cut |= await self._speak_piece(job, speech, piece, spoken)
         return is_cut
+
+    def _prompt(self, request: TalkerRequest, text: str) -> list[int]:
+        if not request.speaker:
+            return self.model.prompt(request.voice, text)
+        assert isinstance(self.model, BroughtVoices), "it made the voice"
+        return self.model.prompt_in(np.frombuffer(request.speaker, "<f4"), text)
 
     def _known(self, request: TalkerRequest) -> deque[list[list[int]]]:
         """The frames that another replica has made, by piece; last those of the piece that it has

@@ -32,11 +32,10 @@ from sglang_live.messages import (
     TalkerRequest,
     TalkerSegments,
     TalkerText,
-    VoiceMade,
     WireSegment,
 )
 from sglang_live.models.duplex_talker import DuplexTalker
-from sglang_live.models.family import TalkerModel, VoiceMaker, family_at, part
+from sglang_live.models.family import SpeakerReader, TalkerModel, family_at, part
 from sglang_live.models.piece_talker import PieceTalker
 from sglang_live.stages.engine_host import EXTERNAL_MODELS_ENV, EngineHost
 from sglang_live.stages.engine_link import (
@@ -49,6 +48,7 @@ from sglang_live.stages.engine_link import (
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.talker.response import MAX_FRAMES, FrameQueue, SpeechBound, SpokenIds
 from sglang_live.stages.talker.segments import Segments, first_kept, n_left_out
+from sglang_live.stages.talker.voice_making import VoiceMaking
 from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.server import ServedJob
 
@@ -105,7 +105,7 @@ class TalkerStage:
         self._n_dropped = 0
         self._n_left_out = self._n_begun_anew = self._n_unspeakable = 0
         self._stream_events = StreamEventRoutes()
-        self._making_voice = asyncio.Lock()
+        self._voices = VoiceMaking(model)
         self._warm_up_rid = ids.new_rid(SPEAK_PREFIX, WARM_UP)
 
     async def start(self) -> None:
@@ -126,7 +126,7 @@ class TalkerStage:
     async def run(self, job: ServedJob) -> None:
         request = job.opener
         if isinstance(request, MakeVoice):
-            return await self._make_voice(job, request)
+            return await self._voices.run(job, request)
         assert isinstance(request, TalkerRequest)
         # The messages of a stateless job are its own.
         session = request.session_id or job.job_id
@@ -184,13 +184,6 @@ class TalkerStage:
                 if len(chunk["output_ids"]) > bound.max_frames:
                     break
         return last
-
-    async def _make_voice(self, job: ServedJob, request: MakeVoice) -> None:
-        model, samples = self.model, wire.take(request.samples, job.frames)
-        assert isinstance(model, VoiceMaker), "its facts say that it makes voices"
-        async with self._making_voice:  # each takes a core
-            speaker = await asyncio.to_thread(model.make_voice, samples)
-        await job.send(VoiceMade(job.job_id, speaker.astype("<f4").tobytes()))
 
     async def close_session(self, session_id: str) -> None:
         self._segments.close(session_id)
@@ -266,7 +259,7 @@ class TalkerStage:
         """Announce the request to the scheduler. Returns its id and its prompt."""
         speaker_at: list[int] = []
         if request.speaker:
-            assert isinstance(self.model, VoiceMaker), "it made the voice"
+            assert isinstance(self.model, SpeakerReader), "it made the voice"
             speaker = np.frombuffer(request.speaker, "<f4")[None]
             prefix, place = self.model.response_in(speaker, first_id)
             speaker_at = [place]

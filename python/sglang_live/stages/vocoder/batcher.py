@@ -57,6 +57,7 @@ class _Job:
     Attributes:
         stream: the decoder's state.
         voice: of its streams, if the decoder has voices.
+        speaker: see VoiceDecoder.new_stream.
         pending: [n, n_quantizers] int64 on the CPU, frames of the stream not yet decoded, oldest
             first.
         later: frames of the next utterances, each of which gets a stream of its own. The last of
@@ -75,6 +76,7 @@ class _Job:
     voice: str
     stream: Any
     pending: Tensor
+    speaker: np.ndarray | None = None
     later: list[Tensor] = field(default_factory=list)
     n_chunks: int = 0
     utterance: int = 0
@@ -214,6 +216,7 @@ class VocoderEngine:
         job_id: str,
         *,
         voice: str = "",
+        speaker: np.ndarray | None = None,
         flex: bool = False,
         each_frame: bool = False,
         sent: SoundPlace | None = None,
@@ -221,6 +224,7 @@ class VocoderEngine:
         """
         Args:
             voice: of a decoder that has voices.
+            speaker: of a voice that is none of them (VoiceDecoder.new_stream).
             each_frame: whether it comes frame by frame.
             flex: whether it is not heard while it is made: it comes in large chunks, and beside
                 heard ones has a small share (policy/flex.py).
@@ -228,7 +232,7 @@ class VocoderEngine:
                 which all frames are fed.
         Raises:
             CapacityError: it is full. BadInputError: the job is open already, there is no such
-            voice, or a chunk of it cannot be buffered.
+            voice, or another model made it, or a chunk of it cannot be buffered.
         """
         if job_id in self._jobs:
             raise BadInputError(f"vocoder job {job_id!r} is open already")
@@ -236,8 +240,16 @@ class VocoderEngine:
             raise CapacityError(
                 f"vocoder full: {len(self._jobs)} of {self._config.max_streams} streams"
             )
-        stream = self._new_stream(voice)
-        job = _Job(job_id, voice, stream, self._no_frames(), flex=flex, each_frame=each_frame)
+        stream = self._new_stream(voice, speaker)
+        job = _Job(
+            job_id,
+            voice,
+            stream,
+            self._no_frames(),
+            speaker=speaker,
+            flex=flex,
+            each_frame=each_frame,
+        )
         rule, cap = self._rule(job), self._config.max_buffered_frames
         if rule is not None and max(rule.first, rule.most) > cap:
             raise BadInputError(f"--vocoder.max-buffered-frames {cap} cannot hold a chunk: {rule}")
@@ -373,12 +385,13 @@ class VocoderEngine:
             job.utterance += 1
             job.n_done = 0
             if job.is_begun:
-                job.stream = self._new_stream(job.voice)
+                job.stream = self._new_stream(job.voice, job.speaker)
                 job.n_chunks = 0
 
-    def _new_stream(self, voice: str) -> Any:
+    def _new_stream(self, voice: str, speaker: np.ndarray | None) -> Any:
         if isinstance(self._decoder, VoiceDecoder):
-            return self._decoder.new_stream(voice)
+            brought = [] if speaker is None else [speaker]
+            return self._decoder.new_stream(voice, *brought)
         return self._decoder.new_stream()
 
     def _rule(self, job: _Job) -> ChunkRule | None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 from torch import Tensor
 
 from sglang_live.policy.chunks import ChunkRule
@@ -55,8 +56,14 @@ class VoiceDecoder(Protocol):
     n_quantizers: int
     n_tail_frames: int
 
-    def new_stream(self, voice: str) -> Any:
-        """A VoiceStream. Raises BadInputError if there is no such voice."""
+    def new_stream(self, voice: str, *speaker: np.ndarray) -> Any:
+        """A VoiceStream.
+
+        speaker: what the talker's stage made of a recording (VoiceMaker), for a decoder of a family
+            that makes voices while it serves.
+        Raises:
+            BadInputError: there is no such voice.
+        """
         ...
 
     def check_codes(self, codes: Tensor) -> None: ...

@@ -102,6 +102,7 @@ class VocoderStage:
         self._engine.open(  # raises if it is full
             job.job_id,
             voice=request.voice,
+            speaker=np.frombuffer(request.speaker, "<f4") if request.speaker else None,
             flex=request.flex,
             each_frame=request.each_frame,
             sent=request.sent,

@@ -55,7 +55,11 @@ class SummingDecoder:
     def __init__(self):
         self.batches: list[list[int]] = []  # frames of every stream of every call
 
-    def new_stream(self, voice: str) -> Stream:
+    def new_stream(self, voice: str, speaker: np.ndarray | None = None) -> Stream:
+        """speaker: [1], 0 or 1: whether the voice is high."""
+        if speaker is not None:
+            [is_high] = speaker
+            voice = "high" if is_high else "low"
         if voice not in PROMPTS:
             raise BadInputError(f"there is no voice {voice!r}")
         return Stream(voice, RULES[voice], PROMPTS[voice], [])
@@ -254,6 +258,13 @@ async def test_the_stage_decodes_in_the_voice_of_the_request():
             job.put(*((code,) for code in frames(30)[:, 0].tolist()), is_last=True)
             await stage.run(job)
             assert np.array(job.samples(), "<i2").tobytes() == expected_pcm(voice, frames(30))
+        job = Job()
+        brought = np.ones(1, "<f4").tobytes()
+        job.opener = VocoderRequest("j", 60.0, voice="voice_1", speaker=brought)
+        # An utterance behind the first one has the voice, too.
+        job.put((3,), (END_CODE,), (3,), is_last=True)
+        await stage.run(job)
+        assert job.samples() == [1003] * 2 * SAMPLES_PER_FRAME
         job = Job()
         job.opener = VocoderRequest("j", 60.0, voice="middle")
         with pytest.raises(BadInputError, match="no voice 'middle'"):

@@ -13,6 +13,7 @@ stream, because it counts them in the model.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,12 +22,13 @@ from sglang_live.models.codecs import END_CODE
 from sglang_live.models.codecs.flow import CHUNK, LONGEST_CHUNK
 from sglang_live.models.codecs.flow.encoder import UPSAMPLING
 from sglang_live.models.codecs.flow.mels import FlowInput, FlowVoice, TokenFlow
+from sglang_live.models.codecs.flow.recording import voice_in
 from sglang_live.models.codecs.hift import Hift, HiftState
 from sglang_live.models.speech_lm.frame_decoder import check_codes
 from sglang_live.policy.chunks import ChunkRule
 
 # Of a voice, as CosyVoice writes it (add_zero_shot_spk, save_spkinfo): codes, mel and speaker of a
-# recording; to make them takes ONNX models.
+# recording.
 VOICE_PARTS = "flow_prompt_speech_token", "prompt_speech_feat", "flow_embedding"
 
 
@@ -77,16 +79,29 @@ class FlowDecoder:
         self._silence = torch.tensor(silence, dtype=torch.int64)
         self.voices = tuple(voices)
 
-    def new_stream(self, voice: str) -> FlowStream:
-        """Raises BadInputError if there is no such voice."""
-        if voice not in self._voices:
-            raise BadInputError(f"there is no voice {voice!r}; there are {', '.join(self.voices)}")
-        known = self._voices[voice]
+    def new_stream(self, voice: str, speaker: np.ndarray | None = None) -> FlowStream:
+        """speaker: [n] float32 of a voice that is none of the decoder's (recording.values_of).
+
+        Raises:
+            BadInputError: there is no such voice, or another model made it.
+        """
+        known = self._known(voice) if speaker is None else self._brought(speaker)
         rule = ChunkRule(first=CHUNK, second=CHUNK, most=CHUNK)
         if not self._is_whole:
             first = CHUNK + -len(known.codes) % CHUNK + self._flow.ahead
             rule = ChunkRule(first=first, second=2 * CHUNK, growth=2, most=LONGEST_CHUNK)
         return FlowStream(known, rule, torch.empty(0, dtype=torch.int64))
+
+    def _known(self, voice: str) -> FlowVoice:
+        if voice not in self._voices:
+            raise BadInputError(f"there is no voice {voice!r}; there are {', '.join(self.voices)}")
+        return self._voices[voice]
+
+    @torch.inference_mode()
+    def _brought(self, speaker: np.ndarray) -> FlowVoice:
+        codes, mel, embedding = voice_in(speaker)
+        self.check_codes(codes[:, None])
+        return self._flow.voice(codes, mel, embedding)
 
     def use_graphs(self, max_streams: int) -> None:
         """There are none: lengths are too many."""
