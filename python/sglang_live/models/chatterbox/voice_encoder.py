@@ -15,10 +15,10 @@ from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.models.log_mel import slaney_bands
 
 _N_FFT, _HOP = 400, 160
-# Parts of this many frames of 10 ms are heard, one begins so many behind the other; the last one
-# may have as much silence.
+# Parts of 160 frames of 10 ms are heard, of which one begins 77 behind the other; of the last one
+# a fifth may be silence.
 _PART, _STEP, _LEAST_SHARE = 160, 77, 0.8
-# What is softer than the loudest frame by so much is cut off before and behind.
+# What is 20 dB softer than the loudest frame is cut off before and behind.
 _FRAME, _FRAME_HOP, _SOFT_DB, _LEAST_RMS = 2048, 512, 20.0, 1e-5
 
 
