@@ -166,7 +166,7 @@ def chatterbox() -> tuple[StandIn, dict[str, torch.Tensor]]:
     model = StandIn(
         ChatterboxT3,
         stacked(renamed),
-        config=SimpleNamespace(live_voices=[]),
+        config=SimpleNamespace(live_voices=[], live_checkpoint=""),
         text_table=torch.zeros(sizes["text"], width),
         voices=torch.zeros(1, width),
     )
