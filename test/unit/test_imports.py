@@ -121,7 +121,7 @@ BUDGETS = {
     "policy": 2_020,
     "sound": 1_780,
     "speakable": 2_000,
-    "stages": 9_470,
+    "stages": 9_490,
     "telemetry": 760,
     "webrtc": 1_020,
 }

@@ -83,6 +83,8 @@ class _Link:
     def close(self) -> None:
         if client := self._running_client():
             client.send_later(CloseSession(self.session_id))
+        elif self._client is not None:
+            self.replica.close_session(self.session_id)
         self._client = None
 
     def lead_to(self, replica: Replica) -> None:
@@ -93,7 +95,9 @@ class _Link:
 
     def _running_client(self) -> StageClient | None:
         """The client, if the stage process that has jobs or items of this session still runs."""
-        return self._client if self._client is self.replica.client else None
+        client = self._client
+        is_it = client is not None and client is self.replica.client and not client.is_down
+        return client if is_it else None
 
 
 @dataclass(slots=True)

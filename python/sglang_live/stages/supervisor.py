@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from sglang_live.aio import close_all
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import StageUnavailableError
-from sglang_live.messages import Ready
+from sglang_live.messages import CloseSession, Ready
 from sglang_live.stages.endings import cause_of, die_with_parent, oom_kills, was_work
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
 from sglang_live.stages.stage_logs import StageLogs
@@ -55,6 +55,7 @@ class Replica:
     drains: whether it will be gone soon: it gets no new session, and its sessions leave it with
         their next turns.
     sessions: ids of the sessions that stay with it.
+    to_close: ids of sessions that it may still hold, and is told to close when it is back.
     n_left: sessions that were placed elsewhere because it was down, or drains.
     status: exit status of its last process; negative: the signal. None: none has ended.
     oom_kills: of the whole machine at its last answer (endings.oom_kills). None: not known.
@@ -66,6 +67,7 @@ class Replica:
     process: asyncio.subprocess.Process | Forked | None = None
     drains: bool = False
     sessions: set[str] = field(default_factory=set)
+    to_close: set[str] = field(default_factory=set)
     n_starts: int = 0
     n_left: int = 0
     status: int | None = None
@@ -79,6 +81,21 @@ class Replica:
     def is_up(self) -> bool:
         client = self.client
         return self.ready is not None and client is not None and not client.is_down
+
+    def close_session(self, session_id: str) -> None:
+        """Close a session whose connection has broken. A process on this host has ended with it;
+        one on another host may only have been cut off."""
+        if not self.spec.remote:
+            return
+        self.to_close.add(session_id)
+        if self.is_up:
+            self.tell_closed()
+
+    def tell_closed(self) -> None:
+        assert self.client is not None
+        for session_id in self.to_close:
+            self.client.send_later(CloseSession(session_id))
+        self.to_close.clear()
 
     @property
     def state(self) -> str:
@@ -259,6 +276,7 @@ class Supervisor:
                     False,
                     f"its protocol is {its or 'older'}, and this server's {protocol_hash()}",
                 )
+            replica.tell_closed()  # before a session can be there again
             self._came_up(replica, first_up)
             await self._while_alive(replica, never, REMOTE_LOST_AFTER_S)
         finally:

@@ -66,6 +66,17 @@ async def test_a_session_that_was_placed_anew_stays_there(world_of):
     assert all(not replica.sessions for replica in world.replicas)
 
 
+async def test_a_host_that_was_cut_off_is_to_close_the_sessions_that_have_left_it(world_of):
+    world = await world_of(n_replicas=2)
+    session = await world.orchestrator.open_session("one")
+    await done(session, ask("t1", user("u1", "hi")))
+    lost = world.process(world.thinkers[0]).entry
+    lost.spec = msgspec.structs.replace(lost.spec, remote=True)
+    await world.process(world.thinkers[0]).stop()
+    await done(session, ask("t2", user("u1", "hi"), user("u2", "and")))
+    assert {r.name: r.to_close for r in world.replicas if r.to_close} == {"thinker/0": {"one"}}
+
+
 async def test_a_replica_that_is_back_before_the_next_turn_keeps_its_sessions(world_of):
     world = await world_of(n_replicas=2)
     session = await world.orchestrator.open_session("one")

@@ -389,6 +389,7 @@ class RemoteStage:
     def __init__(self):
         self.address = f"tcp://127.0.0.1:{free_port()}"
         self.protocol = protocol_hash()
+        self.closed: list[str] = []
         self._lives = itertools.count()
         self._serving: asyncio.Task | None = None
 
@@ -397,7 +398,8 @@ class RemoteStage:
             await job.send(Pcm(job.job_id, b"begun"))
             await asyncio.Event().wait()
 
-        async def close_session(session_id: str) -> None: ...
+        async def close_session(session_id: str) -> None:
+            self.closed.append(session_id)
 
         ready = Ready(
             "",
@@ -508,6 +510,39 @@ async def test_jobs_end_with_their_connection_and_the_stage_serves_again_over_th
         job.cancel()
         await supervisor.stop()
     assert not stages.deaths
+
+
+async def test_a_stage_that_was_cut_off_is_told_which_sessions_to_close_when_it_is_back(
+    stages, remote
+):
+    await remote.start()
+    network = Cutter(remote.address.removeprefix("tcp://"))
+    async with network.listening() as address:
+        supervisor = visitor(stages, remote)
+        [replica] = supervisor.replicas
+        replica.spec = msgspec.structs.replace(replica.spec, address=f"tcp://{address}")
+        await supervisor.start()
+        replica.close_session("over while it is up")
+        while not remote.closed:
+            await asyncio.sleep(0.002)
+        network.is_down = True
+        network.cut()
+        await stages.until_announced("talker up", "talker down (no answer)")
+        replica.close_session("over while it is cut off")
+        network.is_down = False
+        await stages.until_announced("talker up", "talker down (no answer)", "talker up")
+        while len(remote.closed) < 2:
+            await asyncio.sleep(0.002)
+        await supervisor.stop()
+    assert remote.closed == ["over while it is up", "over while it is cut off"]
+    assert not replica.to_close
+
+
+async def test_the_sessions_of_a_process_on_this_host_have_ended_with_it(stages):
+    supervisor = stages.of(talker=["serve"])
+    [replica] = supervisor.replicas
+    replica.close_session("one")
+    assert not replica.to_close
 
 
 @pytest.mark.parametrize(("its", "named"), [("0123456789ab", "0123456789ab"), ("", "older")])
