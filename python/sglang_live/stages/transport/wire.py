@@ -39,9 +39,10 @@ SHM_PREFIX = "sglang_live-"
 NO_RUN = "none"
 # Below this a copy through the socket costs less than opening a file.
 SHM_MIN_BYTES = 256 * 1024
-# Of a host, after which its connections are broken. A server's turns go on elsewhere then; a stage
-# that broke with a server which stood still for a moment would end all of them.
-STAGE_SILENT_MS, SERVER_SILENT_MS = 2000, 6000
+# Of a host, after which its connections are broken, or up to a heartbeat later. A server's turns go
+# on elsewhere then, and are to be heard again within 2.5 s; a stage that broke with a server which
+# stood still for a moment would end all of them.
+STAGE_SILENT_MS, SERVER_SILENT_MS = 1600, 6000
 _HEARTBEATS = 4  # in that time
 # A connection that has not proved its key by then is closed; before that it can fill one frame.
 HANDSHAKE_MS = 10_000
