@@ -67,4 +67,6 @@ async def pass_on(
                 await flows.wait()
             writer.write(data)
             await writer.drain()
+        if flows is not None:
+            await flows.wait()
         writer.close()
