@@ -69,14 +69,13 @@ class Session:
         self, lose: Lose | None = None, *, after: str = "", cancel: bool = False
     ) -> None:
         """A response. after: of which event `lose` is called. cancel: so is the response, then."""
-        n_before = len(self.socket.events)
-        latest_s = None
+        n_before, latest_s = len(self.socket.events), time.monotonic()
         while True:
             event = await self.socket.until(AUDIO, DONE, after or DONE)
             if event["type"] == AUDIO:
                 now_s = time.monotonic()
                 if self.lost_s is not None:
-                    since_s = max(self.lost_s, latest_s or 0.0)
+                    since_s = max(self.lost_s, latest_s)
                     self.waited_s = max(self.waited_s, now_s - since_s)
                 latest_s = now_s
             if event["type"] == DONE:

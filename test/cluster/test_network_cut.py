@@ -24,14 +24,13 @@ from sglang_live.cluster.child import MARK
 from sglang_live.cluster.hosted import HostNews, StagesOrder
 from sglang_live.orchestrator.directory import Table, TableRow
 from test.cluster.conftest import FREED_WITHIN_S, HERE, STAGES
-from test.cluster.test_chaos import Session, check_equal, session_of
+from test.cluster.test_chaos import check_equal, session_of
 from test.e2e.conftest import Server, running_server
 from test.unit.client.cutter import Cutter
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 
 START_S = 120.0
-MOMENTS = ("idle", "before the first audio", "in audio")
 # Less than the patience with a silent host.
 BLINK_S = 0.8
 
@@ -164,37 +163,38 @@ async def fleet(tmp_path_factory) -> AsyncIterator[Fleet]:
         yield fleet
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def undisturbed(fleet) -> dict[str, Session]:
-    return {moment: await session_of(fleet, moment) for moment in MOMENTS}
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param("idle", marks=pytest.mark.nightly),
+        pytest.param("before the first audio", marks=pytest.mark.nightly),
+        "in audio",
+    ],
+)
 async def test_a_session_goes_on_when_a_host_is_cut_off_and_all_is_freed_when_it_is_back(
-    fleet, undisturbed, moment
+    fleet, moment
 ):
     before = fleet.lost_jobs()
     try:
         found = await session_of(fleet, moment, fleet.cut)
     finally:
         fleet.heal()
-    check_equal(found, undisturbed[moment], moment)
     print(f"\ncut, {moment}: {found.waited_s:.2f} s without audio")
     moved = {key for key, n in fleet.lost_jobs().items() if n > before.get(key, 0)}
     assert moved and {outcome for _, outcome in moved} == {"moved"}
     await fleet.until_whole()
     await fleet.until_free()
-    again = await session_of(fleet, moment)
-    check_equal(again, undisturbed[moment], moment)
+    undisturbed = await session_of(fleet, moment)
+    check_equal(found, undisturbed, moment)
 
 
-async def test_a_cut_that_heals_at_once_moves_nothing(fleet, undisturbed):
+async def test_a_cut_that_heals_at_once_moves_nothing(fleet):
     async def blink() -> None:
         await fleet.cut()
         asyncio.get_running_loop().call_later(BLINK_S, fleet.heal)
 
     before = fleet.lost_jobs()
     found = await session_of(fleet, "in audio", blink)
-    check_equal(found, undisturbed["in audio"], "in audio")
     assert fleet.lost_jobs() == before
+    check_equal(found, await session_of(fleet, "in audio"), "in audio")
     await fleet.until_free()
