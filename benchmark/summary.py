@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmark.call_tables import call_table, outside_lines, word_table
+from benchmark.failover.report import loss_lines
 from benchmark.hybrid import report as hybrid
 from benchmark.load.kept import conditions, load_table, loads, one, share, source
 from benchmark.modelled_turn import table as turn_table
@@ -427,7 +428,11 @@ def single_rows(results: Path) -> list[str]:
         rows += engine_rows(engine)
     if gateway := newest(results, "gateway_cost"):
         rows.append(gateway_row(gateway))
-    return rows
+    of_losses: dict[str, str] = {}  # one document may have some of the arms alone
+    for lost in documents(results, "failover"):
+        lines = {kind: _row(lost, *line) for kind, line in loss_lines(lost).items()}
+        of_losses = lines | of_losses
+    return [*rows, *of_losses.values()]
 
 
 def call_tables(results: Path) -> str:
