@@ -99,7 +99,7 @@ SGLANG = (
 # raises its room's number and says why in the commit.
 BUDGETS = {
     "": 4_900,
-    "bridge": 9_960,
+    "bridge": 9_980,
     "capacity": 940,
     "client": 1_260,
     "cluster": 1_600,
