@@ -4,6 +4,7 @@ import base64
 
 import httpx
 import pytest
+from openai import BadRequestError, OpenAI
 from PIL import Image
 
 from test.e2e.socket_client import NO_VAD, clip_24k, connected, is_whole
@@ -88,3 +89,32 @@ def test_a_picture_in_spoken_chat(server):
     parts[1] = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
     refused = httpx.post(f"{server.http}/v1/chat/completions", json=body, timeout=60)
     assert refused.status_code == 400 and "no video" in refused.json()["error"]["message"]
+
+
+def test_a_video_as_qwens_clients_send_it(server):
+    """A list of pictures, a stream that is called wav, and OpenAI's SDK."""
+    client = OpenAI(base_url=f"{server.http}/v1", api_key="none", max_retries=0)
+    pages = [uri_of(Image.fromarray(frame), "JPEG") for frame in grey(4, 512, 288)]
+
+    def asked(video: list[str], **fields):
+        parts = [{"type": "video", "video": video, **fields}, {"type": "text", "text": "And now?"}]
+        return client.chat.completions.create(
+            model="default",
+            messages=[{"role": "user", "content": parts}],
+            modalities=["text", "audio"],
+            audio={"voice": "ethan", "format": "wav"},
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+
+    # Of two pictures a second each pair is a layer of tokens, of one a second each picture.
+    for video, fields, n_layers in ((pages, {}, 2), (pages, {"fps": 1}, 4), (pages[:1], {}, 1)):
+        chunks = [*asked(video, **fields)]
+        deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+        speech = "".join(delta.audio["data"] for delta in deltas if getattr(delta, "audio", None))
+        assert len(base64.b64decode(speech)) > 2_400
+        used = chunks[-1].usage.prompt_tokens_details
+        assert used.video_tokens == n_layers * 16 * 9
+    with pytest.raises(BadRequestError, match="Picture 1 has another size") as refused:
+        asked([pages[0], uri_of(noise(64, 64))])
+    assert refused.value.param == "messages[0].content[0].video"

@@ -45,6 +45,16 @@ def read_picture(url: str, detail: Detail | None, *, max_bytes: int, path: str) 
         ClientEventError: it is no data URI of a PNG or JPEG picture within the bounds.
         LiveError: the decoder cannot be started.
     """
+    data = _file(url, max_bytes=max_bytes, path=path)
+    try:
+        decoded = pictures.decode(data, _MOST_PIXELS[detail or "auto"])
+    except BadInputError as error:
+        raise ClientEventError(str(error), code="invalid_picture", param=path) from None
+    return ImageContent(ImagePart(decoded.png, decoded.width, decoded.height), detail or "auto")
+
+
+def _file(url: str, *, max_bytes: int, path: str) -> bytes:
+    """Of a data URI."""
     found = _URI.match(url)
     if found is None:
         scheme = _SCHEME.match(url)
@@ -64,11 +74,7 @@ def read_picture(url: str, detail: Detail | None, *, max_bytes: int, path: str) 
             code="picture_too_large",
             param=path,
         )
-    try:
-        decoded = pictures.decode(data, _MOST_PIXELS[detail or "auto"])
-    except BadInputError as error:
-        raise ClientEventError(str(error), code="invalid_picture", param=path) from None
-    return ImageContent(ImagePart(decoded.png, decoded.width, decoded.height), detail or "auto")
+    return data
 
 
 def read_video(
@@ -87,6 +93,25 @@ def read_video(
     most_pixels = _MOST_VIDEO_PIXELS[detail or "auto"]
     try:
         found = videos.decode(data, fps=VIDEO_FPS, max_s=max_s, most_pixels=most_pixels)
+    except BadInputError as error:
+        raise ClientEventError(str(error), code="invalid_video", param=path) from None
+    return VideoPart(found.frames), found.duration_s
+
+
+def read_frames(
+    urls: list[str], fps: float | None, *, max_s: float, max_bytes: int, path: str
+) -> tuple[VideoPart, float]:
+    """As read_video, of a picture for each frame.
+
+    Args:
+        urls: data URIs. fps: how many of them are a second. max_bytes: of each file.
+    """
+    files = [_file(url, max_bytes=max_bytes, path=f"{path}[{n}]") for n, url in enumerate(urls)]
+    most_pixels = _MOST_VIDEO_PIXELS["auto"]
+    try:
+        found = videos.of_pictures(
+            files, fps or VIDEO_FPS, fps=VIDEO_FPS, max_s=max_s, most_pixels=most_pixels
+        )
     except BadInputError as error:
         raise ClientEventError(str(error), code="invalid_video", param=path) from None
     return VideoPart(found.frames), found.duration_s

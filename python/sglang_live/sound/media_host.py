@@ -32,7 +32,7 @@ from sglang_live.sound.media import (
     WALL_S,
     is_installed,
 )
-from sglang_live.sound.videos import HEAD, chosen, share_of
+from sglang_live.sound.videos import HEAD, PICTURE, chosen, share_of
 
 if is_installed():
     import av
@@ -103,7 +103,7 @@ def _work_and_exit(asked: dict[str, Any], source: int, results: int) -> None:
                         _encode(pcm, _Told(out), asked["encode"], asked["rate_hz"])
                 else:
                     signal.setitimer(signal.ITIMER_REAL, WALL_S)  # SIGALRM ends it
-                    make = {"picture": _draw, "video": _watch, "audio file": _decode}[_kind(asked)]
+                    make = _leaf if "pictures" in asked else _MAKES[_kind(asked)]
                     make(os.fdopen(source, "rb"), out, asked)
                 _say(out, ENDED, b"")
                 status = 0
@@ -119,7 +119,7 @@ def _work_and_exit(asked: dict[str, Any], source: int, results: int) -> None:
 def _kind(asked: dict[str, Any]) -> str:
     if "most_pixels" not in asked:
         return "audio file"
-    return "video" if "fps" in asked else "picture"
+    return "video" if "fps" in asked or "pictures" in asked else "picture"
 
 
 def _decode(file: Any, out: Any, asked: dict[str, Any]) -> None:
@@ -187,17 +187,39 @@ def _video_of(source: Any) -> Any:
 
 def _draw(file: Any, out: Any, asked: dict[str, Any]) -> None:
     """Tells width, height and a PNG file of what is seen, with at most as many pixels as asked."""
+    seen = _read(file, asked)
+    png = io.BytesIO()
+    seen.save(png, "PNG", compress_level=1)
+    _say(out, DECODED, b"".join(side.to_bytes(4, "little") for side in seen.size))
+    _say(out, DECODED, png.getvalue())
+
+
+def _leaf(file: Any, out: Any, asked: dict[str, Any]) -> None:
+    """Tells videos.HEAD, and the pixels of each picture."""
+    sides = None
+    while head := file.read(PICTURE.size):
+        n, size = PICTURE.unpack(head)
+        try:
+            seen = _read(io.BytesIO(file.read(size)), asked)
+        except _UnusableError as error:
+            raise _UnusableError(f"Picture {n}: {error}") from error
+        if sides is None:
+            sides = seen.size
+            _say(out, DECODED, HEAD.pack(*sides, 0.0))
+        elif seen.size != sides:
+            raise _UnusableError(f"Picture {n} has another size than the first.")
+        _say(out, DECODED, seen.tobytes())
+
+
+def _read(file: Any, asked: dict[str, Any]) -> Image.Image:
+    """What is seen of a picture, with at most as many pixels as asked."""
     try:
-        seen = _seen(file, asked)
+        return _seen(file, asked)
     except (MemoryError, _UnusableError):
         raise
     except Exception as error:  # of any kind, where a file is made to break the decoder
         why = str(error).rstrip(".")
         raise _UnusableError(f"The picture cannot be read: {why}.") from error
-    png = io.BytesIO()
-    seen.save(png, "PNG", compress_level=1)
-    _say(out, DECODED, b"".join(side.to_bytes(4, "little") for side in seen.size))
-    _say(out, DECODED, png.getvalue())
 
 
 def _seen(file: Any, asked: dict[str, Any]) -> Image.Image:
@@ -213,6 +235,9 @@ def _seen(file: Any, asked: dict[str, Any]) -> Image.Image:
         upright: Image.Image = ImageOps.exif_transpose(seen).convert("RGB")
     upright.info.clear()  # nothing of the file but its pixels
     return upright
+
+
+_MAKES = {"picture": _draw, "video": _watch, "audio file": _decode}
 
 
 def _check_sides(what: str, width: int, height: int, asked: dict[str, Any]) -> None:

@@ -43,11 +43,16 @@ def decode(data: bytes, most_pixels: int) -> Decoded:
             more time or memory than a file may.
         LiveError: the decoder cannot be started.
     """
-    if not data.startswith(_BEGINS):
-        kind = next((name for begin, name in _OTHERS.items() if data.startswith(begin)), None)
-        found = f"This is a {kind} file" if kind else "This is no picture"
-        raise BadInputError(f"{found}: pictures are PNG or JPEG files.")
+    check_kind(data)
     asked = {"most_pixels": most_pixels, "max_pixels": MAX_PIXELS, "max_ratio": media.MAX_RATIO}
     sides, png = media.decoded(data, asked, "picture")
     width, height = (int.from_bytes(side, "little") for side in (sides[:4], sides[4:]))
     return Decoded(png, width, height)
+
+
+def check_kind(data: bytes) -> None:
+    """Raises BadInputError: it is neither PNG nor JPEG."""
+    if not data.startswith(_BEGINS):
+        kind = next((name for begin, name in _OTHERS.items() if data.startswith(begin)), None)
+        found = f"This is a {kind} file" if kind else "This is no picture"
+        raise BadInputError(f"{found}: pictures are PNG or JPEG files.")

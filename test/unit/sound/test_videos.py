@@ -9,6 +9,7 @@ import av
 import numpy as np
 import psutil
 import pytest
+from PIL import Image
 from transformers import Qwen2VLVideoProcessor
 from transformers.video_utils import VideoMetadata
 
@@ -121,6 +122,65 @@ def test_what_is_no_video_within_the_bounds_is_refused_by_name(data, why):
         watched(data)
 
 
+def leafed(files: list[bytes], rate: float = FPS, max_s: float = 30.0, most_pixels: int = MOST):
+    return videos.of_pictures(files, rate, fps=FPS, max_s=max_s, most_pixels=most_pixels)
+
+
+def pages(n: int, kind: str = "PNG", width: int = 64, height: int = 48) -> list[bytes]:
+    return [file_of(Image.fromarray(frame), kind) for frame in grey(n, width, height)]
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize(
+    ("n", "rate", "seen"),
+    [
+        (1, 2, [0]),
+        (5, 2, [0, 1, 2, 3, 4]),
+        (3, 1, [0, 0, 1, 1, 2, 2]),
+        (2, 0.5, [0] * 4 + [1] * 4),
+        (3, 0.3, [0] * 7 + [1] * 7 + [2] * 6),
+        (10, 10, [0, 5]),
+        (7, 3, [0, 1, 3, 4, 6]),
+    ],
+)
+def test_of_pictures_the_one_is_seen_that_lasts(kind, n, rate, seen):
+    found = leafed(pages(n, kind), rate)
+    assert found.frames.shape == (len(seen), 48, 64, 3)
+    assert numbers(found.frames) == seen
+    assert found.duration_s == pytest.approx(n / rate)
+
+
+def test_pictures_without_pyav(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert numbers(leafed(pages(3)).frames) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("n", "most"), [(4, MOST), (40, MOST)])
+def test_large_pictures_are_scaled_down_as_frames_are(n, most):
+    found = leafed(pages(n, "JPEG", 1280, 960), most_pixels=most).frames
+    whole = watched(film(grey(n, 1280, 960), 2), most_pixels=most).frames
+    assert len(found) == n and numbers(found) == [k % 40 for k in range(n)]
+    assert found.shape == pytest.approx(whole.shape, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ([*pages(2), b""], "Picture 2: This is no picture"),
+        ([pages(1)[0], file_of(picture(8, 8), "GIF")], "Picture 1: This is a GIF"),
+        ([pages(1)[0], pages(1)[0][:60]], "Picture 1: The picture cannot be read"),
+        ([*pages(3), *pages(1, width=96)], "Picture 3 has another size"),
+        ([*pages(3), *pages(1, width=48, height=64)], "Picture 3 has another size"),
+        (pages(1, width=3300, height=32), "100 times"),
+        (pages(1, width=4096, height=2176), "4096 x 2176 pixels"),
+        (pages(1) * 61, "longer than 30 s"),
+    ],
+)
+def test_pictures_that_are_no_video_are_refused_by_their_number(files, why):
+    with pytest.raises(BadInputError, match=why):
+        leafed(files)
+
+
 def test_without_pyav_the_extra_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(BadInputError, match=r"video is not read .* sglang-live\[media\]"):
@@ -159,6 +219,8 @@ HOSTILE = {
     "ten hours of webm": (lambda: film(grey(3600, 16, 16), 0.1, "webm", "libvpx"), "longer than"),
     "four billion frames": (lambda: with_table_of(2**32 - 1), "damaged"),
     "frames of 4K": (lambda: of_4k(90), ""),
+    "pictures of 4K": (lambda: pages(1, "JPEG", 3840, 2160) * 20, ""),
+    "a picture of 50 megapixels": (lambda: [file_of(Image.new("1", (50_000, 1000)))], "pixels"),
 }
 
 
@@ -166,7 +228,8 @@ HOSTILE = {
 def test_a_hostile_file_ends_soon_and_in_little_memory(name):
     make, why = HOSTILE[name]
     data = make()
-    error, took_s, most_bytes = peak_and_time(lambda: watched(data))
+    look = leafed if isinstance(data, list) else watched
+    error, took_s, most_bytes = peak_and_time(lambda: look(data))
     assert why in error and bool(why) == bool(error)
     assert took_s < 10 and most_bytes < 256 << 20
 

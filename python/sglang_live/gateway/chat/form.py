@@ -115,6 +115,7 @@ class ChatForm(OpenaiForm, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
     enable_thinking: bool | None = None
+    use_audio_in_video: bool | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     rid: Annotated[str, Meta(min_length=1, max_length=512)] | None = None

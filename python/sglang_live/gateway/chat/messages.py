@@ -93,8 +93,15 @@ class VideoUrlPart(Strict, tag="video_url"):
     video_url: MediaUrl
 
 
+class FramesPart(Strict, tag="video"):
+    """Qwen's: a video as pictures. fps: how many of them are a second."""
+
+    video: Annotated[list[str], Meta(min_length=1)]
+    fps: Annotated[float, Meta(ge=0.1, le=10)] | None = None
+
+
 UrlPart = AudioUrlPart | ImageUrlPart | VideoUrlPart
-Part = TextPart | RefusalPart | AudioPart | AudioUrlPart | ImageUrlPart | VideoUrlPart
+Part = TextPart | RefusalPart | AudioPart | AudioUrlPart | ImageUrlPart | VideoUrlPart | FramesPart
 
 
 class CalledFunction(Strict):
@@ -161,7 +168,7 @@ def read_messages(
     """Check the messages and what they have in common.
 
     Args:
-        takes: kinds of UrlPart that the route takes.
+        takes: kinds of UrlPart, and FramesPart, that the route takes.
     Returns:
         The same, without `audio` and `refusal`, which become parts of the content.
     Raises:
@@ -200,7 +207,7 @@ def _check_parts(message: Message, takes: tuple[type, ...], at: str) -> None:
         if isinstance(part, TextPart):
             continue
         kind = part.__struct_config__.tag
-        if isinstance(part, UrlPart) and not isinstance(part, takes):
+        if isinstance(part, UrlPart | FramesPart) and not isinstance(part, takes):
             raise ClientEventError(
                 f"{at}[{n}]: {kind} is not supported here.",
                 code="unsupported_content_type",

@@ -39,8 +39,9 @@ from sglang_live.gateway.call.conversation.items import call_as_text
 from sglang_live.gateway.chat.form import ChatForm, check_spoken
 from sglang_live.gateway.chat.messages import AudioPart as AudioForm
 from sglang_live.gateway.chat.messages import AudioUrlPart as AudioUrlForm
+from sglang_live.gateway.chat.messages import FramesPart as FramesForm
 from sglang_live.gateway.chat.messages import ImageUrlPart as ImageUrlForm
-from sglang_live.gateway.chat.messages import MediaUrl, Message, SpokenAnswers, read_messages
+from sglang_live.gateway.chat.messages import Message, SpokenAnswers, read_messages
 from sglang_live.gateway.chat.messages import TextPart as TextForm
 from sglang_live.gateway.chat.messages import VideoUrlPart as VideoUrlForm
 from sglang_live.gateway.errors import ClientEventError
@@ -62,6 +63,7 @@ from sglang_live.gateway.pictures import (
     MAX_VIDEO_S,
     MAX_VIDEOS,
     check_number,
+    read_frames,
     read_picture,
     read_video,
 )
@@ -379,7 +381,8 @@ def history_of(
         ClientEventError: see read_messages; a medium that cannot be read, or no message.
     """
     reading = _Reading(limits)
-    kinds = {AudioUrlForm: True, ImageUrlForm: model.sees, VideoUrlForm: model.watches}
+    kinds = {AudioUrlForm: True, ImageUrlForm: model.sees}
+    kinds |= dict.fromkeys((VideoUrlForm, FramesForm), model.watches)
     takes = tuple(kind for kind in kinds if kinds[kind])
     instructions: list[str] = []
     items: list[HistoryItem] = []
@@ -417,8 +420,8 @@ class _Reading:
                 at_url = f"{at}.content[{n}].audio_url.url"
                 _check_within("audio", part.audio_url.url, at_url)
                 parts.append(self._audio(part.audio_url.url, at_url))
-            elif isinstance(part, VideoUrlForm):
-                parts.append(self._video(part.video_url, f"{at}.content[{n}].video_url.url"))
+            elif isinstance(part, VideoUrlForm | FramesForm):
+                parts.append(self._video(part, f"{at}.content[{n}]"))
             elif isinstance(part, ImageUrlForm):
                 self._n_pictures += 1
                 check_number(self._n_pictures, "messages")
@@ -432,13 +435,20 @@ class _Reading:
             found.append(call_as_text(call.function.name, call.function.arguments or ""))
         return found
 
-    def _video(self, form: MediaUrl, at: str) -> VideoPart:
+    def _video(self, form: VideoUrlForm | FramesForm, at: str) -> VideoPart:
+        at += ".video" if isinstance(form, FramesForm) else ".video_url.url"
         self._n_videos += 1
         if self._n_videos > MAX_VIDEOS:
             raise ClientEventError(f"At most {MAX_VIDEOS} videos.", param=at)
-        _check_within("video", form.url, at)
         left_s = self._left_video_s
-        video, duration_s = read_video(_data(form.url, at), form.detail, max_s=left_s, path=at)
+        if isinstance(form, FramesForm):
+            video, duration_s = read_frames(
+                form.video, form.fps, max_s=left_s, max_bytes=self._max_bytes, path=at
+            )
+        else:
+            url, detail = form.video_url.url, form.video_url.detail
+            _check_within("video", url, at)
+            video, duration_s = read_video(_data(url, at), detail, max_s=left_s, path=at)
         self._left_video_s -= duration_s
         return video
 

@@ -38,6 +38,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "store": (False,),
     "suffix": ("",),
+    "use_audio_in_video": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import soundfile as sf
 from openai import AsyncOpenAI
+from PIL import Image
 
 from sglang_live.core import (
     OUTPUT_RATE_HZ,
@@ -509,10 +510,14 @@ async def test_a_bad_picture_is_refused_with_its_place(url, sees, code, why):
 
 
 async def watch(*urls: str, watches: bool = True, detail: str = "auto") -> tuple:
-    orchestrator = FakeOrchestrator([spoken("A lamp.", 80)])
     parts = [{"type": "video_url", "video_url": {"url": u, "detail": detail}} for u in urls]
+    return await watch_parts(*parts, watches=watches)
+
+
+async def watch_parts(*parts: dict, watches: bool = True) -> tuple:
+    orchestrator = FakeOrchestrator([spoken("A lamp.", 80)])
     body = {
-        "messages": [{"role": "user", "content": parts}],
+        "messages": [{"role": "user", "content": list(parts)}],
         "modalities": ["text", "audio"],
         "audio": {"voice": "bob", "format": "wav"},
     }
@@ -551,6 +556,60 @@ async def test_a_bad_video_is_refused_with_its_place(urls, watches, code, why):
     assert (response.status_code, error["code"]) == (400, code), error
     assert error["param"].startswith(f"messages[0].content[{len(urls) - 1}].")
     assert why in error["message"] and not orchestrator.sessions
+
+
+PAGES = [uri_of(Image.fromarray(frame)) for frame in grey(4)]
+
+
+@pytest.mark.parametrize(
+    ("fps", "seen"),
+    [({}, [0, 1, 2, 3]), ({"fps": None}, [0, 1, 2, 3]), ({"fps": 4}, [0, 2]), ({"fps": 1.0}, None)],
+)
+async def test_a_video_may_be_a_list_of_pictures(fps, seen):
+    orchestrator, response = await watch_parts({"type": "video", "video": PAGES, **fps})
+    assert response.status_code == 200, response.text
+    [item] = orchestrator.turns[0].history
+    assert numbers(item.parts[0].frames) == (seen or [0, 0, 1, 1, 2, 2, 3, 3])
+
+
+@pytest.mark.parametrize(
+    ("video", "fields", "code", "at", "why"),
+    [
+        (["https://example.com/1.jpg"], {}, "invalid_value", ".video[0]", "fetches no pictures"),
+        ([PAGES[0], "file:///a.png"], {}, "invalid_value", ".video[1]", "data URI"),
+        ([PAGES[0], "data:image/png;base64,AAA"], {}, "invalid_value", ".video[1]", "not base64"),
+        ([PAGES[0], "data:image/png;base64,AAAA"], {}, "invalid_video", ".video", "Picture 1: "),
+        ([*PAGES, uri_of(noise(8, 8))], {}, "invalid_video", ".video", "Picture 4 has another"),
+        (PAGES * 61, {}, "invalid_video", ".video", "longer than 120 s"),
+        (PAGES * 4, {"fps": 0.1}, "invalid_video", ".video", "longer than 120 s"),
+        (PAGES, {"fps": 0}, "invalid_value", ".fps", ">= 0.1"),
+        (PAGES, {"fps": "2"}, "invalid_type", ".fps", "str"),
+        (PAGES, {"max_pixels": 4096}, "unknown_parameter", ".max_pixels", "max_pixels"),
+        ([], {}, "invalid_value", ".video", "length >= 1"),
+        ("https://example.com/a.mp4", {}, "invalid_type", ".video", "array"),
+    ],
+)
+async def test_a_bad_list_of_pictures_is_refused_with_its_place(video, fields, code, at, why):
+    good = {"type": "text", "text": "Look."}
+    orchestrator, response = await watch_parts(good, {"type": "video", "video": video, **fields})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, code), error
+    assert error["param"] == f"messages[0].content[1]{at}"
+    assert why in error["message"] and not orchestrator.sessions
+
+
+async def test_lists_of_pictures_share_the_bounds_of_videos():
+    part = {"type": "video", "video": PAGES}
+    _, response = await watch_parts(*[part] * 5)
+    assert "At most 4 videos" in response.json()["error"]["message"]
+    minute = {"type": "video_url", "video_url": {"url": MINUTE}}
+    _, response = await watch_parts(minute, minute, {**part, "fps": 0.1})
+    assert "longer than 20 s" in response.json()["error"]["message"]
+    orchestrator, response = await watch_parts(part, watches=False)
+    error = response.json()["error"]
+    place = "messages[0].content[0].type"
+    assert (error["code"], error["param"]) == ("unsupported_content_type", place)
+    assert not orchestrator.sessions
 
 
 def test_videos_of_other_frames_or_sides_have_other_digests():

@@ -74,6 +74,8 @@ CHAT_TABLE: dict[str, dict[str, list[Any]]] = {
     "service_tier": {HONOURED: ["flex", "auto"], REFUSED: ["fast", 1]},
     "no_such_key": {REFUSED: [None, 1]},
     "top_k": {REFUSED: [5]},
+    "use_audio_in_video": {ACCEPTED: [False], REFUSED: [True, 1]},
+    "mm_processor_kwargs": {REFUSED: [{"use_audio_in_video": True}]},
 }
 SPEECH_TABLE: dict[str, dict[str, list[Any]]] = {
     "input": {HONOURED: ["Yo."], REFUSED: ["", " ", 5]},
