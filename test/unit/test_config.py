@@ -344,6 +344,10 @@ def test_without_a_window_or_the_policy_a_session_keeps_everything(argv, tmp_pat
         (["--thinker.kv-cache-dtype", "nvfp4"], "KV in nvfp4 does not allow: --thinker.kv-cache"),
         (["--kv-cache-dtype", "fp4_mx_block16"], "KV in fp4_mx_block16 does not allow"),
         (["--kv-cache-dtype", "mxfp8"], "KV in mxfp8 does not allow"),
+        (
+            ["--vocoder.precision", "bf16"],
+            "takes float32 or tf32 or bfloat16 or float16, got 'bf16'",
+        ),
         (["--vocoder.max-buffered-frames", "1"], "max_buffered_frames=1 cannot hold one chunk"),
         (["--port", "65536"], "port 65536 is out of range"),
         (["--port", "-1"], "port -1 is out of range"),

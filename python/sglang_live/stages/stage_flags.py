@@ -12,6 +12,7 @@ from typing import Any
 from sglang_live.devices import read_devices
 from sglang_live.errors import BadInputError
 from sglang_live.policy.policies import Policies
+from sglang_live.settings import flags_of
 from sglang_live.stages.engine_args import engine_arguments, read_engine_argument
 from sglang_live.stages.spec import STAGES
 from sglang_live.stages.vocoder.config import VocoderConfig
@@ -20,6 +21,7 @@ from sglang_live.stages.vocoder.config import VocoderConfig
 STAGE_SETTINGS = ("replicas", "connect", "device")
 _VOCODER_FIELDS = tuple(field.name for field in fields(VocoderConfig))
 _VOCODER_SWITCHES = tuple(f.name for f in fields(VocoderConfig) if isinstance(f.default, bool))
+_VOCODER_CHOICES = {one.field: one.choices for one in flags_of(VocoderConfig) if one.choices}
 # Numbers that SGLang would use as they are, minutes later.
 _POSITIVE = (
     "context_length",
@@ -131,7 +133,7 @@ def _setting(typed: str, name: str, text: str | None) -> Any:
     return text
 
 
-def _vocoder_field(typed: str, name: str, text: str | None) -> int | bool:
+def _vocoder_field(typed: str, name: str, text: str | None) -> int | bool | str:
     if name not in _VOCODER_FIELDS:
         known = (*_VOCODER_FIELDS, *STAGE_SETTINGS)
         raise _unknown(typed, name, known, "a vocoder has no such setting")
@@ -139,6 +141,10 @@ def _vocoder_field(typed: str, name: str, text: str | None) -> int | bool:
         if text not in (None, "true", "false"):
             raise BadInputError(f"{typed} takes true or false, or no value, got {text!r}")
         return text != "false"
+    if choices := _VOCODER_CHOICES.get(name):
+        if text not in choices:
+            raise BadInputError(f"{typed} takes {' or '.join(choices)}, got {text!r}")
+        return text
     try:
         return int(text or "")
     except ValueError:

@@ -12,7 +12,7 @@ from torch import Tensor
 from sglang_live.clock import SimClock
 from sglang_live.errors import BadInputError
 from sglang_live.models.codecs import END_CODE
-from sglang_live.models.codecs.flow import CHUNK
+from sglang_live.models.codecs.flow import AHEAD, CHUNK
 from sglang_live.models.codecs.flow.mels import FlowInput
 from sglang_live.models.cosyvoice.decoder import CosyVoiceDecoder
 from sglang_live.stages.vocoder.batcher import VocoderEngine
@@ -61,7 +61,7 @@ def inputs_of(decoder: CosyVoiceDecoder, voice: str, codes: Tensor) -> list[Flow
     for chunk in chunks_of(decoder, voice, codes):
         is_end = bool(chunk[-1] == END_CODE)
         n += len(chunk) - is_end
-        ahead, cut = (0, 0) if is_end else (decoder._flow.ahead, CHUNK)
+        ahead, cut = (0, 0) if is_end else (AHEAD, CHUNK)
         inputs.append(FlowInput(stream.voice, codes[:n], ahead, cut))
     return inputs
 

@@ -38,17 +38,20 @@ class ChatterboxDecoder(FlowDecoder):
         device: torch.device | str,
         dtype: torch.dtype,
         voices: Path | None = None,
+        flow_dtype: torch.dtype | None = None,
     ) -> "ChatterboxDecoder":
         """Load a directory with the weights of S3Gen, and conds.pt or voices/NAME.pt.
 
-        voices: directory of recordings whose voices it takes on.
+        Args:
+            voices: directory of recordings whose voices it takes on.
+            flow_dtype: see FlowDecoder.
         Raises:
             BadInputError: a file is missing or cannot be read, or lacks something.
         """
         path, place = Path(path), torch.device(device)
         mean = path / MEAN_WEIGHTS
         file = mean if mean.is_file() else path / DECODER_WEIGHTS
-        flow = TokenFlow(read_part(file, "flow."), place, dtype)
+        flow = TokenFlow(read_part(file, "flow."), place, flow_dtype or dtype)
         hift = WholeHift(hift_layers(read_part(file, "mel2wav.")), place, dtype)
         encoder = RecordingEncoder(path)
         known = {

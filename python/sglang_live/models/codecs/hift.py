@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sglang_live.models.codecs.hift_network import Network, Pads, Pitch, Source
 from sglang_live.models.codecs.snac import NOISE_SIZE, Weights, folded, noise_table
+from sglang_live.models.host_copy import copy_to
 
 OVERLAP_COLUMNS = 8
 
@@ -140,7 +141,7 @@ class CausalHift(Hift):
     ) -> list[tuple[Tensor, HiftState]]:
         network, n_columns = self._network, mel.shape[2]
         n_source = n_columns if is_end else n_columns - self._pitch.n_ahead
-        pitch = self._pitch(mel.double())[:, :n_source].to(mel)
+        pitch = self._pitch(mel.double())[:, :n_source].to(mel.dtype)
         sources = self._source(pitch, [0] * len(states))
         sounds = network(mel[..., :n_source], sources, 0 if is_end else network.n_ahead)
         if not is_end:  # nor is the last column final: the inverse STFT has nothing behind it
@@ -253,4 +254,4 @@ def _by_samples(turns: Tensor, n: int) -> Tensor:
     phases = math.pi * (2 * torch.rand(turns.shape[1], generator=seeded) - 1)
     phases[0] = 0
     angles = 2 * math.pi * (turns.repeat_interleave(n, 2).cumsum(2) % 1)
-    return angles + phases.to(turns)[:, None]
+    return angles + copy_to(phases, turns.device, turns.dtype)[:, None]

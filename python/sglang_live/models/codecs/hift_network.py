@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sglang_live.models.codecs.flow.layers import Linear
 from sglang_live.models.codecs.snac import NOISE_SIZE, Snake, Weights
+from sglang_live.models.host_copy import copy_to
 
 SAMPLE_RATE_HZ = 24_000
 N_FFT, HOP = 16, 4
@@ -102,9 +103,9 @@ class Source:
         harmonics = torch.arange(1, n_harmonics + 1, device=pitch.device)
         turns = (pitch * harmonics / self._rate_hz).transpose(1, 2)
         waves = self._angles(turns, self._n).transpose(1, 2).sin() * _SINE
-        voiced = (pitch > _VOICED_HZ).to(pitch).repeat_interleave(self._n, 1)
+        voiced = (pitch > _VOICED_HZ).to(pitch.dtype).repeat_interleave(self._n, 1)
         loud = voiced * _BREATH + (1 - voiced) * (_SINE / 3)
-        first = self._n * torch.tensor(begins, device=pitch.device)[:, None]
+        first = self._n * copy_to(torch.tensor(begins), pitch.device)[:, None]
         places = first + torch.arange(waves.shape[1], device=pitch.device)
         shifts = (harmonics - 1) * (NOISE_SIZE // n_harmonics)
         noise = self._noise[(places[..., None] + shifts) & (NOISE_SIZE - 1)]
@@ -154,7 +155,17 @@ class Network:
             x = torch.stack([unit(x) for unit in self._units[i]]).mean(0)
         loud, angles = self._last(F.leaky_relu(x)).split(N_FFT // 2 + 1, 1)
         spectrum = torch.polar(loud.exp().clamp_(max=1e2), angles.sin())
-        return torch.istft(spectrum, N_FFT, HOP, window=self._window).clamp_(-_LIMIT, _LIMIT)
+        return self._sound_of(spectrum).clamp_(-_LIMIT, _LIMIT)
+
+    def _sound_of(self, spectrum: Tensor) -> Tensor:
+        """[n_streams, HOP * (n_frames - 1)], the inverse of torch.stft. That of torch waits for the
+        device, to see that the windows leave no gap."""
+        n_frames = spectrum.shape[2]
+        frames = torch.fft.irfft(spectrum, N_FFT, dim=1) * self._window[:, None]
+        squares = self._window.square()[None, :, None].expand(1, -1, n_frames)
+        size = (1, N_FFT + HOP * (n_frames - 1)), (1, N_FFT)
+        sound = F.fold(frames, *size, stride=(1, HOP)) / F.fold(squares, *size, stride=(1, HOP))
+        return sound[:, 0, 0, N_FFT // 2 : -N_FFT // 2]
 
 
 class _Up:

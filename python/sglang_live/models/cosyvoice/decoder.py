@@ -31,16 +31,18 @@ class CosyVoiceDecoder(FlowDecoder):
         device: torch.device | str,
         dtype: torch.dtype,
         voices: Path | None = None,
+        flow_dtype: torch.dtype | None = None,
     ) -> "CosyVoiceDecoder":
         """Load a directory with flow.pt, hift.pt and spk2info.pt.
 
-        voices: directory of recordings whose voices it takes on.
-
+        Args:
+            voices: directory of recordings whose voices it takes on.
+            flow_dtype: see FlowDecoder.
         Raises:
             BadInputError: a file is missing or cannot be read, or lacks something.
         """
         path, place = Path(path), torch.device(device)
-        flow = TokenFlow(read_torch_file(path / FLOW_FILE), place, dtype)
+        flow = TokenFlow(read_torch_file(path / FLOW_FILE), place, flow_dtype or dtype)
         hift = hift_of(read_torch_file(path / HIFT_FILE), place, dtype)
         made, file = {}, path / VOICES
         if file.is_file():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sglang_live.errors import BadInputError
-from sglang_live.models.codecs.flow import LONGEST_CHUNK, RECORDING_RATE_HZ
+from sglang_live.models.codecs.flow import AHEAD, LONGEST_CHUNK, RECORDING_RATE_HZ
 from sglang_live.models.cosyvoice.family import (
     BASE,
     FRAME_S,
@@ -62,8 +62,8 @@ class CosyVoiceTalker(FrameTalker):
     external_models = "sglang_live.models.cosyvoice.engine"
     frame_s, codes_per_frame = FRAME_S, 1
     # Behind a code its sound needs those of the look-ahead.
-    chunk_frames, ahead_frames = LONGEST_CHUNK, 3
-    # 12,000 launches, and some time for the codes (benchmark/speaking_models.py).
+    chunk_frames, ahead_frames = LONGEST_CHUNK, AHEAD
+    # Without graphs 9,000 launches, and some time for the codes (benchmark/speaking_models.py).
     decode_s = 0.5
     style = SpeechStyle(scripts=_SCRIPTS, english=False, says_code="", says_table="")
     # The reference has neither.

@@ -85,6 +85,7 @@ class GlmDecoder:
 
     voices = (VOICE,)
     n_quantizers = n_tail_frames = 1
+    has_flow = True
 
     def __init__(self, flow: BlockFlow, hift: CutHift):
         self._flow, self._hift = flow, hift
@@ -93,17 +94,23 @@ class GlmDecoder:
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, device: torch.device | str, dtype: torch.dtype
+        cls,
+        path: str | Path,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        flow_dtype: torch.dtype | None = None,
     ) -> "GlmDecoder":
         """Load the decoder's folder in the checkpoint's directory.
 
+        Args:
+            flow_dtype: see FlowDecoder.
         Raises:
             BadInputError: a file is missing or cannot be read, lacks something, or has another form
                 than the published one.
         """
         folder, place = Path(path) / DECODER, torch.device(device)
         _check_form(folder / DECODER_CONFIG)
-        flow = BlockFlow(read_torch_file(folder / FLOW_FILE), place, dtype)
+        flow = BlockFlow(read_torch_file(folder / FLOW_FILE), place, flow_dtype or dtype)
         return cls(
             flow, CutHift(hift_layers(read_torch_file(folder / HIFT_FILE)), place, dtype, RATE_HZ)
         )
@@ -115,7 +122,7 @@ class GlmDecoder:
         return GlmStream(self._flow.no_mel)
 
     def use_graphs(self, max_streams: int) -> None:
-        """There are none: lengths are too many."""
+        """There are none: norms of its flow are over all columns, so that none can be padded."""
 
     def check_codes(self, codes: Tensor) -> None:
         """See frame_decoder.check_codes."""

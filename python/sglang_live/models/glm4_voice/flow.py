@@ -17,9 +17,10 @@ from torch import Tensor
 
 from sglang_live.models.codecs.flow.encoder import BlockEncoder
 from sglang_live.models.codecs.flow.layers import Linear
-from sglang_live.models.codecs.flow.mels import GUIDANCE, N_STEPS
+from sglang_live.models.codecs.flow.mels import GUIDANCE, N_STEPS, state_dtype
 from sglang_live.models.codecs.flow.whole_estimator import Block, Conv, WholeEstimator
 from sglang_live.models.codecs.snac import Weights
+from sglang_live.models.host_copy import copy_to
 
 # Codes to which the encoder's attention is cut, and those of a second.
 BLOCK, CODES_PER_S = 10, 12.5
@@ -47,15 +48,16 @@ class SpokenCodes:
 class BlockFlow:
     """
     Attributes:
-        device, dtype: of its tensors.
+        device: of its tensors.
+        dtype: of mel.
         n_codes: of the codebook.
         no_mel: [n_mels, 0].
     """
 
     def __init__(self, tensors: dict[str, Tensor], device: torch.device, dtype: torch.dtype):
-        """tensors: as in flow.pt; copied."""
+        """Args: see TokenFlow."""
         weights = Weights(tensors, device, dtype)
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype = device, state_dtype(dtype)
         self._table = weights.take("input_embedding.weight")
         self._encoder = BlockEncoder(weights, "encoder")
         regulator = "length_regulator.model"
@@ -71,7 +73,7 @@ class BlockFlow:
         # Of no one: the reference gives the flow a speaker of zeros.
         speaker = Linear(weights, "spk_embed_affine_layer")
         self._speaker = speaker(torch.zeros(speaker.weight.shape[1], device=device, dtype=dtype))
-        self.no_mel = self._speaker.new_empty(len(self._speaker), 0)
+        self.no_mel = self._speaker.new_empty(len(self._speaker), 0, dtype=self.dtype)
 
     def mels(self, inputs: Sequence[SpokenCodes]) -> list[Tensor]:
         """[n_mels, n] of each stream: of all its codes, without the columns that are known."""
@@ -84,7 +86,7 @@ class BlockFlow:
         return [found[i] for i in range(len(inputs))]
 
     def _of_equal_length(self, inputs: list[SpokenCodes]) -> list[Tensor]:
-        codes = torch.stack([each.codes for each in inputs]).to(self.device)
+        codes = copy_to(torch.stack([each.codes for each in inputs]), self.device)
         said = self._encoder(F.embedding(codes, self._table), BLOCK).transpose(1, 2)
         said = F.interpolate(said, size=n_columns(codes.shape[1]), mode="nearest")
         for block in self._smooth:
@@ -102,12 +104,12 @@ class BlockFlow:
         in steps that become longer."""
         shape = len(self._speaker), given.shape[2]
         noise = torch.randn(shape, generator=torch.Generator().manual_seed(_NOISE_SEED))
-        x = noise.to(given).expand(len(given), -1, -1)
+        x = copy_to(noise, self.device, self.dtype).expand(len(given), -1, -1)
         ends = torch.linspace(0, math.pi / 2, N_STEPS + 1, device=x.device, dtype=x.dtype).cos()
         # Each stream is once guided and once not.
         both = torch.cat((given, torch.zeros_like(given)))
         for time, length in zip(self._estimator.time(1 - ends[:-1]), -ends.diff(), strict=True):
-            moved = self._estimator(torch.cat((x.repeat(2, 1, 1), both), 1), time[None])
-            guided, free = moved.chunk(2)
+            at_once = torch.cat((x.to(both.dtype).repeat(2, 1, 1), both), 1)
+            guided, free = self._estimator(at_once, time[None]).to(x.dtype).chunk(2)
             x = x + length * (guided + GUIDANCE * (guided - free))
         return x

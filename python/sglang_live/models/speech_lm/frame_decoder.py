@@ -10,17 +10,18 @@ buffers, which all graphs share. Batches are padded to the next captured size, a
 later chunks to their full length. Source: VoxServe (arXiv:2602.00269), section 4.
 """
 
-import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from sglang_live.errors import BadInputError
+from sglang_live.models.cuda_graphs import Capture, CudaCapture, GraphTable
 from sglang_live.models.speech_lm.code2wav_layers import (
     Act,
     CausalConv,
@@ -31,10 +32,6 @@ from sglang_live.models.speech_lm.code2wav_layers import (
     Snake,
     WindowTransformer,
 )
-
-log = logging.getLogger(__name__)
-
-_WARM_UP_CALLS = 2
 
 
 class Stream(Protocol):
@@ -79,8 +76,6 @@ class ChunkOutputs:
 
 
 Compute = Callable[[ChunkInputs], ChunkOutputs]
-# From a call to its replay, which fills and returns the same outputs each time.
-Capture = Callable[[Callable[[], ChunkOutputs]], Callable[[], ChunkOutputs]]
 _Key = tuple[int, int, bool]
 
 
@@ -90,40 +85,8 @@ def sizes_up_to(n: int) -> tuple[int, ...]:
     return (*powers, n)
 
 
-class CudaCapture:
-    """Captures on a stream of its own; all graphs share one pool of memory."""
-
-    def __init__(self, device: torch.device):
-        self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def __call__(self, call: Callable[[], ChunkOutputs]) -> Callable[[], ChunkOutputs]:
-        with torch.cuda.device(self._device):
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(_WARM_UP_CALLS):  # libraries allocate, which capture does not allow
-                    call()
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            # Other threads of the stage may use CUDA meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                outputs = call()
-
-        def replay() -> ChunkOutputs:
-            graph.replay()
-            return outputs
-
-        return replay
-
-
-class Code2WavGraphs:
-    """
-    Not thread-safe. What `run` returns is overwritten by its next call.
-
-    Attributes:
-        counts: replays; chunks without a graph ("fallbacks"); shapes whose capture failed.
-    """
+class Code2WavGraphs(GraphTable):
+    """Not thread-safe. What `run` returns is overwritten by its next call."""
 
     def __init__(
         self, compute: Compute, like: Stream, *, n_past: int, max_streams: int, capture: Capture
@@ -133,12 +96,9 @@ class Code2WavGraphs:
             like: a new stream.
             n_past: frames of a full window before the chunk.
         """
+        super().__init__(capture)
         self._compute = compute
-        self._capture = capture
         self._sizes = sizes_up_to(max_streams)
-        self._graphs: dict[_Key, Callable[[], ChunkOutputs] | None] = {}
-        self._is_frozen = False
-        self.counts = {"replays": 0, "fallbacks": 0, "failed_captures": 0}
         n_layers, n_heads, _, head_dim = like.kv.shape
         self._past = like.kv.new_zeros(max_streams, n_layers, n_heads, n_past, head_dim)
         self._columns = like.columns.new_zeros(max_streams, len(like.columns))
@@ -148,10 +108,6 @@ class Code2WavGraphs:
         self._codes: dict[int, tuple[Tensor, Tensor]] = {}  # by n_frames: device, host
         self._copied = torch.cuda.Event() if on_gpu else None
 
-    def freeze(self) -> None:
-        """From now on a shape without a graph runs without one: a capture would be a gap."""
-        self._is_frozen = True
-
     def run(self, streams: Sequence[Stream], codes: Tensor, is_first: bool) -> ChunkOutputs | None:
         """The chunk's outputs, or None if it must be computed without a graph.
 
@@ -160,29 +116,15 @@ class Code2WavGraphs:
         """
         n, n_frames = codes.shape[:2]
         size = next((size for size in self._sizes if size >= n), None)
-        replay = None
-        if size is not None:
-            self._fill(streams, codes)
-            replay = self._graph((size, n_frames, is_first))
-        if replay is None:
-            self.counts["fallbacks"] += 1
+        if size is None:
+            self.of(None)
             return None
-        self.counts["replays"] += 1
-        return replay().of_first(n)
-
-    def _graph(self, key: _Key) -> Callable[[], ChunkOutputs] | None:
-        if key not in self._graphs:
-            if self._is_frozen:
-                return None
-            inputs = self._inputs(key)
-            try:
-                self._graphs[key] = self._capture(lambda: self._compute(inputs))
-            except RuntimeError as error:
-                # The vocoder is right without graphs, only slower: it serves, and counts them.
-                log.warning("vocoder_graph_failed shape=%s error=%s", key, error)
-                self.counts["failed_captures"] += 1
-                self._graphs[key] = None
-        return self._graphs[key]
+        self._fill(streams, codes)
+        key = size, n_frames, is_first
+        for replay in self.of(key, partial(self._compute, self._inputs(key))):
+            outputs: ChunkOutputs = replay()
+            return outputs.of_first(n)
+        return None
 
     def _inputs(self, key: _Key) -> ChunkInputs:
         size, n_frames, is_first = key

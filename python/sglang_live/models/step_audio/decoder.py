@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sglang_live.errors import BadInputError
 from sglang_live.models.codecs import END_CODE
-from sglang_live.models.codecs.flow import CHUNK
+from sglang_live.models.codecs.flow import AHEAD, CHUNK
 from sglang_live.models.codecs.flow.cached import CachedFlow, CachedVoice, FlowChunk, FlowState
 from sglang_live.models.codecs.flow.cached_dit import KEPT_COLUMNS
 from sglang_live.models.codecs.flow.decoder import (
@@ -58,6 +58,7 @@ class StepAudioDecoder:
     """
 
     n_quantizers = n_tail_frames = 1
+    has_flow = True
 
     def __init__(self, flow: CachedFlow, hift: Hift, voices: Mapping[str, CachedVoice]):
         self._flow, self._hift, self._voices = flow, hift, voices
@@ -65,15 +66,21 @@ class StepAudioDecoder:
 
     @classmethod
     def from_pretrained(
-        cls, path: str | Path, device: torch.device | str, dtype: torch.dtype
+        cls,
+        path: str | Path,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        flow_dtype: torch.dtype | None = None,
     ) -> "StepAudioDecoder":
         """Load a checkpoint's folder token2wav, with flow.pt, hift.pt and spk2info.pt.
 
+        Args:
+            flow_dtype: see FlowDecoder.
         Raises:
             BadInputError: a file is missing or cannot be read, or lacks something.
         """
         path, place = Path(path) / DECODER, torch.device(device)
-        flow = CachedFlow(read_torch_file(path / FLOW_FILE), place, dtype)
+        flow = CachedFlow(read_torch_file(path / FLOW_FILE), place, flow_dtype or dtype)
         hift = hift_of(read_torch_file(path / HIFT_FILE), place, dtype)
         file = path / VOICES_FILE
         voices = {}
@@ -92,11 +99,11 @@ class StepAudioDecoder:
         if voice not in self._voices:
             raise BadInputError(f"there is no voice {voice!r}; there are {', '.join(self.voices)}")
         known = self._voices[voice]
-        rule = ChunkRule(first=CHUNK + self._flow.ahead, second=CHUNK, most=CHUNK)
+        rule = ChunkRule(first=CHUNK + AHEAD, second=CHUNK, most=CHUNK)
         return StepAudioStream(known, known.state, rule)
 
     def use_graphs(self, max_streams: int) -> None:
-        """There are none: what is kept has many lengths."""
+        """There are none: what a stream keeps has a length of its own, and is attended to alone."""
 
     def check_codes(self, codes: Tensor) -> None:
         """See frame_decoder.check_codes."""
@@ -115,7 +122,7 @@ class StepAudioDecoder:
             torch.cat((stream.waiting, chunk[: len(chunk) - is_end, 0]))
             for stream, chunk, is_end in zip(streams, codes, ends, strict=True)
         ]
-        aheads = [0 if is_end else self._flow.ahead for is_end in ends]
+        aheads = [0 if is_end else AHEAD for is_end in ends]
         waves = [torch.empty(0, device=self._flow.device)] * len(streams)
         # A stream may end without any code.
         if due := [i for i, known in enumerate(said) if len(known) > aheads[i]]:

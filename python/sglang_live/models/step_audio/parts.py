@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem, TextPart
+from sglang_live.models.codecs.flow import AHEAD, CHUNK
 from sglang_live.models.own_voice import OwnVoice
 from sglang_live.models.prompt import Clip, Markup, Piece, PiecewisePrompt, Tokenizer, Words
 from sglang_live.models.speech_lm.checkpoint import view_of_talker
@@ -105,7 +106,7 @@ class StepAudioThinker:
             first_id=spec.first_code,
             n_codes=spec.n_codes,
             frame_s=0.04,
-            chunk_frames=28,
+            chunk_frames=CHUNK + AHEAD,
             frames_per_token=4.0,
         )
         # SGLang finds processors by this variable, as it finds classes of models.

@@ -184,14 +184,18 @@ class VocoderEngine:
         self._flex = FlexConfig()
         self._flex_debt = FlexDebt()
 
-    def warm_up(self) -> None:
+    def warm_up(self, most_voices: int = 1) -> None:
         """Decode once in every common shape.
 
         The kernels of a shape are chosen and compiled when it first comes: on a CPU that took up
         to half a second, a gap in all users' audio.
+
+        Args:
+            most_voices: streams at once, of a decoder with voices.
         """
         if isinstance(self._decoder, VoiceDecoder):
-            self._warm_up_voice(self._decoder)
+            for n_streams in range(1, most_voices + 1):
+                self._warm_up_voice(self._decoder, n_streams)
             return
         config = self._config
         full = {config.first_chunk_frames, config.chunk_frames}
@@ -203,13 +207,13 @@ class VocoderEngine:
             for _ in range(2):  # a first chunk is shorter in samples than those that follow
                 self._decoder.decode(streams, codes)
 
-    def _warm_up_voice(self, decoder: VoiceDecoder) -> None:
-        """The first two chunks of a stream: the lengths of the others are too many."""
-        stream = decoder.new_stream(decoder.voices[0])
+    def _warm_up_voice(self, decoder: VoiceDecoder, n_streams: int) -> None:
+        """The first two chunks of streams: the lengths of the others are too many."""
+        streams = [decoder.new_stream(decoder.voices[0]) for _ in range(n_streams)]
         for n_chunks in range(2):
-            n_frames = stream.rule.frames(n_chunks)
+            n_frames = streams[0].rule.frames(n_chunks)
             codes = torch.zeros(n_frames, decoder.n_quantizers, dtype=torch.int64)
-            decoder.decode([stream], [codes])
+            decoder.decode(streams, [codes] * n_streams)
 
     def open(
         self,

@@ -1,9 +1,12 @@
 """Settings of a vocoder. Without torch: the server checks its flags before any stage starts."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from sglang_live.errors import BadInputError
 from sglang_live.settings import Count, Settings, flag
+
+Precision = Literal["float32", "tf32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,10 @@ class VocoderConfig(Settings):
         750, "frames of one response that may wait; 750 are a minute of speech"
     )
     disable_cuda_graph: bool = flag(False, "decode without CUDA graphs on a GPU, too")
+    # The default is that of the publishers' own classes; CosyVoice's server for Triton has float16.
+    precision: Precision = flag(
+        "float32", "of flow decoders: CosyVoice, Chatterbox, Step-Audio, GLM-4-Voice"
+    )
 
     def check(self) -> None:
         if self.max_buffered_frames < max(self.first_chunk_frames, self.chunk_frames):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from sglang_live.models.family import family_at, part
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.transport.server import ServedJob
 from sglang_live.stages.vocoder.batcher import Decoding, VocoderBatch, VocoderEngine
-from sglang_live.stages.vocoder.config import VocoderConfig
+from sglang_live.stages.vocoder.config import Precision, VocoderConfig
 from sglang_live.stages.vocoder.decoders import VoiceDecoder
 from sglang_live.stages.vocoder.hearing import Hearing
 
@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 CPU_MAX_BATCH = 4
 # Of chunks; a VoiceDecoder has a rule instead.
 _SIZES = {"first_chunk_frames", "chunk_frames", "flex_chunk_frames"}
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # Chunks of a job that wait for its consumer; with as many, none of its frames is read.
 _MOST_UNSENT = 4
 # Weight of the newest batch in the mean time of a batch.
@@ -53,21 +54,23 @@ class VocoderStage:
             torch.set_num_threads(1)
         name = family_at(spec.family).decoder
         assert name is not None, "codes are decoded"
-        decoder = part(name).from_pretrained(
+        defaults = {"max_batch": CPU_MAX_BATCH} if on_cpu else {}
+        config = VocoderConfig(**(defaults | spec.engine_args))
+        kind = part(name)
+        decoder = kind.from_pretrained(
             spec.model_path,
             device=torch.device("cpu" if on_cpu else spec.device),
             dtype=torch.float32,
             **({"voices": Path(spec.voices)} if spec.voices else {}),
+            **_precision(kind, config.precision, on_cpu),
         )
         if isinstance(decoder, VoiceDecoder) and (sizes := _SIZES & spec.engine_args.keys()):
             flags = ", ".join(f"--vocoder.{name.replace('_', '-')}" for name in sorted(sizes))
             raise BadInputError(f"{flags}: this model's decoder has sizes of its own for chunks")
         self._n_quantizers = decoder.n_quantizers
-        defaults = {"max_batch": CPU_MAX_BATCH} if on_cpu else {}
-        config = VocoderConfig(**(defaults | spec.engine_args))
         on_graphs = not on_cpu and not config.disable_cuda_graph
         self._graphs = decoder.use_graphs(config.max_batch) if on_graphs else None
-        self._engine = VocoderEngine(decoder, config)
+        self._engine, self._max_batch = VocoderEngine(decoder, config), config.max_batch
         encoder = getattr(decoder, "encoder", None)
         self._hearing = None if encoder is None else Hearing(encoder, config, self._compute)
         begin = cpu.begin_computing if on_cpu else None
@@ -85,7 +88,9 @@ class VocoderStage:
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._worker, self._engine.warm_up)
+        # Without graphs a chunk in a voice takes too long for each number of streams.
+        most_voices = 1 if self._graphs is None else self._max_batch
+        await loop.run_in_executor(self._worker, self._engine.warm_up, most_voices)
         if self._graphs is not None:
             self._graphs.freeze()
             log.info("vocoder_graphs %s", self._graphs.counts)
@@ -244,6 +249,24 @@ class VocoderStage:
     async def _tell_room(self) -> None:
         async with self._stepped:
             self._stepped.notify_all()
+
+
+def _precision(kind: Any, precision: Precision, on_cpu: bool) -> dict[str, torch.dtype]:
+    """What from_pretrained is given beside the usual type.
+
+    Raises:
+        BadInputError: it would have no effect.
+    """
+    if precision == "float32":
+        return {}
+    if not getattr(kind, "has_flow", False):
+        raise BadInputError(f"--vocoder.precision {precision}: this model's decoder has no flow")
+    if precision != "tf32":
+        return {"flow_dtype": _DTYPES[precision]}
+    if on_cpu:
+        raise BadInputError("--vocoder.precision tf32: a CPU has none")
+    torch.backends.cuda.matmul.allow_tf32 = True  # of the whole process, which decodes alone
+    return {}
 
 
 def _behind(codes: np.ndarray, n_utterances: int) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The vocoder engine over a decoder with voices, whose chunks have a rule."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -221,7 +222,7 @@ class FakeFamily:
 FAMILY = FakeFamily()
 
 
-def stage_of(**engine_args: int) -> vocoder_stage.VocoderStage:
+def stage_of(**engine_args: int | str) -> vocoder_stage.VocoderStage:
     names = ("model_path", "cache_dir", "address", "run_dir", "served_name")
     spec = StageSpec(
         stage="vocoder",
@@ -237,6 +238,47 @@ def stage_of(**engine_args: int) -> vocoder_stage.VocoderStage:
 def test_sizes_of_chunks_that_would_have_no_effect_are_refused():
     with pytest.raises(BadInputError, match=r"--vocoder\.chunk-frames, --vocoder\.first-chunk"):
         stage_of(max_streams=2, first_chunk_frames=1, chunk_frames=8)
+
+
+class FlowDecoder(SummingDecoder):
+    has_flow = True
+    dtypes: ClassVar[list[torch.dtype | None]] = []
+
+    @classmethod
+    def from_pretrained(cls, path, device, dtype, flow_dtype=None) -> "FlowDecoder":
+        cls.dtypes.append(flow_dtype)
+        return cls()
+
+
+def test_a_flow_computes_in_the_precision_of_the_flag(monkeypatch):
+    matmul = torch.backends.cuda.matmul
+    monkeypatch.setattr(vocoder_stage, "part", lambda name: FlowDecoder)
+    monkeypatch.setattr(FlowDecoder, "dtypes", [])
+    for precision in ("float32", "bfloat16", "float16"):
+        stage_of(max_streams=2, precision=precision)
+    with pytest.raises(BadInputError, match=r"--vocoder\.precision tf32: a CPU has none"):
+        stage_of(max_streams=2, precision="tf32")
+    assert not matmul.allow_tf32
+    monkeypatch.setattr(vocoder_stage.cpu, "is_active", lambda: False)
+    try:
+        stage_of(max_streams=2, precision="tf32", disable_cuda_graph=True)
+        assert matmul.allow_tf32
+    finally:
+        matmul.allow_tf32 = False
+    assert FlowDecoder.dtypes == [None, torch.bfloat16, torch.float16, None]
+
+
+def test_a_precision_that_would_have_no_effect_is_refused():
+    with pytest.raises(BadInputError, match="this model's decoder has no flow"):
+        stage_of(max_streams=2, precision="bfloat16")
+
+
+def test_every_number_of_streams_is_warmed_up_where_there_are_graphs():
+    for most, sizes in ((1, [1]), (3, [1, 2, 3])):
+        decoder = SummingDecoder()
+        VocoderEngine(decoder, VocoderConfig()).warm_up(most)
+        first, second = (RULES["low"].frames(n) for n in range(2))
+        assert decoder.batches == [[n] * size for size in sizes for n in (first, second)]
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])

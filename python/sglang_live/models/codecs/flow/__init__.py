@@ -9,3 +9,6 @@ Here is what a talker has to know of the chunks without torch.
 CHUNK, LONGEST_CHUNK = 25, 100
 # Of a recording of a voice.
 RECORDING_RATE_HZ = 24_000
+
+# Codes behind a code that its columns need; the flow refuses weights that look further or less far.
+AHEAD = 3

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sglang_live.errors import BadInputError
+from sglang_live.models.codecs.flow import AHEAD
 from sglang_live.models.codecs.flow.cached_dit import CachedDiT, Step
 from sglang_live.models.codecs.flow.cached_encoder import CachedEncoder, EncoderState
 from sglang_live.models.codecs.flow.encoder import UPSAMPLING
@@ -23,9 +24,11 @@ from sglang_live.models.codecs.flow.mels import (
     GUIDANCE,
     NOISE_COLUMNS,
     seeded_noise,
+    state_dtype,
     step_ends,
 )
 from sglang_live.models.codecs.snac import Weights
+from sglang_live.models.host_copy import copy_to
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,19 +80,18 @@ class CachedFlow:
     Attributes:
         device: of its tensors.
         n_codes: of the codebook.
-        ahead: see Lookahead.
     """
 
     def __init__(self, tensors: dict[str, Tensor], device: torch.device, dtype: torch.dtype):
-        """tensors: as in flow.pt; copied."""
+        """Args: see TokenFlow."""
         weights = Weights(tensors, device, dtype)
         self.device = device
         self._table = weights.take("input_embedding.weight")
         self._speaker = Linear(weights, "spk_embed_affine_layer")
         self._encoder = CachedEncoder(weights, "encoder")
         self._estimator = CachedDiT(weights, "decoder.estimator")
-        self.n_codes, self.ahead = len(self._table), self._encoder.ahead
-        self._noise = seeded_noise(self._speaker.weight.shape[0]).to(device, dtype)
+        self.n_codes = len(self._table)
+        self._noise = seeded_noise(self._speaker.weight.shape[0]).to(device, state_dtype(dtype))
         self._ends = step_ends(self._noise)
         self._times = self._estimator.time(self._ends[:-1])
 
@@ -103,15 +105,15 @@ class CachedFlow:
         Raises:
             BadInputError: there are fewer codes than the flow looks ahead.
         """
-        if len(codes) < self.ahead:
+        if len(codes) < AHEAD:
             raise BadInputError(f"a recording of {len(codes)} codes is too short for a voice")
         weight = self._speaker.weight
         speaker = self._speaker(F.normalize(embedding.to(weight), dim=0))
         steps = (self._estimator.nothing(),) * len(self._times)
         begin = CachedVoice(len(mel), speaker, FlowState(0, self._encoder.nothing(), steps))
         # Its own first codes stand behind the last one, as in the reference.
-        said = torch.cat((codes, codes[: self.ahead])).cpu()
-        chunk = FlowChunk(begin, begin.state, said, self.ahead)
+        said = torch.cat((codes, codes[:AHEAD])).cpu()
+        chunk = FlowChunk(begin, begin.state, said, AHEAD)
         [(_, state)] = self._flow([chunk], mel.to(weight))
         return replace(begin, state=state)
 
@@ -126,8 +128,8 @@ class CachedFlow:
         """prompt: [n_columns, n_mels] of a voice's recording, which is kept as a whole."""
         columns = [chunk.n_columns for chunk in chunks]
         ids = pad_sequence([chunk.codes for chunk in chunks], batch_first=True)
-        n_positions = max(columns) // UPSAMPLING + self.ahead
-        ids = F.pad(ids, (0, n_positions - ids.shape[1])).to(self.device)
+        n_positions = max(columns) // UPSAMPLING + AHEAD
+        ids = copy_to(F.pad(ids, (0, n_positions - ids.shape[1])), self.device)
         said, encoders = self._encoder.chunk(
             F.embedding(ids, self._table),
             [len(chunk.codes) for chunk in chunks],
@@ -140,9 +142,9 @@ class CachedFlow:
         x, steps = self._noise_behind(chunks, said.shape[1]), []
         for i, (time, length) in enumerate(zip(self._times, self._ends.diff(), strict=True)):
             states = [chunk.state.steps[i] for chunk in chunks]
-            at_once = torch.cat((x.repeat(2, 1, 1), both), 2)
+            at_once = torch.cat((x.to(both.dtype).repeat(2, 1, 1), both), 2)
             moved, behind = self._estimator(at_once, time[None], columns, most, states)
-            guided, free = moved.chunk(2)
+            guided, free = moved.to(x.dtype).chunk(2)
             x = x + length * ((1 + GUIDANCE) * guided - GUIDANCE * free)
             steps.append(behind)
         return [
@@ -160,8 +162,8 @@ class CachedFlow:
     def _noise_behind(self, chunks: Sequence[FlowChunk], n: int) -> Tensor:
         """[n_streams, n, n_mels]. It goes on where the chunk before ended; in the reference it
         stays where the kept columns end."""
-        begins = torch.tensor([chunk.state.n_columns for chunk in chunks], device=self.device)
-        at = begins[:, None] + torch.arange(n, device=self.device)
+        begins = torch.tensor([chunk.state.n_columns for chunk in chunks])
+        at = copy_to(begins, self.device)[:, None] + torch.arange(n, device=self.device)
         return self._noise[at % NOISE_COLUMNS]
 
 

@@ -52,8 +52,8 @@ class CachedDiT:
         wide, out = self._times
         half = wide.weight.shape[1] // 2
         rates = torch.exp(torch.arange(half, device=t.device) * -(math.log(10_000) / half))
-        angles = 1000 * t[:, None] * rates.to(t)
-        waves = torch.cat((angles.cos(), angles.sin()), 1)
+        angles = 1000 * t[:, None] * rates.to(t.dtype)
+        waves = torch.cat((angles.cos(), angles.sin()), 1).to(wide.weight.dtype)
         return F.silu(out(F.silu(wide(waves))))
 
     def nothing(self) -> Step:

@@ -15,6 +15,7 @@ from sglang_live.models.codecs.flow.encoder import (
     Encoder,
     distances_of,
 )
+from sglang_live.models.host_copy import copy_to
 
 Kept = tuple[Tensor, ...]
 
@@ -34,8 +35,6 @@ class EncoderState:
 
 
 class CachedEncoder(Encoder):
-    """Attributes: see Encoder."""
-
     def nothing(self) -> EncoderState:
         """The state before a stream."""
         empty = [tuple(layer.nothing() for layer in x) for x in (self._layers, self._up_layers)]
@@ -54,7 +53,7 @@ class CachedEncoder(Encoder):
             [n_streams, UPSAMPLING * (n_positions - ahead), n_mels], and the states behind.
         """
         at = torch.arange(x.shape[1], device=x.device)
-        ends = torch.tensor(n_codes, device=x.device)
+        ends = copy_to(torch.tensor(n_codes), x.device)
         x = self._embed(x).masked_fill((at >= ends[:, None])[..., None], 0.0)
         before = torch.stack([state.ahead for state in states])
         seen = self._lookahead.seen(x)
@@ -84,7 +83,7 @@ def _through(
     """Each position sees all before it, and all of its chunk."""
     kept: list[list[Tensor]] = [[] for _ in lengths]
     distances = [
-        distances_of(n, known[0].shape[2] + n, x.shape[2], x.device).to(x)
+        distances_of(n, known[0].shape[2] + n, x.shape[2], x.device).to(x.dtype)
         for n, known in zip(lengths, before, strict=True)
     ]
     for i, layer in enumerate(layers):

@@ -19,11 +19,13 @@ from torch import Tensor
 
 from sglang_live.errors import BadInputError
 from sglang_live.models.codecs import END_CODE
-from sglang_live.models.codecs.flow import CHUNK, LONGEST_CHUNK
+from sglang_live.models.codecs.flow import AHEAD, CHUNK, LONGEST_CHUNK
 from sglang_live.models.codecs.flow.encoder import UPSAMPLING
+from sglang_live.models.codecs.flow.graphs import FlowGraphs
 from sglang_live.models.codecs.flow.mels import FlowInput, FlowVoice, TokenFlow
 from sglang_live.models.codecs.flow.recording import voice_in
 from sglang_live.models.codecs.hift import Hift, HiftState
+from sglang_live.models.cuda_graphs import Capture
 from sglang_live.models.speech_lm.frame_decoder import check_codes
 from sglang_live.policy.chunks import ChunkRule
 
@@ -56,9 +58,12 @@ class FlowDecoder:
 
     Attributes:
         voices, n_quantizers, n_tail_frames: see VoiceDecoder.
+        has_flow: whether from_pretrained takes `flow_dtype`: that of the flow's weights and layers.
+            None: as all others. HiFT's, and what flows, keep theirs.
     """
 
     n_quantizers = n_tail_frames = 1
+    has_flow = True
 
     def __init__(
         self,
@@ -88,7 +93,7 @@ class FlowDecoder:
         known = self._known(voice) if speaker is None else self._brought(speaker)
         rule = ChunkRule(first=CHUNK, second=CHUNK, most=CHUNK)
         if not self._is_whole:
-            first = CHUNK + -len(known.codes) % CHUNK + self._flow.ahead
+            first = CHUNK + -len(known.codes) % CHUNK + AHEAD
             rule = ChunkRule(first=first, second=2 * CHUNK, growth=2, most=LONGEST_CHUNK)
         return FlowStream(known, rule, torch.empty(0, dtype=torch.int64))
 
@@ -103,8 +108,10 @@ class FlowDecoder:
         self.check_codes(codes[:, None])
         return self._flow.voice(codes, mel, embedding)
 
-    def use_graphs(self, max_streams: int) -> None:
-        """There are none: lengths are too many."""
+    def use_graphs(self, max_streams: int, capture: Capture | None = None) -> FlowGraphs:
+        """See TokenFlow. HiFT runs kernel by kernel: its launches take less time than the steps of
+        the flow, which the device computes meanwhile."""
+        return self._flow.use_graphs(max_streams, capture)
 
     def check_codes(self, codes: Tensor) -> None:
         """See frame_decoder.check_codes."""
@@ -146,7 +153,7 @@ class FlowDecoder:
     def _input(self, stream: FlowStream, said: Tensor, is_end: bool) -> FlowInput:
         if is_end:
             return FlowInput(stream.voice, torch.cat((said, self._silence)), n_ahead=0, chunk=0)
-        return FlowInput(stream.voice, said, self._flow.ahead, CHUNK)
+        return FlowInput(stream.voice, said, AHEAD, CHUNK)
 
 
 def flow_voice(

@@ -8,7 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sglang_live.models.codecs.flow.layers import CausalConv, Linear, embedded_time, split_heads
+from sglang_live.models.codecs.flow.layers import (
+    CausalConv,
+    Joined,
+    Linear,
+    embedded_time,
+    split_heads,
+)
 from sglang_live.models.codecs.snac import Weights
 
 _HEAD_DIM = 64
@@ -34,7 +40,7 @@ class DiT:
         """See Estimator."""
         return F.silu(embedded_time(t, *self._times))
 
-    def __call__(self, x: Tensor, time: Tensor, seen: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, time: Tensor, bias: Tensor) -> Tensor:
         """See Estimator."""
         x = placed = self._in(x)
         for conv in self._places:
@@ -42,7 +48,7 @@ class DiT:
         x = x + placed
         turns = _turns(x.shape[1], x.device).to(x.dtype)
         for layer in self._layers:
-            x = layer(x, time, seen, turns)
+            x = layer(x, time, bias, turns)
         scale, shift = self._modulation(time).chunk(2, 1)
         return self._out(_modulated(x, scale, shift))
 
@@ -50,22 +56,19 @@ class DiT:
 class _Layer:
     def __init__(self, weights: Weights, name: str):
         self._modulation = Linear(weights, f"{name}.attn_norm.linear")
-        self._q, self._k, self._v, self._out = (
-            Linear(weights, f"{name}.attn.{part}") for part in ("to_q", "to_k", "to_v", "to_out.0")
-        )
+        self._asked = Joined(weights, [f"{name}.attn.to_{part}" for part in "qkv"])
+        self._out = Linear(weights, f"{name}.attn.to_out.0")
         self._wide = Linear(weights, f"{name}.ff.ff.0.0")
         self._narrow = Linear(weights, f"{name}.ff.ff.2")
 
-    def __call__(self, x: Tensor, time: Tensor, seen: Tensor, turns: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, time: Tensor, bias: Tensor, turns: Tensor) -> Tensor:
         shift, scale, gate, forward_shift, forward_scale, forward_gate = self._modulation(
             time
         ).chunk(6, 1)
-        normed = _modulated(x, scale, shift)
-        query, key, value = (
-            split_heads(part(normed), _HEAD_DIM) for part in (self._q, self._k, self._v)
-        )
+        asked = self._asked(_modulated(x, scale, shift))
+        query, key, value = (split_heads(part, _HEAD_DIM) for part in asked)
         query, key = _first_rotated(query, turns), _first_rotated(key, turns)
-        found = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
+        found = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         x = x + gate * self._out(found.transpose(1, 2).flatten(2))
         inner = F.gelu(self._wide(_modulated(x, forward_scale, forward_shift)), approximate="tanh")
         return x + forward_gate * self._narrow(inner)

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sglang_live.errors import BadInputError
+from sglang_live.models.codecs.flow import AHEAD
 from sglang_live.models.codecs.flow.layers import CausalConv, Linear, Norm, split_heads, visible
 from sglang_live.models.codecs.snac import Weights
 
@@ -21,7 +23,6 @@ class Lookahead:
     """CosyVoice 3's: only convolutions.
 
     Attributes:
-        ahead: codes behind a code that its columns need.
         second: its second convolution.
     """
 
@@ -29,14 +30,15 @@ class Lookahead:
         self._weight = weights.take(f"{name}.conv1.weight")
         self._bias = weights.take(f"{name}.conv1.bias")
         self.second = CausalConv(weights, f"{name}.conv2")
-        self.ahead = self._weight.shape[2] - 1
+        if (ahead := self._weight.shape[2] - 1) != AHEAD:
+            raise BadInputError(f"a flow that looks {ahead} codes ahead, not {AHEAD}")
 
     def look(self, x: Tensor, n_codes: Tensor) -> Tensor:
         """[n_streams, n_positions, width] of this shape; right where all ahead is known, and at a
         stream's end."""
         at = torch.arange(x.shape[1], device=x.device)
         x = x.masked_fill((at >= n_codes[:, None])[..., None], 0.0)
-        return self.second(self.seen(F.pad(x, (0, 0, 0, self.ahead)))) + x
+        return self.second(self.seen(F.pad(x, (0, 0, 0, AHEAD)))) + x
 
     def seen(self, x: Tensor) -> Tensor:
         """What the first convolution says of all but the last positions, which are ahead."""
@@ -51,15 +53,9 @@ class Lookahead:
 
 
 class Encoder:
-    """
-    Attributes:
-        ahead: see Lookahead.
-    """
-
     def __init__(self, weights: Weights, name: str):
         self._embed = _Embedding(weights, f"{name}.embed.out")
         self._lookahead = Lookahead(weights, f"{name}.pre_lookahead_layer")
-        self.ahead = self._lookahead.ahead
         self._layers = _layers(weights, f"{name}.encoders")
         self._up = CausalConv(weights, f"{name}.up_layer.conv")
         self._up_embed = _Embedding(weights, f"{name}.up_embed.out")

@@ -11,6 +11,7 @@ from torch import Tensor
 from sglang_live.errors import BadInputError
 from sglang_live.models.codecs.flow.layers import (
     CausalConv,
+    Joined,
     Linear,
     Norm,
     embedded_time,
@@ -39,20 +40,20 @@ class Estimator:
         """[n_times, width] of [n_times] in [0, 1], for __call__."""
         return embedded_time(t, *self._times)
 
-    def __call__(self, x: Tensor, time: Tensor, seen: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, time: Tensor, bias: Tensor) -> Tensor:
         """
         Args:
             x: [n, n_columns, channels]: mel, what the encoder says, speaker and prompt.
             time: [1, width].
-            seen: [n, 1, n_columns, n_columns] bool, see visible.
+            bias: [n, 1, n_columns, n_columns], see added.
         Returns:
             [n, n_columns, n_mels].
         """
-        x = kept = self._down(x, time, seen)
+        x = kept = self._down(x, time, bias)
         x = self._after_down(x)
         for stage in self._mid:
-            x = stage(x, time, seen)
-        x = self._up(torch.cat((x, kept), 2), time, seen)
+            x = stage(x, time, bias)
+        x = self._up(torch.cat((x, kept), 2), time, bias)
         return self._out(self._last(self._after_up(x)))
 
 
@@ -67,11 +68,11 @@ class _Stage:
         n_layers = weights.count(f"{name}.1")
         self._layers = [TransformerLayer(weights, f"{name}.1.{i}") for i in range(n_layers)]
 
-    def __call__(self, x: Tensor, time: Tensor, seen: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, time: Tensor, bias: Tensor) -> Tensor:
         hidden = self._first(x) + self._time(F.mish(time))[:, None]
         x = self._second(hidden) + self._residual(x)
         for layer in self._layers:
-            x = layer(x, seen)
+            x = layer(x, bias)
         return x
 
 
@@ -86,18 +87,15 @@ class _Block:
 class TransformerLayer:
     def __init__(self, weights: Weights, name: str):
         self._attention_norm = Norm(weights, f"{name}.norm1")
-        self._q, self._k, self._v, self._out = (
-            Linear(weights, f"{name}.attn1.{part}") for part in ("to_q", "to_k", "to_v", "to_out.0")
-        )
+        self._asked = Joined(weights, [f"{name}.attn1.to_{part}" for part in "qkv"])
+        self._out = Linear(weights, f"{name}.attn1.to_out.0")
         self._forward_norm = Norm(weights, f"{name}.norm3")
         self._wide = Linear(weights, f"{name}.ff.net.0.proj")
         self._narrow = Linear(weights, f"{name}.ff.net.2")
 
-    def __call__(self, x: Tensor, seen: Tensor | None) -> Tensor:
-        normed = self._attention_norm(x)
-        query, key, value = (
-            split_heads(part(normed), _HEAD_DIM) for part in (self._q, self._k, self._v)
-        )
-        found = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        asked = self._asked(self._attention_norm(x))
+        query, key, value = (split_heads(part, _HEAD_DIM) for part in asked)
+        found = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         x = x + self._out(found.transpose(1, 2).flatten(2))
         return x + self._narrow(F.gelu(self._wide(self._forward_norm(x))))

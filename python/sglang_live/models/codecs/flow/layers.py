@@ -1,6 +1,7 @@
 """Layers of the flow's encoder and estimator, over tensors of a checkpoint."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +15,26 @@ class Linear:
 
     def __init__(self, weights: Weights, name: str):
         self.weight = weights.take(f"{name}.weight")
-        self._bias = weights.take(f"{name}.bias") if weights.has(f"{name}.bias") else None
+        self.bias = weights.take(f"{name}.bias") if weights.has(f"{name}.bias") else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., n_out] of [..., n_in]."""
-        return F.linear(x, self.weight, self._bias)
+        return F.linear(x, self.weight, self.bias)
+
+
+class Joined:
+    """Linear layers of one input and of equal widths, as one product."""
+
+    def __init__(self, weights: Weights, names: Sequence[str]):
+        layers = [Linear(weights, name) for name in names]
+        self._weight = torch.cat([layer.weight for layer in layers])
+        biases = [layer.bias for layer in layers if layer.bias is not None]
+        self._bias = torch.cat(biases) if biases else None
+        self._n = len(layers)
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+        """[..., n_out] of each layer, of [..., n_in]."""
+        return F.linear(x, self._weight, self._bias).chunk(self._n, -1)
 
 
 class Norm:
@@ -46,6 +62,8 @@ class CausalConv:
 
         before: [n_streams, n_before, n_in], the positions before these. None: zeros.
         """
+        if self._weight.shape[2] == 1:
+            return F.linear(x, self._weight[..., 0], self._bias)
         padded = x.transpose(1, 2)
         if before is None:
             padded = F.pad(padded, (self._weight.shape[2] - 1, 0))
@@ -87,3 +105,9 @@ def visible(lengths: Tensor, chunks: Tensor, n_positions: int) -> Tensor:
     ends = (at // chunks[:, None] + 1) * chunks[:, None]
     ends = torch.minimum(ends, lengths[:, None])
     return (at < ends[..., None])[:, None]
+
+
+def added(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to scores, of the shape of `seen`: once for all layers and steps, where
+    attention would make it of the mask for each."""
+    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -math.inf)
