@@ -12,7 +12,7 @@ usage: scripts/gpu_check.sh [--device cuda|cpu] [--tiny] [--out DIR] [--commit H
   --out      folder of the JSON documents (default: benchmark/results/gpu)
   --commit   recorded in them, where the checkout has no git history
   --limit    seconds for all checks (default: 300 for each)
-  CHECK      server talker thinker code_predictor code2wav syncs voice_load speech
+  CHECK      server talker thinker code_predictor code2wav flow syncs voice_load speech
              page_copy write_back constants shared_memory elastic lending (default: all, in this
              order); full_constants full_load full_policies, which need a GPU of 141 GB, and
              full_size, which is these three in 590 s
@@ -24,7 +24,7 @@ TEXT
 }
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-CHECKS=(server talker thinker code_predictor code2wav syncs voice_load speech page_copy
+CHECKS=(server talker thinker code_predictor code2wav flow syncs voice_load speech page_copy
     write_back constants shared_memory elastic lending)
 # Of one GPU of 141 GB. The limits of the three are those of one session of 10 minutes.
 FULL_SIZE=(full_constants full_load full_policies)

@@ -28,6 +28,7 @@ _SERVER = (*_ENGINE, "websockets", "soundfile", "soxr", "onnxruntime", "onnx", "
 CHECKS = {
     "code_predictor": ("torch", "numpy", "sglang_live"),
     "code2wav": ("torch", "numpy", "safetensors", "transformers", "sglang_live"),
+    "flow": ("torch", "numpy", "sglang_live"),
     "page_copy": ("torch",),
     "write_back": ("torch", "sglang"),
     "shared_memory": ("torch", "sglang"),

@@ -19,6 +19,7 @@ from benchmark.gpu import (
     code2wav,
     code_predictor,
     constants,
+    flow,
     page_copy,
     places,
     server,
@@ -29,6 +30,7 @@ from benchmark.gpu import (
 )
 from benchmark.gpu.findings import CannotRunError, Findings
 from benchmark.gpu.measuring import exact_float32
+from lab.random_model.flow import FlowShape, random_flow, random_hift
 from sglang_live.extensions.planner.device_model.model import load_device_model
 from sglang_live.extensions.planner.simulation.turn_record import TurnRecord
 from sglang_live.sgl_patches import kv_copy
@@ -112,6 +114,31 @@ def test_a_vocoder_outside_its_tolerance_is_a_problem():
     # Equal waves differ by 0, which is above this.
     found = code2wav.run(replace(VOCODER, tolerance=-1.0), "cpu", seed=1)
     assert len(found.problems) == 2
+
+
+def test_the_flow_agrees_with_itself_in_graphs_and_without():
+    found = flow.run(flow.TINY, "cpu", seed=1)
+    errors = found.figures["max_error_of_peak"]
+    assert found.problems == ()
+    assert errors["float32"] == 0.0 < errors["float32_graphs_to_eager"] < 1e-5
+    assert errors["float16"] < errors["bfloat16"] < 0.1
+    rows = found.figures["batches"]
+    assert len(rows) == 3 * 2 * 2 * 2
+    assert all(row["ms"] > 0 and row["launch_ms"] > 0 for row in rows)
+
+
+def test_a_flow_outside_its_tolerance_is_a_problem():
+    found = flow.run(replace(flow.TINY, tolerance=-1.0), "cpu", seed=1)
+    assert len(found.problems) == 2
+
+
+def test_the_flow_has_the_parameters_of_cosyvoice_2():
+    shape = flow.Options().shape
+    assert shape == FlowShape(), "the defaults are the published sizes"
+    tensors = random_flow(shape, 1)
+    estimator = [x.numel() for name, x in tensors.items() if name.startswith("decoder.")]
+    assert sum(estimator) == pytest.approx(71e6, rel=0.02)
+    assert sum(x.numel() for x in random_hift(shape, 1).values()) == pytest.approx(20e6, rel=0.1)
 
 
 def test_pages_return_intact_in_both_layouts():
@@ -355,7 +382,13 @@ def test_without_a_gpu_the_check_is_skipped(capsys):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(
-    "check, options", [(code_predictor, PREDICTOR), (code2wav, VOCODER), (page_copy, PAGES)]
+    "check, options",
+    [
+        (code_predictor, PREDICTOR),
+        (code2wav, VOCODER),
+        (flow, flow.TINY),
+        (page_copy, PAGES),
+    ],
 )
 def test_small_checks_pass_on_cuda(check, options):
     assert check.run(options, "cuda", seed=1).problems == ()
