@@ -35,7 +35,7 @@ from sglang_live.extensions.planner.simulation.sharing import SharedDevice
 from sglang_live.extensions.planner.simulation.spec import HostTimes
 from sglang_live.ids import SPEAK_PREFIX
 from sglang_live.messages import HeardOfMany
-from sglang_live.models.codecs.flow import CHUNK, LONGEST_CHUNK
+from sglang_live.models.codecs.flow import AHEAD, CHUNK, LONGEST_CHUNK
 from sglang_live.policy.arbiter import lead_s
 from sglang_live.policy.chunks import Ahead, ChunkRule
 from sglang_live.policy.config import TALKER
@@ -69,7 +69,8 @@ class Family:
     n_lag: first steps, with which no frame is complete.
     n_ahead: frames behind a frame that its sound needs.
     chunk_frames, decode_s: as of PieceTalker.
-    has_graphs: whether the decoder runs in graphs; without, it takes no turns.
+    has_graphs: whether the decoder runs in graphs; without, it takes no turns, nor with MPS, where
+        policies are to be without `arbiter`.
     rule: see Decoding.
     n_prompt: codes of the voice, which the decoder computes before the first.
     n_prefix: ids of a prompt beside the text.
@@ -119,15 +120,16 @@ class Family:
 # A recording of 6 s, so that the first chunk needs no padding; those of LJ Speech, of which
 # VoxServe takes one, have 6.57 s on average (13,100 clips of 23.92 h).
 _VOICE_CODES = 150
-# As models/codecs/flow/decoder.py: cut where prompt and chunk are a multiple of 25 codes, and three
+# As models/codecs/flow/decoder.py: cut where prompt and chunk are a multiple of 25 codes, and some
 # ahead; HiFT holds back four more.
 _FLOW = Family(
     frame_s=0.04,
-    n_ahead=7,
+    n_ahead=AHEAD + 4,
     chunk_frames=LONGEST_CHUNK - 4,
     decode_s=0.5,
+    has_graphs=True,
     rule=ChunkRule(
-        first=CHUNK + -_VOICE_CODES % CHUNK + 3, second=2 * CHUNK, growth=2, most=LONGEST_CHUNK
+        first=CHUNK + -_VOICE_CODES % CHUNK + AHEAD, second=2 * CHUNK, growth=2, most=LONGEST_CHUNK
     ),
     n_prompt=_VOICE_CODES,
     n_prefix=2 + 20 + _VOICE_CODES,
@@ -139,11 +141,14 @@ FAMILIES = {
     "csm": Family(file="h100_csm.toml", frame_s=0.08, has_graphs=True),
     "qwen3_tts": Family(file="h100_qwen3_tts.toml", frame_s=0.08, has_graphs=True),
     "cosyvoice2": _FLOW,
+    "cosyvoice2_eager": replace(_FLOW, has_graphs=False),
     "cosyvoice2_tf32": _FLOW,
-    "cosyvoice2_graphs": replace(_FLOW, with_mps=True),
+    "cosyvoice2_graphs": _FLOW,
+    "cosyvoice2_mps": replace(_FLOW, with_mps=True),
     "cosyvoice3": _FLOW,
     "chatterbox": Family(
         frame_s=0.04,
+        has_graphs=True,
         chunk_frames=1000,
         rule=ChunkRule(first=1000, second=1000, most=1000),
         n_prompt=_VOICE_CODES,
@@ -155,10 +160,10 @@ FAMILIES = {
         frame_s=0.04,
         n_words=1,
         n_codes=4,
-        n_ahead=3,
-        chunk_frames=25,
+        n_ahead=AHEAD,
+        chunk_frames=CHUNK,
         decode_s=0.5,
-        rule=ChunkRule(first=28, second=25, most=25),
+        rule=ChunkRule(first=CHUNK + AHEAD, second=CHUNK, most=CHUNK),
         n_prefix=100 + 125,
     ),
     "glm4_voice": Family(
@@ -277,7 +282,7 @@ class Server(Consumer):
         self.events, self.most_running = Events(), 0
         policies = Policies.from_flag("all" if arm == "all" else "off")
         self.device: Device = SharedDevice(self.events, by_slices=not family.with_mps)
-        if policies.arbiter and family.has_graphs:
+        if policies.arbiter and family.has_graphs and not family.with_mps:
             self.device = ArbitratedDevice(self.events, lead_s([_HOST.launch_s]), self.device)
         self._one_by_one = arm == "one-request"
         self._queue: deque[Speech] = deque()

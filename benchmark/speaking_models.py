@@ -19,13 +19,15 @@ from sglang_live.extensions.planner.device_model.costs import (
     VocoderCosts,
 )
 from sglang_live.extensions.planner.device_model.model import SpeechModel
+from sglang_live.models.codecs.flow.padding import padded_shape
+from sglang_live.stages.vocoder.config import VocoderConfig
 
 # NVIDIA's data sheet, and the shares of it that decoding, prefills and attention reach
 # (h100_qwen3_omni.toml, h100_orpheus.toml).
 _READ_BYTES_PER_S, _KV_BYTES_PER_S = 0.64 * 3.35e12, 1.9e12
 _DECODE_FLOPS, _PREFILL_FLOPS = 0.33 * 989e12, 0.30 * 989e12
-# Decoders compute in float32, as stages/vocoder/stage.py loads them, which PyTorch does not
-# multiply in TF32. Dense TFLOP/s, and the share of it that they reach.
+# Of --vocoder.precision: dense TFLOP/s, and the share of it that a flow reaches. HiFT, and other
+# decoders, compute in float32, which PyTorch does not multiply in TF32.
 _FLOPS = {"float32": (67, 0.6), "TF32": (495, 0.3), "bfloat16": (989, 0.3)}
 _FLOAT32_FLOPS = 0.6 * 67e12
 # The measured code predictor of H100: 75 layer steps in a graph.
@@ -36,6 +38,10 @@ _PREFILL_LAYER_MS = 0.3
 _LAUNCH_US = 12.5
 # And the device, beside what it computes: H100's vocoder takes 2.1 ms in a graph for these 940.
 _KERNEL_US = 2.1e3 / 940
+
+
+# Copies of a batch of six streams into the buffers of its graphs, and out of them.
+_FILL_LAUNCHES = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +112,19 @@ class LanguageModel:
 class Flow:
     """Euler's steps of an estimator with guidance, an encoder before, and HiFT behind.
 
-    n_kernels: of a step; n_other_kernels: of encoder and HiFT.
+    n_kernels: of a step. n_begin_kernels: of the encoder, and what else is computed once.
+    n_hift_kernels: of HiFT, which runs kernel by kernel.
     weights: that a column is multiplied by in a step, beside attention.
     attention: layers times the width of their heads.
     code_weights: that a code is multiplied by in encoder and HiFT, if HiFT computes all of them
         again.
-    in_graphs: one for each step, as VoxServe has them; the product has none.
+    in_graphs: of the begin and of a step, in padded batches.
     """
 
     source: str
     n_kernels: int
-    n_other_kernels: int
+    n_begin_kernels: int
+    n_hift_kernels: int
     weights: float
     attention: int
     code_weights: float
@@ -127,19 +135,27 @@ class Flow:
 
     @property
     def figures(self) -> dict[str, Figure]:
-        n = self.n_steps * self.n_kernels + self.n_other_kernels
+        n = self.n_steps * self.n_kernels + self.n_begin_kernels + self.n_hift_kernels
         dense, part = _FLOPS[self.precision]
         rate, at = part * dense * 1e12, f"{100 * part:.0f} % of {dense} TFLOP/s"
         passes = 2 * self.n_steps * self.columns  # guided and free
         flop = 2 * (passes * self.weights + self.code_weights)
         pair_flop = 2 * passes * self.columns * 2 * self.attention
-        n_launches = self.n_steps if self.in_graphs else n
-        return {
+        counted = (
+            f"{self.n_steps} times {self.n_kernels} kernels, {self.n_begin_kernels} before and "
+            f"{self.n_hift_kernels} behind them, counted in models/codecs "
+            "(test_speaking_kernels.py)"
+        )
+        n_launches, of_graphs = n, {}
+        if self.in_graphs:
+            n_launches = self.n_steps + 1 + _FILL_LAUNCHES + self.n_hift_kernels
+            of_graphs["beyond_ms"] = Figure(
+                n * _LAUNCH_US / 1e3, f"derived: {n:,} launches at 12.5 us, without graphs"
+            )
+        return of_graphs | {
             "launch_ms": Figure(
                 n_launches * _LAUNCH_US / 1e3,
-                f"derived: {n_launches:,} launches at 12.5 us; {self.n_steps} times "
-                f"{self.n_kernels} kernels, and {self.n_other_kernels}, counted in models/codecs "
-                "(test_speaking_kernels.py)",
+                f"derived: {n_launches:,} launches at 12.5 us; {counted}",
             ),
             "fixed_ms": Figure(
                 n * _KERNEL_US / 1e3, f"derived: {n:,} kernels at 2.2 us, as in H100's vocoder"
@@ -154,6 +170,22 @@ class Flow:
                 f"derived: {pair_flop / 1e6:.2f} MFLOP of attention at {at}, likewise",
             ),
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphCosts(EagerCosts):
+    """In graphs, whose batches are padded.
+
+    beyond_ms: launches of a batch that is larger than all of them.
+    """
+
+    beyond_ms: float
+
+    def decode_s(self, n_streams: int, n_codes: int) -> float:
+        shape = padded_shape(n_streams, n_codes, max(n_streams, VocoderConfig().max_batch))
+        if shape is None:
+            return max(EagerCosts.decode_s(self, n_streams, n_codes), self.beyond_ms / 1e3)
+        return EagerCosts.decode_s(self, *shape)
 
 
 def _codec(launch_ms: Figure, fixed_ms: Figure) -> Mapping[str, Figure]:
@@ -217,7 +249,7 @@ class Shape:
             talker=TalkerCosts(**section("talker")),
             vocoder=VocoderCosts(**section("vocoder")),
             encoder=None,
-            eager=EagerCosts(**section("eager")),
+            eager=(GraphCosts if "eager.beyond_ms" in figures else EagerCosts)(**section("eager")),
         )
 
     def facts(self) -> dict[str, Any]:
@@ -229,7 +261,7 @@ class Shape:
 # CosyVoice's and Chatterbox' estimator: 14 stages of a residual block and 4 transformer layers of
 # 256 with 8 heads of 64, of which a column is multiplied by 1.05e6 weights each.
 _UNET_WEIGHTS = 56 * 1.05e6 + 14 * 0.46e6
-_UNET_KERNELS, _ENCODER_KERNELS, _HIFT_KERNELS = 1_111, 338, 555
+_UNET_KERNELS, _ENCODER_KERNELS, _HIFT_KERNELS = 818, 275, 561
 _CONFORMER = 6 * 3.4e6 + 2 * 4 * 3.4e6
 # HiFT: 12e9 multiplications a second by its layers (base_channels 512, upsample_rates 8, 5, 3).
 _HIFT_CODE = 12e9 * 0.04
@@ -241,10 +273,12 @@ _IN_EAGER = Figure(0.01, "derived: nothing, it is in eager's figures")
 _UNET = Flow(
     source="cosyvoice2.yaml: 56 layers of 256, residual blocks; conformer of 512; counted above",
     n_kernels=_UNET_KERNELS,
-    n_other_kernels=_ENCODER_KERNELS + _HIFT_KERNELS,
+    n_begin_kernels=_ENCODER_KERNELS,
+    n_hift_kernels=_HIFT_KERNELS,
     weights=_UNET_WEIGHTS,
     attention=56 * 512,
     code_weights=_CONFORMER,
+    in_graphs=True,
 )
 _QWEN_05 = LanguageModel(
     source="config.json of Qwen2.5-0.5B: 24 layers of 896, and 6,564 codes",
@@ -262,18 +296,25 @@ _COSYVOICE_2 = Shape(
     stream_mb=Figure(0.1, "derived: codes, and 8 columns of mel and sound"),
     eager=_UNET,
 )
+_COSYVOICE_2_HALF = replace(
+    _COSYVOICE_2,
+    name="CosyVoice 2, its flow in bf16",
+    eager=replace(_UNET, precision="bfloat16"),
+)
 SHAPES: Mapping[str, Shape] = {
     "cosyvoice2": _COSYVOICE_2,
+    "cosyvoice2_eager": replace(
+        _COSYVOICE_2,
+        name="CosyVoice 2, its flow in float32 without graphs",
+        eager=replace(_UNET, in_graphs=False),
+    ),
     "cosyvoice2_tf32": replace(
         _COSYVOICE_2,
-        name="CosyVoice 2, its flow in TF32: not built",
+        name="CosyVoice 2, its flow in TF32",
         eager=replace(_UNET, precision="TF32"),
     ),
-    "cosyvoice2_graphs": replace(
-        _COSYVOICE_2,
-        name="CosyVoice 2, its flow in bf16 and graphs, with MPS: not built",
-        eager=replace(_UNET, precision="bfloat16", in_graphs=True),
-    ),
+    "cosyvoice2_graphs": _COSYVOICE_2_HALF,
+    "cosyvoice2_mps": replace(_COSYVOICE_2_HALF, name=f"{_COSYVOICE_2_HALF.name}, with MPS"),
     "cosyvoice3": Shape(
         name="CosyVoice 3 in bf16, its flow in float32",
         language_model=_QWEN_05,
@@ -285,11 +326,13 @@ SHAPES: Mapping[str, Shape] = {
         stream_mb=Figure(0.1, "derived: codes, and 320 bytes of mel a column"),
         eager=Flow(
             source="cosyvoice3.yaml: DiT of 22 layers of 1,024",
-            n_kernels=958,
-            n_other_kernels=619,
+            n_kernels=783,
+            n_begin_kernels=31,
+            n_hift_kernels=570,
             weights=22 * 8 * 1024**2,
             attention=22 * 1024,
             code_weights=_HIFT_CODE,
+            in_graphs=True,
         ),
     ),
     "chatterbox": Shape(
@@ -350,7 +393,8 @@ SHAPES: Mapping[str, Shape] = {
         eager=Flow(
             source="estimate of CosyVoice 1: CosyVoice 2's layers and 8 more",
             n_kernels=round(_UNET_KERNELS * 16 / 14),
-            n_other_kernels=_ENCODER_KERNELS + _HIFT_KERNELS,
+            n_begin_kernels=_ENCODER_KERNELS,
+            n_hift_kernels=_HIFT_KERNELS,
             weights=_UNET_WEIGHTS * 16 / 14,
             attention=64 * 512,
             code_weights=6 * 3.4e6,

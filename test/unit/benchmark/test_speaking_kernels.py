@@ -1,6 +1,8 @@
 """The kernels that benchmark.speaking_models counts are those of the product's decoders, which do
 not depend on the widths of their layers."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,7 +16,7 @@ from test.flow import reference, reference3
 _VIEWS = """
     view _unsafe_view as_strided transpose permute t expand slice select unsqueeze squeeze split
     split_with_sizes unbind detach alias lift_fresh empty empty_like empty_strided new_empty
-    view_as_real view_as_complex unfold _local_scalar_dense
+    view_as_real view_as_complex unfold unflatten chunk expand_as _local_scalar_dense
 """
 
 
@@ -43,23 +45,26 @@ def flow_of(version: int) -> TokenFlow:
     return TokenFlow(dict(module.state_dict()), torch.device("cpu"), torch.float32)
 
 
+def kernels_of(call: Callable[[], object]) -> int:
+    with Kernels() as kernels, torch.inference_mode():
+        call()
+    return kernels.n
+
+
 @pytest.mark.parametrize("version", [2, 3])
-def test_the_kernels_of_a_flow_are_counted(version, monkeypatch):
+def test_the_kernels_of_a_flow_are_counted(version):
     shape = SHAPES[f"cosyvoice{version}"].eager
     assert isinstance(shape, Flow)
     flow = flow_of(version)
     codes, mel, speaker = tiny.voices()["ada"]
     given = FlowInput(flow.voice(codes, mel, speaker), tiny.random_codes(30, seed=1), 0, 0)
-    found = []
-    for n_steps in (1, 2):
-        monkeypatch.setattr("sglang_live.models.codecs.flow.mels.N_STEPS", n_steps)
-        with Kernels() as kernels, torch.inference_mode():
-            [columns] = flow.mels([given])
-        found.append(kernels.n)
+    batch = flow.batch(1, 40, 40, flow._empty)
+    flow.fill(batch, [given])
+    begin, step = (kernels_of(lambda call=call: call(batch)) for call in (flow.begin, flow.step))
+    assert begin == pytest.approx(shape.n_begin_kernels, rel=0.03)
+    assert step == pytest.approx(shape.n_kernels, rel=0.02)
     _, module = tiny.modules(version)
     hift = hift_of(dict(module.state_dict()), torch.device("cpu"), torch.float32)
-    with Kernels() as kernels, torch.inference_mode():
-        hift.vocode([HiftState()], [columns], [True])
-    n_step = found[1] - found[0]
-    assert n_step == pytest.approx(shape.n_kernels, rel=0.02)
-    assert found[0] - n_step + kernels.n == pytest.approx(shape.n_other_kernels, rel=0.05)
+    mels = [torch.randn(80, 60)]
+    n_hift = kernels_of(lambda: hift.vocode([HiftState()], mels, [True]))
+    assert n_hift == pytest.approx(shape.n_hift_kernels, rel=0.02)
