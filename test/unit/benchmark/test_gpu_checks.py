@@ -120,10 +120,10 @@ def test_the_flow_agrees_with_itself_in_graphs_and_without():
     found = flow.run(flow.TINY, "cpu", seed=1)
     errors = found.figures["max_error_of_peak"]
     assert found.problems == ()
-    assert errors["float32"] == 0.0 < errors["float32_graphs_to_eager"] < 1e-5
-    assert errors["float16"] < errors["bfloat16"] < 0.1
+    assert errors["float32"] == 0.0 and errors["float32_graphs_to_eager"] < 1e-5
+    assert 1e-4 < errors["bfloat16"] < 0.1
     rows = found.figures["batches"]
-    assert len(rows) == 3 * 2 * 2 * 2
+    assert len(rows) == 2 * 2 * 2
     assert all(row["ms"] > 0 and row["launch_ms"] > 0 for row in rows)
 
 
