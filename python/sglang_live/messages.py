@@ -431,6 +431,7 @@ class TalkerRequest(Message, frozen=True):
     speaker: of a voice that is not one of the talker's, as in VoiceMade.
     codes: that another replica has made of this response, as CodecFrames has them: to be gone on
         behind. All text comes again. n_frames: of them, without ends of utterances.
+    text_grows: whether a language model writes the text meanwhile.
     """
 
     session_id: str
@@ -448,6 +449,7 @@ class TalkerRequest(Message, frozen=True):
     codes: bytes = b""
     n_frames: int = 0
     epoch: int = 0
+    text_grows: bool = True
 
 
 class MakeVoice(Message, frozen=True):
@@ -754,6 +756,8 @@ class TalkerPrompt(EngineMessage, frozen=True):
         codes: of the n_frames frames that another engine has made of it, [n_frames, n_codes] int16
             little-endian: the request goes on behind them.
         least_frames: before which the model may not end, if it keeps to it (FrameLM).
+        block: of a request whose text comes between its frames (MixedLM), frames behind the newest
+            text of its prompt; -1: of another one.
     """
 
     rid: str
@@ -770,6 +774,7 @@ class TalkerPrompt(EngineMessage, frozen=True):
     codes: bytes = b""
     n_frames: int = 0
     pictures: list[Picture] = []
+    block: int = -1
 
 
 class TalkerStates(EngineMessage, frozen=True):

@@ -31,10 +31,13 @@ N_BOOKS, CODES, VOICE = 1, N_CODES, "anna"
 BROUGHT = "voice_1"
 TEXT_VOCAB, WIDTH = 320, 64
 END_OF_PROMPT = 259  # behind the bytes, and the marks before it
+VOICES_OF_TWO = {VOICE: (20, 40), "bert": (24, 31)}
 # One of this many codes is likely.
 _LIKELY = 20
 # A dimension that says that this is the last code; in embedding and head what no other outweighs.
 _LAST, _CLEAR = 0, 8.0
+# The same, that text is next.
+_FILL = 2
 
 
 def config() -> Qwen2Config:
@@ -55,7 +58,7 @@ def config() -> Qwen2Config:
 
 
 @cache
-def model(end_every: int, version: int) -> CosyVoiceLM:
+def model(end_every: int, version: int, fill_every: int = 0) -> CosyVoiceLM:
     torch.manual_seed(5)
     made = CosyVoiceLM(config(), version).eval()
     rng = torch.Generator().manual_seed(5)
@@ -88,38 +91,60 @@ def model(end_every: int, version: int) -> CosyVoiceLM:
         head[:N_CODES:_LIKELY, 1] = 0.0
         head[end] = 0.0
         head[end, _LAST] = 4 * _CLEAR
+        if fill_every:
+            for table in (language_model.embed_tokens.weight, spoken):
+                table[:, _FILL] = -_CLEAR
+            if version == 2:
+                made.llm_embedding.weight[:, _FILL] = -_CLEAR
+            spoken[_LIKELY : N_CODES : _LIKELY * fill_every, _FILL] = _CLEAR
+            head[:, _FILL] = 0.0
+            head[N_CODES + version] = 0.0
+            head[N_CODES + version, _FILL] = 4 * _CLEAR
         for layer in language_model.layers:
-            for said in (_LAST, 1):
+            for said in (_LAST, 1, _FILL)[: 3 if fill_every else 2]:
                 layer.self_attn.o_proj.weight[said] = 0.0
                 layer.mlp.down_proj.weight[said] = 0.0
     return made
 
 
-def build(path: Path, *, end_every: int = 64, version: int = 2) -> Path:
+def build(
+    path: Path,
+    *,
+    end_every: int = 64,
+    version: int = 2,
+    fill_every: int = 0,
+    voices: dict[str, tuple[int, int]] = VOICES_OF_TWO,
+) -> Path:
     """Returns the checkpoint's directory.
 
-    end_every: likely codes up to one that ends a piece.
+    end_every, fill_every: likely codes up to one that ends a piece, or one behind which text is
+    next; 0: none. voices: words and codes of each.
     """
     path.mkdir(exist_ok=True)
     (path / f"cosyvoice{version}.yaml").write_text("sample_rate: 24000\n")
-    torch.save(model(end_every, version).state_dict(), path / WEIGHTS)
+    torch.save(model(end_every, version, fill_every).state_dict(), path / WEIGHTS)
     save_weights(path, version)
     config().save_pretrained(path / BASE)
     tokenizer().save(str(path / BASE / "tokenizer.json"))
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
     (path / BASE / "tokenizer_config.json").write_text(json.dumps(names))
     encoders.write(path, version)
-    torch.save({name: voice(n, version) for n, name in enumerate((VOICE, "bert"))}, path / VOICES)
+    made = {name: voice(n, version, *of) for n, (name, of) in enumerate(voices.items())}
+    torch.save(made, path / VOICES)
     return path
 
 
-def voice(n: int, version: int = 2) -> dict[str, torch.Tensor]:
+def voice(
+    n: int, version: int = 2, n_words: int | None = None, n_codes: int | None = None
+) -> dict[str, torch.Tensor]:
     """What CosyVoice has made of a recording and its words."""
     rng = torch.Generator().manual_seed(n)
-    words = torch.randint(1, 200, (1, 20 + 4 * n), generator=rng, dtype=torch.int32)
+    known = tuple(VOICES_OF_TWO.values())
+    n_words, n_codes = n_words or known[n][0], n_codes or known[n][1]
+    words = torch.randint(1, 200, (1, n_words), generator=rng, dtype=torch.int32)
     if version == 3:
         words[0, 5] = END_OF_PROMPT
-    codes = torch.randint(0, N_CODES, (1, 40 - 9 * n), generator=rng, dtype=torch.int32)
+    codes = torch.randint(0, N_CODES, (1, n_codes), generator=rng, dtype=torch.int32)
     return {
         "prompt_text": words,
         "prompt_text_len": torch.tensor([words.shape[1]], dtype=torch.int32),
@@ -162,8 +187,14 @@ class Reference:
     seed = 11
 
     def __init__(
-        self, path: Path, voices: Path | None = None, end_every: int = 64, version: int = 2
+        self,
+        path: Path,
+        voices: Path | None = None,
+        end_every: int = 64,
+        version: int = 2,
+        fill_every: int = 0,
     ):
+        self._is_instructed = version == 3
         self.talker = CosyVoiceTalker(path, voices)
         self._tokenizer = Tokenizer.from_file(str(path / BASE / "tokenizer.json"))
         self._voices = torch.load(path / VOICES, weights_only=True)
@@ -175,7 +206,7 @@ class Reference:
             "prompt_text": torch.tensor([before], dtype=torch.int64),
             "llm_prompt_speech_token": nothing,
         }
-        self.model = model(end_every, version)
+        self.model = model(end_every, version, fill_every)
 
     def piece(
         self, text: str, most_frames: int, voice: str = VOICE, seed: int | None = None
@@ -187,6 +218,23 @@ class Reference:
             entry["prompt_text"][0].tolist(),
             entry["llm_prompt_speech_token"][0].tolist(),
             most_frames,
+            noise=None if seed is None else noise_of(seed),
+        )
+        return np.array(codes)[:, None]
+
+    def passage(self, text: str, voice: str = VOICE, seed: int | None = None) -> np.ndarray:
+        """[n_frames, 1] of a text that grows; seed: None: the likeliest codes."""
+        entry = self._voices[voice]
+        words, n_head = entry["prompt_text"][0].tolist(), 0
+        if self._is_instructed:
+            n_head = words.index(END_OF_PROMPT) + 1
+        codes = self.model.inference_bistream(
+            # A chunk is followed by one group of text at most: that of a voice with many words is
+            # used up behind chunks without text.
+            (chunk for word in self._tokenizer.encode(text).ids for chunk in ([word], *[[]] * 9)),
+            words[n_head:],
+            entry["llm_prompt_speech_token"][0].tolist(),
+            instruction=words[:n_head],
             noise=None if seed is None else noise_of(seed),
         )
         return np.array(codes)[:, None]

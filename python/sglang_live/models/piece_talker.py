@@ -9,6 +9,7 @@ import numpy as np
 
 from sglang_live.errors import StageFailedError
 from sglang_live.models.family import VoiceMaker
+from sglang_live.models.speech_lm.mixing import MixedVoice
 from sglang_live.speakable.style import SpeechStyle
 
 # Source: llm_job of FunAudioLLM/CosyVoice (cli/model.py).
@@ -122,6 +123,18 @@ class FrameTalker(PieceTalker):
     def least_frames(self, text: str) -> int:
         """Of a piece, before which it does not end."""
         return 0
+
+    def mixed_voice(self, voice: str) -> MixedVoice | None:
+        """How the voice speaks a text that grows meanwhile; None: it needs the whole piece.
+
+        Raises:
+            BadInputError: there is no such voice.
+        """
+        return None
+
+    def words(self, text: str) -> list[int]:
+        """Prompt ids of a part of such a text."""
+        raise NotImplementedError
 
     @abstractmethod
     def engine_args(self, cache_dir: Path, n_rows: int) -> Mapping[str, Any]:

@@ -136,6 +136,23 @@ def test_a_prompt_is_marks_words_and_a_recording(tmp_path, version, n_ids):
         talker.prompt("clara", "Hi.")
 
 
+@pytest.mark.parametrize(("version", "n_ids", "n_head"), [(2, 6564, 0), (3, 6761, 6)])
+def test_a_text_that_grows_is_mixed_with_the_recording_behind_an_instruction(
+    tmp_path, version, n_ids, n_head
+):
+    talker = CosyVoiceTalker(tiny.build(tmp_path / "it", version=version))
+    mixed, known = talker.mixed_voice("bert"), tiny.voice(1, version)
+    words = [n_ids + token for token in known["prompt_text"][0].tolist()]
+    codes = known["llm_prompt_speech_token"][0].tolist()
+    rows = n_ids + tiny.TEXT_VOCAB
+    assert list(mixed.head) == [rows, *words[:n_head]] and list(mixed.words) == words[n_head:]
+    assert (mixed.task_id, mixed.again_id, mixed.block) == (rows + 1, rows + 2, len(codes) % 15)
+    assert mixed.prompt(mixed.words)[-1] == codes[-1]
+    assert talker.words("Hi") == [n_ids + token for token in tiny.tokenizer().encode("Hi").ids]
+    with pytest.raises(BadInputError, match="voice 'clara' is not one of"):
+        talker.mixed_voice("clara")
+
+
 def test_no_text_becomes_a_mark(tmp_path):
     talker = CosyVoiceTalker(tiny.build(tmp_path / "three", version=3))
     voice = len(talker.prompt("anna", ""))

@@ -10,6 +10,9 @@ from sglang_live.engine_channel.inbox import Outbox
 from sglang_live.messages import Frames
 from sglang_live.models.speech_lm.talker_state import TalkerStream
 
+# In frame_codes, of a step that has none.
+NO_FRAME = -1
+
 
 class CodesObserver:
     """Installed as ModelRunner.sampling_observer of the talker."""
@@ -50,7 +53,7 @@ class _HostFrames:
         """Send the frame that each committed token completed: its own, or one before it."""
         rids, index, codes = [], [], []
         for req, commit, row in zip(batch.reqs, commits, self._codes.tolist(), strict=True):
-            if commit is not None and row[0] >= 0:
+            if commit is not None and row[0] != NO_FRAME:
                 stream = self._streams.get(req.rid)
                 rids.append(req.rid)
                 index.append(commit.output_index - self._lag + (stream.n_dropped if stream else 0))

@@ -94,8 +94,7 @@ class Talker(Part):
         if req.rid not in self.unfinished_text:
             return False
         # KV beyond the prompt has one entry per launched frame, also while a step is in flight.
-        stream, place = self.model.streams[req.rid], req.kv.kv_committed_len
-        return place >= stream.prompt_len and not stream.has_text_for(stream.frame_at(place))
+        return not self._has_text(req, req.kv.kv_committed_len)
 
     def lacks_input(self, req: Req) -> bool:
         # The request may arrive before its announcement, which comes on another socket.
@@ -107,9 +106,20 @@ class Talker(Part):
         """
         if req.rid not in self.unfinished_text or req.to_finish is not None:
             return False
+        return not self._has_text(req, len(req.origin_input_ids) + len(req.output_ids) - 1)
+
+    def _has_text(self, req: Req, place: int) -> bool:
+        """For the step that computes the KV of a place."""
         stream = self.model.streams[req.rid]
-        place = len(req.origin_input_ids) + len(req.output_ids) - 1
-        return place >= stream.prompt_len and not stream.has_text_for(stream.frame_at(place))
+        if place < stream.prompt_len:
+            return True
+        frame = stream.frame_at(place)
+        if stream.block < 0:
+            return stream.has_text_for(frame)
+        # What is taken up to this frame. A step in flight may have drawn that text is next.
+        known = req.output_ids[: frame + 1]
+        n_taken = known.count(self.model.fill_id) + frame + 1 - len(known)
+        return stream.has_text_for(n_taken - 1)
 
     def _is_unannounced(self, req: Req) -> bool:
         if not req.rid.startswith(SPEECH_PREFIXES) or req.rid in self.model.streams:

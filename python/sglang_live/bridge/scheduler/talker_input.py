@@ -45,6 +45,7 @@ class PromptStates:
             n_frames=prompt.n_frames,
             begun=begun_codes(prompt),
             pictures=tuple(prompt.pictures),
+            block=prompt.block,
         )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from sglang_live.errors import BadInputError
 from sglang_live.models.codecs.flow import RECORDING_RATE_HZ
 from sglang_live.models.family import ModelFacts, check_llama, check_number, read_json
+from sglang_live.models.speech_lm.mixing import Ratio
 
 WEIGHTS, VOICES = "llm.pt", "spk2info.pt"
 # Of the encoder of speakers, beside that of codes.
@@ -28,6 +29,8 @@ _DECODER_FILES = "flow.pt", "hift.pt"
 MOST_RECORDED_S = 30.0
 FRAME_S = 0.04
 N_CODES = 6561
+# With which text and codes are mixed. Source: mix_ratio of Qwen2LM (cosyvoice/llm/llm.py).
+RATIO = Ratio(n_text=5, n_codes=15)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,7 @@ class Version:
     Attributes:
         n_ids: codes, and marks behind them, each of which ends a piece.
         end_id: the mark that the model was trained to end with.
+        fill_id: the mark behind a block of codes, where text is mixed with them.
         late_id: that is not drawn before the least number of codes: of version 3 another one than
             end_id, as in the reference (sampling_ids).
         prompt_ids: marks whose embeddings are before and behind the text of a prompt; None: those
@@ -48,6 +52,7 @@ class Version:
 
     n_ids: int
     end_id: int
+    fill_id: int
     late_id: int
     prompt_ids: tuple[int, int] | None
     is_instructed: bool
@@ -63,6 +68,7 @@ VERSIONS: Mapping[str, Version] = MappingProxyType(
         "cosyvoice2.yaml": Version(
             n_ids=N_CODES + 3,
             end_id=N_CODES,
+            fill_id=N_CODES + 2,
             late_id=N_CODES,
             prompt_ids=None,
             is_instructed=False,
@@ -72,6 +78,7 @@ VERSIONS: Mapping[str, Version] = MappingProxyType(
         "cosyvoice3.yaml": Version(
             n_ids=N_CODES + 200,
             end_id=N_CODES + 1,
+            fill_id=N_CODES + 3,
             late_id=N_CODES,
             prompt_ids=(N_CODES, N_CODES + 2),
             is_instructed=True,

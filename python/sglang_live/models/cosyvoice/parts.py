@@ -12,6 +12,7 @@ from sglang_live.models.codecs.flow import AHEAD, LONGEST_CHUNK, RECORDING_RATE_
 from sglang_live.models.cosyvoice.family import (
     BASE,
     FRAME_S,
+    RATIO,
     WEIGHTS,
     Version,
     version_of,
@@ -20,6 +21,7 @@ from sglang_live.models.cosyvoice.voices import PromptVoice, read_voices
 from sglang_live.models.family import read_json
 from sglang_live.models.piece_talker import FrameTalker
 from sglang_live.models.speech_lm.checkpoint import view_of_file
+from sglang_live.models.speech_lm.mixing import MixedVoice
 from sglang_live.models.speech_lm.voice_table import VoiceTable
 from sglang_live.models.voice_files import read_recording, voice_files, words_of
 from sglang_live.speakable.style import SpeechStyle
@@ -55,6 +57,7 @@ def talker_config(path: Path, version: Version) -> dict[str, Any]:
         "dtype": base.get("dtype") or base.get("torch_dtype") or "bfloat16",
         "prompt_ids": version.prompt_ids,
         "late_id": version.late_id,
+        "fill_id": version.fill_id,
     }
 
 
@@ -80,20 +83,26 @@ class CosyVoiceTalker(FrameTalker):
         self._tokenizer = AutoTokenizer.from_pretrained(path / BASE)
         # As the reference adds them: one that the tokenizer lacks gets the next id.
         self._tokenizer.add_special_tokens({"additional_special_tokens": _SPECIAL})
-        instructed = self._tokenizer.convert_tokens_to_ids(_SPECIAL[-1])
+        self._instructed = self._tokenizer.convert_tokens_to_ids(_SPECIAL[-1])
         self._voices = read_voices(path, self._config["text_vocab_size"])
         for name, voice in self._voices.items():
-            if self._version.is_instructed and instructed not in voice.text_ids:
+            if self._version.is_instructed and self._instructed not in voice.text_ids:
                 raise BadInputError(
                     f"the words of voice {name!r} lack {_SPECIAL[-1]}: CosyVoice 3 needs "
                     f"'{_INSTRUCTION}{_SPECIAL[-1]}' before them"
                 )
-        self._before = [*self._ids(_INSTRUCTION), instructed] if self._version.is_instructed else []
+        self._before = (
+            [*self._ids(_INSTRUCTION), self._instructed] if self._version.is_instructed else []
+        )
         if voices is not None:
             self._voices |= self._recorded(voices)
         self.voices = tuple(self._voices)
         first_row = self._version.n_ids + self._config["text_vocab_size"]
         self._table = VoiceTable(first_row, {BEGIN_ROW: 1, TASK_ROW: 1})
+        self._config |= {
+            "task_id": self._table.ids(TASK_ROW)[0],
+            "again_id": first_row + self._table.n_rows,
+        }
 
     def engine_args(self, cache_dir: Path, n_rows: int) -> dict[str, Any]:
         return {
@@ -105,9 +114,7 @@ class CosyVoiceTalker(FrameTalker):
         }
 
     def prompt(self, voice: str, text: str) -> list[int]:
-        if voice not in self._voices:
-            raise BadInputError(f"voice {voice!r} is not one of {self.voices}")
-        return self._prompt(self._voices[voice], text)
+        return self._prompt(self._voice(voice), text)
 
     # --- voices that a response brings along, whose words nothing tells ---
 
@@ -124,13 +131,39 @@ class CosyVoiceTalker(FrameTalker):
         voice_in(speaker)
         return self._prompt(PromptVoice(self._before, []), text)
 
-    def _prompt(self, of_voice: PromptVoice, text: str) -> list[int]:
+    def _prompt(self, known: PromptVoice, text: str) -> list[int]:
         return [
             *self._table.ids(BEGIN_ROW),
-            *(self._version.n_ids + token for token in (*of_voice.text_ids, *self._ids(text))),
+            *self._prompt_ids(known.text_ids),
+            *self.words(text),
             *self._table.ids(TASK_ROW),
-            *of_voice.codes,
+            *known.codes,
         ]
+
+    def mixed_voice(self, voice: str) -> MixedVoice:
+        known, n_head = self._voice(voice), 0
+        if self._version.is_instructed:
+            n_head = known.text_ids.index(self._instructed) + 1
+        words = self._prompt_ids(known.text_ids)
+        return MixedVoice(
+            ratio=RATIO,
+            head=[*self._table.ids(BEGIN_ROW), *words[:n_head]],
+            words=words[n_head:],
+            codes=known.codes,
+            task_id=self._config["task_id"],
+            again_id=self._config["again_id"],
+        )
+
+    def words(self, text: str) -> list[int]:
+        return self._prompt_ids(self._ids(text))
+
+    def _voice(self, name: str) -> PromptVoice:
+        if name not in self._voices:
+            raise BadInputError(f"voice {name!r} is not one of {self.voices}")
+        return self._voices[name]
+
+    def _prompt_ids(self, tokens: list[int]) -> list[int]:
+        return [self._version.n_ids + token for token in tokens]
 
     @cached_property
     def _encoder(self) -> "RecordingEncoder":

@@ -31,6 +31,7 @@ class TalkerStream:
             user's frames, for a model that hears while it speaks.
         n_text_gone: entries that text_ids has dropped at its front, because a row has them.
         text_done: whether the text is complete; later frames get tts_pad.
+        block: see TalkerPrompt.
         mid_prefill: whether the running batch has a chunk of its prefill that is not the last.
         least_frames: before which it does not end.
         n_frames: frames whose codes a launched step has computed.
@@ -61,6 +62,7 @@ class TalkerStream:
     saved: "SavedRow | None" = None
     begun: Tensor | None = None
     pictures: tuple[Picture, ...] = ()
+    block: int = -1
     row: int | None = None
     n_text_written: int = 0
     n_dropped_written: int = 0
@@ -151,6 +153,7 @@ class TalkerRows:
     penalty:     [n_rows] float32, repetition penalty.
     temperature: [n_rows] float32, of code 0 where not greedy.
     least:       [n_rows] int64, frames before which a request does not end.
+    block:       [n_rows] int64, see TalkerPrompt.
     """
 
     def __init__(
@@ -180,6 +183,7 @@ class TalkerRows:
         self.penalty = torch.ones(n_rows, device=device)
         self.temperature = torch.ones(n_rows, device=device)
         self.least = torch.zeros(n_rows, device=device, dtype=torch.int64)
+        self.block = torch.full((n_rows,), -1, device=device, dtype=torch.int64)
         shape = (n_rows, max_frames)
         text_shape = (*shape, n_heard) if n_heard else shape
         self.text_ids = torch.full(text_shape, pad_id, device=device, dtype=torch.int32)
@@ -196,6 +200,7 @@ class TalkerRows:
         self.penalty[row].fill_(stream.penalty)
         self.temperature[row].fill_(stream.temperature)
         self.least[row].fill_(stream.least_frames)
+        self.block[row].fill_(stream.block)
         self.seen[row].fill_(False)
         self.text_ids[row].fill_(self._pad_id)
         stream.n_dropped_written = stream.n_dropped

@@ -11,8 +11,8 @@ import torch
 from sglang.srt.models.qwen2 import Qwen2Model
 from torch import Tensor
 
-from sglang_live.models.cosyvoice.family import N_CODES
-from sglang_live.models.speech_lm.engine.frame_lm import FrameLM
+from sglang_live.models.cosyvoice.family import N_CODES, RATIO
+from sglang_live.models.speech_lm.engine.mixed_lm import MixedLM
 from sglang_live.models.speech_lm.engine.weights import lacking, load_llama_weight
 from sglang_live.models.speech_lm.sampler import Redraw, Sampler
 
@@ -29,12 +29,17 @@ _MARKS, _BIAS = "llm_embedding.weight", "llm_decoder.bias"
 _UNUSED = "llm.model.lm_head.weight"
 
 
-class CosyVoiceLM(FrameLM):
+class CosyVoiceLM(MixedLM):
     def __init__(self, config, quant_config=None, prefix: str = ""):
         super().__init__(
             config,
             Qwen2Model(config, quant_config, prefix="model"),
-            n_codes=1,
+            n_codes=N_CODES,
+            ratio=RATIO,
+            fill_id=config.fill_id,
+            end_id=config.eos_token_id,
+            task_id=config.task_id,
+            again_id=config.again_id,
             text_vocab=config.text_vocab_size,
             n_voice_rows=config.live_voice_rows,
             sampler=Sampler(
@@ -47,20 +52,10 @@ class CosyVoiceLM(FrameLM):
             late=[config.late_id],
         )
 
-    def _embed_frames(self, codes: Tensor) -> Tensor:
-        embeds: Tensor = self.model.embed_tokens(codes[:, 0])
-        return embeds
-
     def _embed_prompt(self, ids: Tensor) -> Tensor:
         is_code = ids < N_CODES
         codes = self.model.embed_tokens(ids.clamp(max=N_CODES - 1))
         return torch.where(is_code.unsqueeze(1), codes, super()._embed_prompt(ids))
-
-    def _others(self, first: Tensor, hidden: Tensor, greedy: Tensor, draws: Tensor) -> Tensor:
-        return first.new_empty(len(first), 0)
-
-    def _ends(self, codes: Tensor) -> Tensor:
-        return codes[:, 0] >= N_CODES
 
     # --- weights ---
 

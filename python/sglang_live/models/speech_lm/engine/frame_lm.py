@@ -151,6 +151,10 @@ class FrameLM(nn.Module):
             # A Python scalar would be copied from pageable memory, which a CUDA graph cannot
             # capture.
             self.rows.seen[rows, first] = torch.ones_like(first, dtype=torch.bool)
+        return self._embed_places(codes, rows, last)
+
+    def _embed_places(self, codes: Tensor, rows: Tensor | int, frame: Tensor) -> Tensor:
+        """The backbone's input [n, hidden] where rows have the codes [n, n_codes] of frames [n]."""
         return self._embed_frames(codes)
 
     def _embed_extend(self, input_ids: Tensor, forward_batch) -> Tensor:
@@ -186,7 +190,7 @@ class FrameLM(nn.Module):
         if self.rows.seen.shape[1]:
             codes0 = codes[:, 0]
             self.rows.seen[row, codes0] = torch.ones_like(codes0, dtype=torch.bool)
-        out[first:] = self._embed_frames(codes)
+        out[first:] = self._embed_places(codes, row, frame)
 
     def _drawn(self, logits: Tensor, hidden: Tensor, rows: Tensor, frame: Tensor) -> Tensor:
         """The next frames, [n, n_codes].
@@ -253,5 +257,9 @@ class FrameLM(nn.Module):
         """Have SGLang choose the first code, or the end; and the observer find no frame there."""
         ends = self._ends(codes)
         self.frame_codes[: len(codes)].masked_fill_(ends.unsqueeze(1), -1)
-        token = codes[:, :1].masked_fill(ends.unsqueeze(1), self.config.eos_token_id)
-        logits.fill_(-torch.inf).scatter_(1, token, 0.0)
+        token = self._tokens(codes).masked_fill(ends, self.config.eos_token_id)
+        logits.fill_(-torch.inf).scatter_(1, token.unsqueeze(1), 0.0)
+
+    def _tokens(self, codes: Tensor) -> Tensor:
+        """[n], as which SGLang gets frames [n, n_codes] that are no end."""
+        return codes[:, 0]
