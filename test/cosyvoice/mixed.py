@@ -6,9 +6,9 @@ Of its voices one has words for more codes than its recording has, one ends with
 from functools import partial
 
 from test.cosyvoice import checkpoint
-from test.cosyvoice.checkpoint import CODES, N_BOOKS
+from test.cosyvoice.checkpoint import CODES, N_BOOKS, recordings
 
-__all__ = ["CODES", "N_BOOKS"]
+__all__ = ["CODES", "N_BOOKS", "recordings"]
 VOICE = "dora"
 VOICES = {"anna": (20, 40), "carl": (14, 45), VOICE: (9, 22)}
 build = partial(checkpoint.build, fill_every=40, voices=VOICES)

@@ -23,7 +23,7 @@ from sglang_live.models.codecs import END_CODE
 from sglang_live.orchestrator.turn import run_turn
 from sglang_live.orchestrator.turn_control import TurnControl
 from sglang_live.policy.policies import OFF
-from sglang_live.stages.talker.piece_stage import PieceSpeech
+from sglang_live.stages.talker.piece_speech import PieceSpeech
 from sglang_live.telemetry.trace import TurnTrace
 from test.csm import checkpoint as tiny
 from test.engine import tiny_cascade

@@ -5,7 +5,8 @@ In each arm running requests are retracted now and then, and prompts are prefill
 """
 
 import asyncio
-from contextlib import aclosing
+import re
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -22,15 +23,18 @@ from sglang_live.errors import StageFailedError
 from sglang_live.messages import TalkerInput
 from sglang_live.models.codecs import END_CODE
 from sglang_live.models.family import model_facts
+from sglang_live.orchestrator.stage_jobs import TalkerJob
 from sglang_live.orchestrator.stage_links import TalkerLink, make_voice
 from sglang_live.orchestrator.turn import run_turn
 from sglang_live.orchestrator.turn_control import TurnControl
 from sglang_live.policy.policies import OFF
-from sglang_live.stages.talker.piece_stage import PieceSpeech
+from sglang_live.stages.talker.piece_speech import PieceSpeech
 from sglang_live.telemetry.trace import TurnTrace
 from test.chatterbox import checkpoint as tiny_chatterbox
 from test.chatterbox_turbo import checkpoint as tiny_turbo
 from test.cosyvoice import checkpoint as tiny_cosyvoice
+from test.cosyvoice import mixed as tiny_mixed
+from test.cosyvoice import mixed3 as tiny_mixed3
 from test.cosyvoice import version3 as tiny_cosyvoice3
 from test.cosyvoice.checkpoint import BROUGHT
 from test.engine import tiny_cascade
@@ -59,9 +63,13 @@ ONE_CODE: dict[str, Any] = {
     "cosyvoice3": tiny_cosyvoice3,
     "chatterbox_turbo": tiny_turbo,
 }
-FAMILIES = DELAYED | ONE_CODE
+# As ONE_CODE, with text that grows while it is spoken; the others get it whole.
+MIXED: dict[str, Any] = {"cosyvoice2_mixed": tiny_mixed, "cosyvoice3_mixed": tiny_mixed3}
+FAMILIES = DELAYED | ONE_CODE | MIXED
 # Pages of 16, a pool of which a few requests are more than enough, and the overlapped schedule.
 OVERLAPPED: dict[str, Any] = {"page_size": 16, "max_total_tokens": 1024}
+# More, where a request has room for a passage that is not written yet.
+OVERLAPPED_MIXED = OVERLAPPED | {"max_total_tokens": 8192}
 
 
 class Arm(NamedTuple):
@@ -75,6 +83,10 @@ class Arm(NamedTuple):
         return "-".join([self.family, *(name for name, has in named.items() if has)])
 
 
+MIXED_ARMS = [
+    Arm("cosyvoice2_mixed", False),
+    pytest.param(Arm("cosyvoice3_mixed", False), marks=pytest.mark.nightly),
+]
 COSYVOICE_ARMS = [
     Arm("cosyvoice2", False),
     pytest.param(Arm("cosyvoice3", False), marks=pytest.mark.nightly),
@@ -87,6 +99,7 @@ ONE_CODE_ARMS = [
 ARMS = [
     *(Arm(family, False) for family in DELAYED),
     *ONE_CODE_ARMS,
+    *MIXED_ARMS,
     *(pytest.param(Arm(family, True), marks=pytest.mark.nightly) for family in FAMILIES),
     *(pytest.param(Arm(family, True, True), marks=pytest.mark.nightly) for family in FAMILIES),
     *(
@@ -100,8 +113,9 @@ ARMS = [
 class Expected:
     """The reference's frames of a response, by its pieces."""
 
-    def __init__(self, reference: Any):
+    def __init__(self, reference: Any, *, is_mixed: bool = False):
         self.reference = reference
+        self.is_mixed = is_mixed
         # One whose likeliest codes only go round draws with a seed.
         self.seed: int | None = getattr(reference, "seed", None)
         self.voices: tuple[str, ...] = reference.talker.voices
@@ -112,17 +126,28 @@ class Expected:
 
     async def pieces(self, text: str, voice: str) -> list[np.ndarray]:
         if (text, voice) not in self._found:
-            speech = PieceSpeech(self.reference.talker, MonotonicClock())
-            speech.add(TalkerInput("job", [], True, text, 1))
+            speech = self.speech(text, voice)
             found = []
             while (piece := await speech.next()) is not None:
                 of_seed = {} if self.seed is None else {"seed": self.seed + len(found)}
                 # The engine's bound leaves room for the end; without one a frame is there, if it is
                 # complete with its step.
                 most = piece.most_frames + (not self.reference.talker.lag_steps)
+                if piece.mixed and await piece.mixed.can_be_mixed():
+                    frames = self.reference.passage(piece.spoken, voice, **of_seed)
+                    assert len(frames) < piece.most_frames
+                    found.append(frames)
+                    continue
                 found.append(self.reference.piece(piece.spoken, most, voice, **of_seed))
             self._found[text, voice] = found
         return self._found[text, voice]
+
+    def speech(self, text: str, voice: str) -> PieceSpeech:
+        talker = self.reference.talker
+        mixed = talker.mixed_voice(voice) if self.is_mixed else None
+        speech = PieceSpeech(talker, MonotonicClock(), mixed)
+        speech.add(TalkerInput("job", [], True, text, 1))
+        return speech
 
 
 class Running(NamedTuple):
@@ -136,6 +161,7 @@ class Running(NamedTuple):
 async def running(request, tmp_path_factory, espeak):
     arm = request.param
     tiny = FAMILIES[arm.family]
+    overlapped = OVERLAPPED_MIXED if arm.family in MIXED else OVERLAPPED
     checkpoint = tiny.build(tmp_path_factory.mktemp(arm.family))
     voices, facts = None, model_facts(checkpoint)
     if facts.clones_voices:
@@ -149,11 +175,12 @@ async def running(request, tmp_path_factory, espeak):
         family=facts.family,
         names=("talker",),
         voices=str(voices or ""),
-        talker_args={"chunked_prefill_size": 32} | (OVERLAPPED if arm.overlaps else {}),
+        talker_args={"chunked_prefill_size": 32} | (overlapped if arm.overlaps else {}),
     )
     async with started as stages:
         reference = tiny.Reference(checkpoint, *filter(None, [voices]))
-        yield Running(arm, tiny, stages, Expected(reference))
+        expected = Expected(reference, is_mixed=arm.family in MIXED)
+        yield Running(arm, tiny, stages, expected)
 
 
 def turn_of(voice: str, n_tokens: int = 4, **changes) -> TurnRequest:
@@ -175,25 +202,45 @@ async def codes(
     *,
     start_s: float = 0.0,
     most_frames: int = 10_000,
+    word_s: float = 0.0,
 ) -> np.ndarray:
-    """most_frames: after which the response is interrupted."""
+    """
+    most_frames: after which the response is interrupted.
+    word_s: in which each word is written.
+    """
     await asyncio.sleep(start_s)
+    if running.arm.family not in MIXED:
+        turn = replace(turn, script=text)
     talker = TalkerLink(running.stages.replica("talker"), turn.turn_id, reads_text=True)
     frames: list[np.ndarray] = []
     async with talker.open(turn) as speech:
-        await speech.write([0], text)
-        await speech.end_text()
+        writing = asyncio.create_task(_write(speech, text, word_s))
         async with aclosing(speech.frames()) as chunks:
             async for some in chunks:
                 frames.extend(np.frombuffer(some, "<i2").reshape(-1, running.tiny.N_BOOKS))
                 if len(frames) >= most_frames:
                     break
+        writing.cancel()
+        with suppress(asyncio.CancelledError):
+            await writing
+        marks = speech.take_marks()
     talker.close()
+    if most_frames > len(frames) and marks:
+        assert marks[-1] == (len(text.split()) if word_s else 1, pytest.approx(speech.speech_s))
     return np.array([frame for frame in frames[:most_frames] if frame[0] != END_CODE])
 
 
+async def _write(speech: TalkerJob, text: str, word_s: float) -> None:
+    for word in re.findall(r"\S+\s*", text) if word_s else [text]:
+        await speech.write([0], word)
+        await asyncio.sleep(word_s)
+    await speech.end_text()
+
+
 async def test_frames_equal_those_of_the_reference(running):
-    text, voice = f"{text_of(18, 18)} {text_of(18, 70)}", running.tiny.VOICE
+    # Of mixed text every letter is a word, with three codes.
+    n_words = 18 if running.expected.is_mixed else 70
+    text, voice = f"{text_of(18, 18)} {text_of(18, n_words)}", running.tiny.VOICE
     wanted = await running.expected.codes(text, voice)
     assert len(wanted) >= 120 and len(np.unique(wanted, axis=0)) > 100, "not trivial"
     np.testing.assert_array_equal(await codes(running, expected_turn(running, voice), text), wanted)
@@ -246,8 +293,7 @@ async def test_sampled_codes_equal_those_of_the_reference_with_the_same_noise(ru
 
     heard = await asyncio.gather(*(some(seed) for seed in range(6)))
     for seed, found in enumerate(heard):
-        speech = PieceSpeech(reference.talker, MonotonicClock())
-        speech.add(TalkerInput("job", [], True, f"{text_of(seed, n_words=8)}.", 1))
+        speech = running.expected.speech(f"{text_of(seed, n_words=8)}.", running.tiny.VOICE)
         piece = await speech.next()
         wanted = reference.piece(piece.spoken, 60, voices[seed % len(voices)], seed)
         np.testing.assert_array_equal(found[: len(wanted)], wanted)
@@ -270,6 +316,53 @@ async def test_a_voice_that_a_turn_brings_along_is_that_of_the_reference(running
     for brought, message in ((b"", "is not one of"), (bytes(8), "another model")):
         with pytest.raises(StageFailedError, match=message):
             await codes(running, replace(turn, speaker=brought), "Good morning.")
+
+
+@pytest.mark.parametrize(
+    "running",
+    [*MIXED_ARMS, pytest.param(Arm("cosyvoice2_mixed", True), marks=pytest.mark.nightly)],
+    indirect=True,
+    ids=str,
+)
+async def test_text_that_grows_sounds_the_same_however_fast_it_comes(running):
+    stages, reference = running.stages, running.expected.reference
+    text = text_of(18, n_words=20)
+    n_retracted = await total(stages, "talker", "policy_retracted")
+    wanted = [await running.expected.codes(text, voice) for voice in running.expected.voices]
+    assert reference.model.n_fills > 2 * reference.model.n_early > 0
+    heard = await asyncio.gather(
+        *(
+            codes(running, expected_turn(running, voice), text, word_s=word_s)
+            for voice in running.expected.voices
+            for word_s in (0.0, 0.1)
+        )
+    )
+    for got, expected in zip(heard, [of for of in wanted for _ in range(2)], strict=True):
+        np.testing.assert_array_equal(got, expected)
+    await until(stages, "talker", "policy_retracted", lambda n: n > n_retracted)
+
+
+@pytest.mark.parametrize("running", MIXED_ARMS, indirect=True, ids=str)
+async def test_speech_does_not_wait_for_the_end_of_its_passage(running):
+    """And an interruption while it waits for text frees the engine."""
+    turn = expected_turn(running, running.tiny.VOICE)
+    begin, n_first = "Good morning to you all. There is some news for you. And", None
+    talker = TalkerLink(running.stages.replica("talker"), turn.turn_id, reads_text=True)
+    n_frames, n_ended = 0, 0
+    async with talker.open(turn) as speech:
+        await speech.write([0], begin)  # and no end of it
+        async with aclosing(speech.frames()) as chunks:
+            async for some in chunks:
+                ids = np.frombuffer(some, "<i2")
+                n_frames, n_ended = n_frames + (ids >= 0).sum(), n_ended + (ids < 0).sum()
+                if n_ended and n_first is None:
+                    n_first = n_frames
+                if n_first is not None and n_frames >= n_first + 30:
+                    break
+    talker.close()
+    assert n_ended == 1, "its first piece, but not the passage that grows"
+    for name in ("requests_running", "replies"):
+        await until(running.stages, "talker", name, lambda n: n == 0)
 
 
 async def test_an_unknown_voice_is_refused_and_an_interruption_frees_the_engine(running):

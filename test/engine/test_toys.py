@@ -15,7 +15,7 @@ from sglang_live.messages import TalkerInput
 from sglang_live.models.codecs import END_CODE
 from sglang_live.models.family import family_at, model_facts, part
 from sglang_live.orchestrator.stage_links import TalkerLink
-from sglang_live.stages.talker.piece_stage import PieceSpeech
+from sglang_live.stages.talker.piece_speech import PieceSpeech
 from test.engine.conftest import Stages, running_stages
 from test.engine.test_moshi import Talk
 from test.engine.turns import greedy_turn, user

@@ -99,7 +99,7 @@ SGLANG = (
 # raises its room's number and says why in the commit.
 BUDGETS = {
     "": 4_900,
-    "bridge": 9_980,
+    "bridge": 9_990,
     "capacity": 940,
     "client": 1_260,
     "cluster": 1_600,
@@ -116,12 +116,12 @@ BUDGETS = {
     "journal": 820,
     "kernels": 20,
     "kv": 1_020,
-    "models": 21_160,
+    "models": 21_420,
     "orchestrator": 3_540,
     "policy": 2_020,
     "sound": 1_850,
     "speakable": 2_000,
-    "stages": 9_530,
+    "stages": 9_710,
     "telemetry": 760,
     "webrtc": 1_020,
 }

@@ -435,6 +435,7 @@ class TalkerJob(_EngineJob):
                 codes=b"".join(self._codes),
                 n_frames=self._n_codes,
                 epoch=self._epoch,
+                text_grows=turn.script is None,
             ),
             tensors,
         )

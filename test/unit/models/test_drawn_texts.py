@@ -11,7 +11,7 @@ from sglang_live.models.cosyvoice.parts import CosyVoiceTalker
 from sglang_live.models.piece_talker import FrameTalker
 from sglang_live.speakable.pieces import Limits
 from sglang_live.speakable.style import script_of
-from sglang_live.stages.talker.piece_stage import BOUND_CHARACTER_S, BOUND_SPARE_S, PieceSpeech
+from sglang_live.stages.talker.piece_speech import BOUND_CHARACTER_S, BOUND_SPARE_S, PieceSpeech
 from test.chatterbox import checkpoint as tiny_chatterbox
 from test.chatterbox_turbo import checkpoint as tiny_turbo
 from test.cosyvoice import checkpoint as tiny_cosyvoice

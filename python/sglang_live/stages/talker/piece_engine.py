@@ -11,13 +11,14 @@ from typing import Protocol
 from sglang_live.messages import Feed, Frames, TalkerForget, TalkerPrompt, TalkerText
 from sglang_live.models.piece_talker import FrameTalker, StockTalker, WrongCodeError
 from sglang_live.stages.engine_host import EngineHost
+from sglang_live.stages.talker.mixed_text import MixedText
 from sglang_live.stages.talker.response import FrameQueue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceRequest:
     """
-    text: that the prompt has.
+    text: that the prompt has; mixed: or that which it begins.
     temperature: None: the model's.
     most_frames: after which the piece has missed its end.
     """
@@ -28,6 +29,7 @@ class PieceRequest:
     seed: int
     temperature: float | None
     most_frames: int
+    mixed: MixedText | None = None
 
 
 # Frames that have come, and how the request has finished; "" before.
@@ -107,7 +109,7 @@ class OwnPieces:
         self.counts: dict[str, float] = {}
 
     async def frames(self, request: PieceRequest) -> PieceFrames:
-        model, rid = self._model, request.rid
+        model, rid, mixed = self._model, request.rid, request.mixed
         self._feed(
             TalkerPrompt(
                 rid,
@@ -116,10 +118,14 @@ class OwnPieces:
                 greedy=request.temperature == 0,
                 temperature=request.temperature or model.temperature,
                 penalty=model.repetition_penalty,
-                least_frames=model.least_frames(request.text),
+                least_frames=0 if mixed else model.least_frames(request.text),
+                block=mixed.voice.block if mixed else -1,
             )
         )
-        self._feed(TalkerText(rid, [], done=True))
+        if mixed:
+            mixed.pass_to(lambda ids, done: self._feed(TalkerText(rid, ids, done)))
+        else:
+            self._feed(TalkerText(rid, [], done=True))
         queue = self._queues[rid] = FrameQueue()
         # The model samples by itself, with the piece's seed; at temperature 0 SGLang takes its
         # choice.
@@ -138,6 +144,8 @@ class OwnPieces:
                     if reason is not None:
                         yield [], reason["type"]
         finally:
+            if mixed:
+                mixed.pass_to(None)
             del self._queues[rid]
             self._feed(TalkerForget(rid))
 

@@ -8,19 +8,16 @@ begins when the engine has written the one before, which then still sounds.
 import asyncio
 import logging
 import os
-import re
 from collections import deque
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from sglang_live import ids
 from sglang_live.aio import result_with, vital
 from sglang_live.bridge.seams import PIECE_TALKER
-from sglang_live.clock import Clock, MonotonicClock
+from sglang_live.clock import MonotonicClock
 from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV, STAGE_ENV, STEPS_ENV, steps_text
 from sglang_live.ids import FLEX_PREFIX, SPEAK_PREFIX, WARM_UP
 from sglang_live.messages import (
@@ -35,14 +32,8 @@ from sglang_live.messages import (
     TalkerRequest,
 )
 from sglang_live.models.codecs import END_CODE
-from sglang_live.models.piece_talker import (
-    MOST_SILENT,
-    BroughtVoices,
-    FrameTalker,
-    PieceTalker,
-    StockTalker,
-)
-from sglang_live.speakable.pieces import Piece, Pieces
+from sglang_live.models.piece_talker import BroughtVoices, FrameTalker, PieceTalker, StockTalker
+from sglang_live.models.speech_lm.mixing import MixedVoice
 from sglang_live.stages.engine_host import EXTERNAL_MODELS_ENV, EngineHost
 from sglang_live.stages.engine_link import (
     FeedSocket,
@@ -58,156 +49,20 @@ from sglang_live.stages.talker.piece_engine import (
     PieceRequest,
     StockPieces,
 )
+from sglang_live.stages.talker.piece_speech import PieceSpeech, SpokenPiece
 from sglang_live.stages.talker.voice_making import VoiceMaking
-from sglang_live.stages.token_places import TokenPlaces
 from sglang_live.stages.transport.server import ServedJob
-
-# Slow speech has 8 characters a second. A piece that takes three times as long has missed its end.
-SLOW_CHARACTER_S = 0.125
-BOUND_CHARACTER_S, BOUND_SPARE_S = 0.375, 4.0
-# Until a piece has ended, its words are expected to take this much longer than those before it.
-_CAUTION = 1.25
-
-Marks = list[tuple[int, float]]
-
-
-@dataclass(slots=True)
-class SpokenPiece:
-    """
-    words: ends of its words in the spoken text, and the tokens of the response up to there.
-    most_frames: after which it has missed its end.
-    n_frames: that have come.
-    n_silent: silent frames in a row, the newest that the engine has made.
-    n_marked: words with a mark.
-    known: frames that another replica has made of it, until they are made again: all of its steps
-        are sampled anew, because the engine's penalty counts those that it has sampled itself.
-    """
-
-    spoken: str
-    words: list[tuple[int, int]]
-    most_frames: int
-    n_frames: int = 0
-    n_silent: int = 0
-    n_marked: int = 0
-    known: list[list[int]] = field(default_factory=list)
-
-
-class PieceSpeech:
-    """
-    Attributes:
-        rid: of the request that is running; "": none, or its scheduler may not know it yet.
-        n_frames: of all pieces.
-        n_read: tokens of their prompts.
-    """
-
-    def __init__(self, model: PieceTalker, clock: Clock):
-        self._model = model
-        self._clock = clock
-        self._cutter = Pieces(model.style)
-        self._text = TokenPlaces()
-        # Without a bound: the text of one response.
-        self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
-        self._character_s = SLOW_CHARACTER_S
-        self._before_s = 0.0  # speech of the pieces that have ended
-        self._dropped_s = 0.0  # silence of the running one
-        self._heard: tuple[Heard, float] | None = None  # with the time at which it came
-        self.rid = ""
-        self.n_frames = 0
-        self.n_read = 0
-
-    @property
-    def n_unspeakable(self) -> int:
-        return self._cutter.n_unspeakable
-
-    # --- text ---
-
-    def add(self, part: TalkerInput) -> None:
-        self._text.add(part.text, part.n_tokens)
-        pieces = self._cutter.add(part.text)
-        if part.done:
-            pieces += self._cutter.end()
-        for piece in pieces:
-            self._pieces.put_nowait(piece)
-        if part.done:
-            self._pieces.put_nowait(None)
-
-    async def next(self) -> SpokenPiece | None:
-        """The next piece of which something is said, as soon as it is complete; None: the end."""
-        while (piece := await self._pieces.get()) is not None:
-            if piece.spoken:
-                return self._prepared(piece)
-        return None
-
-    def _prepared(self, piece: Piece) -> SpokenPiece:
-        ends = [match.end() for match in re.finditer(r"\S+", piece.spoken)]
-        most_s = BOUND_SPARE_S + BOUND_CHARACTER_S * len(piece.spoken)
-        return SpokenPiece(
-            piece.spoken,
-            [(end, self._text.up_to(piece, end)) for end in ends],
-            most_frames=round(most_s / self._model.frame_s),
-        )
-
-    # --- frames ---
-
-    def audible(self, piece: SpokenPiece, frames: list[list[int]]) -> list[list[int]]:
-        """Of the engine's next frames those that are decoded: without silence that lasts."""
-        if not self._model.silent_codes:
-            return frames
-        kept = []
-        for frame in frames:
-            is_silent = frame[0] in self._model.silent_codes
-            piece.n_silent = piece.n_silent + 1 if is_silent else 0
-            if piece.n_silent <= MOST_SILENT:
-                kept.append(frame)
-        self._dropped_s += (len(frames) - len(kept)) * self._model.frame_s
-        return kept
-
-    def spoken(self, piece: SpokenPiece, n_frames: int) -> Marks:
-        """Count frames that have come. Returns marks of the words that they hold, presumably.
-
-        The share of a word in its piece is known at the end of the piece only. Until then a slow
-        pace is assumed: a user who interrupts has rather heard more.
-        """
-        self.n_frames += n_frames
-        piece.n_frames += n_frames
-        marks: Marks = []
-        for end, n_tokens in piece.words[piece.n_marked :]:
-            if (end_s := end * self._character_s) > piece.n_frames * self._model.frame_s:
-                break
-            marks.append((n_tokens, self._before_s + end_s))
-        piece.n_marked += len(marks)
-        return marks
-
-    def end(self, piece: SpokenPiece) -> Marks:
-        """All words of a piece that has ended, by their shares of its sound."""
-        piece_s = piece.n_frames * self._model.frame_s
-        character_s = piece_s / len(piece.spoken)
-        marks = [(n_tokens, self._before_s + end * character_s) for end, n_tokens in piece.words]
-        self._before_s += piece_s
-        self._dropped_s = 0.0
-        self._character_s = min(SLOW_CHARACTER_S, _CAUTION * character_s)
-        return marks
-
-    # --- what was heard ---
-
-    def note_heard(self, news: Heard) -> None:
-        self._heard = news, self._clock.now_s()
-
-    def heard_of_request(self) -> Heard | None:
-        """What was heard of the running request: behind its begin while pieces before it are heard.
-        None: it is not known. The engine counts all frames that it makes, dropped ones too."""
-        if self._heard is None:
-            return None
-        news, at_s = self._heard
-        since_s = news.speed * (self._clock.now_s() - at_s) if news.advancing else 0.0
-        heard_s = news.heard_s + since_s - self._before_s + self._dropped_s
-        return msgspec.structs.replace(news, heard_s=heard_s)
-
 
 log = logging.getLogger(__name__)
 
 MAX_RUNNING = 32
 _MOST_SEED = 2**63 - 1
+# Words of the text that a voice needs before it can be mixed, at most: as many as a sentence has,
+# for which a piece waits.
+MOST_LEAD = 25
+# Room of a passage of a hundred words, whose own bound is known with its end.
+# Source: max_token_text_ratio of CosyVoice (llm/llm.py).
+_MOST_STEPS = 2_000
 
 
 class PieceStage:
@@ -260,7 +115,7 @@ class PieceStage:
         if isinstance(request, MakeVoice):
             return await self._voices.run(job, request)
         assert isinstance(request, TalkerRequest)
-        speech = PieceSpeech(self.model, self._clock)
+        speech = PieceSpeech(self.model, self._clock, self._mixed_voice(request))
         reading = asyncio.create_task(self._read(job, speech))
         self._n_jobs += 1
         try:
@@ -297,20 +152,26 @@ class PieceStage:
         is_cut, number = False, 0
         known = self._known(request)
         while (piece := await speech.next()) is not None:
+            if piece.mixed and not await piece.mixed.can_be_mixed():
+                piece.mixed = None
+            mixed = piece.mixed
             spoken = PieceRequest(
                 rid=ids.new_rid(FLEX_PREFIX if request.flex else SPEAK_PREFIX, job.job_id),
                 text=piece.spoken,
-                prompt=self._prompt(request, piece.spoken),
+                prompt=mixed.prompt() if mixed else self._prompt(request, piece.spoken),
                 # Of its own: equal pieces need not sound equal.
                 seed=(request.seed + number) & _MOST_SEED,
                 temperature=request.temperature,
-                most_frames=piece.most_frames,
+                most_frames=_MOST_STEPS if mixed else piece.most_frames,
+                mixed=mixed,
             )
             speech.n_read += len(spoken.prompt)
             number += 1
             piece.known = known.popleft() if known else []
             speech.spoken(piece, len(piece.known))
             if known:  # another replica has ended it
+                if mixed:
+                    await mixed.complete()
                 speech.end(piece)
                 is_cut |= piece.n_frames >= piece.most_frames
                 continue
@@ -322,6 +183,15 @@ class PieceStage:
             return self.model.prompt(request.voice, text)
         assert isinstance(self.model, BroughtVoices), "it made the voice"
         return self.model.prompt_in(np.frombuffer(request.speaker, "<f4"), text)
+
+    def _mixed_voice(self, request: TalkerRequest) -> MixedVoice | None:
+        is_known = request.text_grows and not request.speaker
+        if not is_known or not isinstance(self.model, FrameTalker):
+            return None
+        voice = self.model.mixed_voice(request.voice)
+        if voice is None or voice.n_least - len(voice.words) > MOST_LEAD:
+            return None
+        return voice
 
     def _known(self, request: TalkerRequest) -> deque[list[list[int]]]:
         """The frames that another replica has made, by piece; last those of the piece that it has
@@ -352,9 +222,13 @@ class PieceStage:
                         self._pass_heard(speech)
                     kept = speech.audible(piece, frames)
                     if len(kept) < len(frames):
-                        self._counts["silence_dropped"] += len(frames) - len(kept)
+                        n_codes = sum(frame[0] >= 0 for frame in frames)
+                        self._counts["silence_dropped"] += n_codes - len(kept)
                         self._pass_heard(speech)
                     await self._send(job, speech, piece, kept)
+                    if piece.misses_end:
+                        is_cut = True
+                        break
         finally:
             speech.rid = ""
             self._stream_events.remove(rid)
@@ -376,6 +250,8 @@ class PieceStage:
             self._counts["diverged"] += 1
             log.error("speech_diverged job=%s", job.job_id)
         frames = frames[len(known) :]
+        if piece.mixed and piece.mixed.is_complete:
+            frames = frames[: max(0, piece.most_frames - piece.n_frames)]
         if not frames:
             return
         self._counts["frames"] += len(frames)

@@ -7,7 +7,7 @@ from sglang_live.messages import Heard, TalkerInput
 from sglang_live.models.cosyvoice.family import VERSIONS
 from sglang_live.models.piece_talker import PieceTalker
 from sglang_live.speakable.style import SpeechStyle
-from sglang_live.stages.talker.piece_stage import PieceSpeech
+from sglang_live.stages.talker.piece_speech import PieceSpeech
 
 FRAME_S = 0.1
 

@@ -21,6 +21,8 @@ from sglang_live.messages import (
 )
 from sglang_live.models.codecs import END_CODE
 from sglang_live.models.piece_talker import FrameTalker, StockTalker, WrongCodeError
+from sglang_live.models.speech_lm.mixing import BEGIN, MixedVoice, Ratio
+from sglang_live.models.speech_lm.mixing import TEXT as TEXT_CODE
 from sglang_live.speakable.style import SpeechStyle
 from sglang_live.stages.talker.piece_engine import OwnPieces, PieceEngine, StockPieces
 from sglang_live.stages.talker.piece_stage import PieceStage
@@ -102,6 +104,9 @@ class FakeJob:
 
     async def send(self, message) -> None:
         self.sent.append(message)
+
+    async def put(self, message) -> None:
+        await self._unread.put(message)
 
     def frames(self) -> list[list[int]]:
         codes = b"".join(m.codes for m in self.sent if isinstance(m, CodecFrames))
@@ -313,3 +318,100 @@ async def test_a_piece_of_a_class_of_its_own_that_is_cancelled_is_forgotten():
     await asyncio.gather(running, return_exceptions=True)
     assert isinstance(host.fed[-1], TalkerForget) and job.sent == [] and host.n_open == 0
     host.pieces.take(Frames([host.fed[-1].rid], [0], [[1, 2]]))  # of a step in flight
+
+
+# --- text between frames ---
+
+MIXED = MixedVoice(
+    ratio=Ratio(n_text=2, n_codes=3), head=[70], words=[], codes=[], task_id=80, again_id=81
+)
+
+
+class MixedModel(OwnModel):
+    def mixed_voice(self, voice):
+        return MIXED
+
+    def words(self, text):
+        return [len(word) for word in text.split()]
+
+
+def mixing_stage(*written: list[int], **kwargs) -> tuple[PieceStage, ReportingHost]:
+    host = ReportingHost(*written, late=False, **kwargs)
+    stage = piece_stage(host, host.pieces)
+    stage.model = MixedModel()
+    stage._counts["silence_dropped"] = 0.0
+    return stage, host
+
+
+def part(text: str, n_tokens: int, done: bool = False) -> TalkerInput:
+    return TalkerInput("job", [], done, text, n_tokens)
+
+
+PASSAGE = [2, BEGIN, TEXT_CODE, 3, STOP]
+
+
+async def test_text_that_grows_is_passed_between_the_frames_that_speak_it():
+    stage, host = mixing_stage([1, STOP], PASSAGE)
+    job = FakeJob(part("Good morning to you. The", 6))
+    running = asyncio.create_task(stage.run(job))
+    while job.frames() != [[1, 11], END]:
+        await asyncio.sleep(0)
+    host.gate.clear()
+    await job.put(part("re is some news for you. It ", 12))
+    while not host.n_open:
+        await asyncio.sleep(0)
+    _, prompt = [message for message in host.fed if isinstance(message, TalkerPrompt)]
+    assert (prompt.block, prompt.least_frames, prompt.prompt_len) == (0, 0, 3)
+    assert host.requests[-1]["input_ids"] == [70, 5, 2]
+    rid = prompt.rid
+    assert host.fed[-1] == TalkerText(rid, [4, -1 - 4, 3, -1 - 4], done=False)
+    await job.put(part("is. So.", 16, done=True))
+    while not host.fed[-1].done:
+        await asyncio.sleep(0)
+    host.gate.set()
+    await running
+    assert job.frames() == [[1, 11], END, [2, 12], [3, 13], END]
+    assert host.fed[-3:] == [
+        TalkerText(rid, [2, -1 - 3], done=False),
+        TalkerText(rid, [81, 3, -1 - 80], done=True),
+        TalkerForget(rid),
+    ]
+    assert job.sent[-1] == TalkerDone("job", finish="stop", n_frames=3, n_read=7)
+    marks = [mark for m in job.sent if isinstance(m, CodecFrames) for mark in m.spoken]
+    assert marks[-1] == (16, pytest.approx(0.3))
+    assert stage._counts["silence_dropped"] == 0.0
+
+
+async def test_a_text_that_is_given_whole_is_not_mixed():
+    stage, host = mixing_stage([1, STOP], [2, STOP])
+    job = FakeJob(part("Good morning to you. There is some news for you.", 10, done=True))
+    job.opener = msgspec.structs.replace(job.opener, text_grows=False)
+    await stage.run(job)
+    told = [message for message in host.fed if isinstance(message, TalkerPrompt)]
+    assert [message.block for message in told] == [-1, -1]
+    assert all(m.done and not m.ids for m in host.fed if isinstance(m, TalkerText))
+
+
+@pytest.mark.parametrize("n_known", range(6))
+async def test_a_mixed_response_goes_on_behind_what_another_replica_has_made(n_known):
+    stage, _ = mixing_stage(*[[1, STOP], PASSAGE][n_known > 1 :])
+    job = FakeJob(part("Good morning to you. There is some news for you.", 10, done=True))
+    rows = [[1, 11], END, [2, 12], [3, 13], END]
+    n_ended = rows[:n_known].count(END)
+    job.opener = msgspec.structs.replace(
+        job.opener,
+        codes=np.array(rows[:n_known], "<i2").tobytes(),
+        n_frames=n_known - n_ended,
+    )
+    await stage.run(job)
+    assert rows[:n_known] + job.frames() == rows
+    assert job.sent[-1].n_frames == 3 and stage._counts["diverged"] == 0
+
+
+async def test_a_passage_that_misses_its_end_is_cut_at_the_bound_of_its_text():
+    stage, host = mixing_stage([1, STOP], [2] * 400)
+    job = FakeJob(part("Good morning to you. There is some news for you.", 10, done=True))
+    await stage.run(job)
+    n_most = round((4.0 + 0.375 * len("There is some news for you.")) / 0.1)
+    assert len(job.frames()) == 1 + 1 + n_most + 1
+    assert job.sent[-1].finish == "length" and host.n_open == 0
