@@ -98,7 +98,7 @@ SGLANG = (
 # Lines that each room may have; the files at the top count as one room. A change that needs more
 # raises its room's number and says why in the commit.
 BUDGETS = {
-    "": 4_900,
+    "": 4_910,
     "bridge": 9_990,
     "capacity": 940,
     "client": 1_260,
