@@ -253,6 +253,7 @@ class ThinkerRequest(Message, frozen=True):
     item_key: key of the assistant item that the response becomes.
     max_tokens: of the response; 0: prefill only. None: the stage's limit.
     temperature: None: the model's own default.
+    seed: of its sampling, which SGLang heeds in its deterministic mode alone. None: any.
     window_tokens: of the session's KV, kept behind its sink (kv/retention.py). None: all of it.
     sink_tokens, slack_tokens, within_tokens: as RetentionConfig has them.
     functions, must_call: see Tools in core.py.
@@ -277,6 +278,7 @@ class ThinkerRequest(Message, frozen=True):
     max_tokens: int | None
     temperature: float | None
     timeout_s: float
+    seed: int | None = None
     window_tokens: int | None = None
     sink_tokens: int | None = None
     slack_tokens: int = 1

@@ -211,6 +211,7 @@ class ThinkerJob(_EngineJob):
                 max_tokens=turn.max_output_tokens,
                 temperature=turn.temperature,
                 timeout_s=timeout_s(turn),
+                seed=turn.seed,
                 window_tokens=kept.window_tokens if kept else None,
                 sink_tokens=kept.sink_tokens if kept else None,
                 slack_tokens=kept.slack_tokens if kept else 1,

@@ -151,7 +151,7 @@ async def test_settings_of_the_turn_reach_the_stages(world, session):
     await answer(session, turn)
     [think], [speak] = world.thinker.openers, world.talker.openers
     assert (think.instructions, think.session_id) == ("Be brief.", "session")
-    assert (think.temperature, think.max_tokens) == (0.0, 9)
+    assert (think.temperature, think.max_tokens, think.seed) == (0.0, 9, 11)
     assert (speak.voice, speak.first_id, speak.seed, speak.temperature) == ("ethan", 5, 11, 0.0)
 
 

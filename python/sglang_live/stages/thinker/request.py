@@ -31,6 +31,8 @@ def sampling_of(
     sampling: dict[str, Any] = dict(defaults)
     if request.temperature is not None:
         sampling["temperature"] = request.temperature
+    if request.seed is not None:
+        sampling["sampling_seed"] = request.seed
     if forced and request.must_call is not None:
         sampling["ebnf"] = call_grammar(tuple(request.functions), request.must_call)
         # Where the grammar ends, no token but the end is allowed.
