@@ -138,7 +138,7 @@ def test_all_settings_of_a_program_are_sent():
 
     writer = Writer()
     with serving(FakeOrchestrator(), writer) as (url, _):
-        write.run(backend=LiveEndpoint(url))
+        assert write.run(backend=LiveEndpoint(url))["more"]  # the program runs until it is read
     first, second, third = writer.requests
     wanted = {"min_tokens": 2, "ignore_eos": True, "top_k": 5, "min_p": 0.1}
     assert wanted.items() <= first.items()

@@ -123,10 +123,10 @@ async def test_of_many_gateways_one_gets_the_session(opened):
 async def test_a_session_expires_unless_it_is_written_to(opened):
     store = await opened()
     # A busy machine is late, too.
-    await written(store, first("a", token="t"), first("b", token="t"), keep_s=1.5)
+    await written(store, first("a", token="t"), first("b", token="t"), keep_s=3.0)
     for _ in range(8):
-        await asyncio.sleep(0.25)
-        assert await written(store, Write("a", 1), keep_s=1.5) == [Outcome.WRITTEN]
+        await asyncio.sleep(0.5)
+        assert await written(store, Write("a", 1), keep_s=3.0) == [Outcome.WRITTEN]
     assert await store.read("b") is None
     assert not await store.take("b", 1, "t")
     assert await written(store, Write("b", 1)) == [Outcome.GONE]
