@@ -68,18 +68,20 @@ async def test_a_text_that_is_sampled_goes_on_once_and_has_the_sound_of_its_word
     compared, with the codes' noise by the turn's seed."""
     asked = greedy_turn(user("tell me more"), system="Be brief.", n_tokens=12)
     greedy = (await told_by(stages, asked)).ids
-    texts = set()
-    for n in (1, 4, 8):
+    texts, moved = set(), False
+    for n in (1, 2, 5):
         turn = replace(asked, temperature=1.5, seed=7)
         lost = await told_by(stages, turn, "thinker", (TranscriptDelta, n))
-        assert lost.moved and lost.done.item.parts == (TextPart(lost.text),)
+        assert lost.done.item.parts == (TextPart(lost.text),)
         begun = BegunTurn(ids=lost.ids, said=lost.text, seed=7)
         said = await told_by(stages, replace(turn, begun=begun))
         assert said.ids == lost.ids
         assert len(said.pcm) == len(lost.pcm) > 24_000 and said.marks == lost.marks
         assert np.abs(said.pcm.astype(int) - lost.pcm).max() <= 2  # chunks of other sizes
         texts.add(lost.ids)
-    assert len(texts) == 3 and greedy not in texts, "the case must not be trivial"
+        moved |= lost.moved
+    # On a busy machine a late loss may find a job that has ended.
+    assert moved and len(texts) == 3 and greedy not in texts, "the case must not be trivial"
 
 
 async def told_by(stages: Stages, turn: TurnRequest, *death: Any) -> Told:
