@@ -98,10 +98,12 @@ async def test_twilio_speaks_interrupts_and_presses_keys(talking):
             service.say(question())
             cut = await event_of(sideband, "conversation.item.truncated")
             heard_s = len(service.played) / RATE_HZ
+            # What waits is dropped, unless all was played while the server held the rest back.
             async with asyncio.timeout(10):
-                while not service.n_clears:
+                while service.waits:
                     await asyncio.sleep(0.02)
-            assert service.n_clears == 1
+            assert service.n_clears <= 1
+            assert len(service.played) / RATE_HZ < heard_s + 0.45
             assert cut["audio_end_ms"] == pytest.approx(1000 * heard_s, abs=450)
             # And is answered.
             await service.until_played(heard_s + 1.5, 60)
@@ -113,6 +115,16 @@ async def test_twilio_speaks_interrupts_and_presses_keys(talking):
                 assert (await event_of(sideband, kind))["event"] == key
             await event_of(sideband, "response.created")
             await service.until_played((n_played + 1000) / RATE_HZ, 60)
+            # Keys interrupt at once.
+            async with asyncio.timeout(60):
+                while len(service.waits) < 10:
+                    await asyncio.sleep(0.01)
+            n_clears = service.n_clears
+            for key in "7#":
+                await service.press(key)
+            async with asyncio.timeout(10):
+                while service.n_clears == n_clears:
+                    await asyncio.sleep(0.02)
     told = {message["event"] for message in service.told}
     assert told == {"mark", "clear"}
     talking.wait_until_free()
