@@ -115,7 +115,9 @@ class Cluster:
         return {name: one["replicas"] for name, one in self.status().items()}
 
     def until_serving(self, n: int = 5) -> None:
-        """n hosts and gateways serve, and the gateways know all stages of both zones."""
+        """n hosts and gateways serve, and the gateways know all stages of both zones. They have
+        room: one that was paused, or is new on a busy machine, refuses sessions for a while.
+        """
 
         def serves() -> bool:
             status = self.status()
@@ -125,6 +127,7 @@ class Cluster:
                 return False
             return all(
                 len(_UP.findall(self.metrics(gateway))) == len(ZONES) * len(STAGES)
+                and httpx.get(f"{gateway}/v1/capacity", timeout=30).json()["sessions"]["more"]
                 for gateway in self.gateways
             )
 

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
+import httpx
 import numpy as np
 import psutil
 import pytest
@@ -426,6 +427,11 @@ async def test_a_drained_gateway_leaves_its_call_to_the_other_one(cluster):
     async def drain() -> None:
         assert await asyncio.to_thread(cluster.do, "drain", draining)
         balancer.go_to(two)
+
+        def drains() -> bool:
+            return httpx.get(f"http://{one}/health", timeout=30).status_code == 503
+
+        await asyncio.to_thread(cluster.until, drains, 10.0, lambda: "it drains")
 
     async with balancer.listening() as address:
         client = Client(f"ws://{address}/v1/realtime")

@@ -212,6 +212,8 @@ class ClusterManager:
         if not record.drains:
             record.drains_from_s = time.time()
             log.warning("host_drains %s", record.name)
+            if (following := self._followed.pop(record.name, None)) is not None:
+                following.cancel()  # it waits for news; the next one tells a gateway at once
 
     def _is_empty(self, record: Record) -> bool:
         """Whether nothing is lost if it ends now, or its time to drain is over."""
