@@ -25,7 +25,8 @@ from sglang_live.models.chatterbox.family import (
     voice_paths,
 )
 from sglang_live.models.chatterbox.parts import ChatterboxTalker
-from sglang_live.models.voice_files import voice_files
+from sglang_live.models.codecs.flow import RECORDING_RATE_HZ
+from sglang_live.models.voice_files import read_recording, voice_files
 from test.chatterbox import encoders
 from test.chatterbox.encoders import recordings
 from test.chatterbox.reference import END, N_CODES, T3
@@ -129,9 +130,9 @@ def conditionals(n: int) -> dict[str, torch.Tensor | None]:
     }
 
 
-def recorded(path: Path, file: Path) -> dict[str, torch.Tensor | None]:
+def recorded(path: Path, samples: np.ndarray) -> dict[str, torch.Tensor | None]:
     """What Chatterbox makes of a recording."""
-    voice = RecordingEncoder(path).voice(file)
+    voice = RecordingEncoder(path).voice(samples)
     return conditionals(0) | {
         "speaker_emb": voice.speaker[None],
         "cond_prompt_speech_tokens": voice.codes[None],
@@ -186,8 +187,12 @@ class Reference:
             for name, file in voice_paths(path).items()
         }
         for name, file in ({} if voices is None else voice_files(voices)).items():
-            self._voices[name] = recorded(path, file)
+            self._voices[name] = recorded(path, read_recording(file, RECORDING_RATE_HZ))
         self.model = model(end_every)
+
+    def bring(self, name: str, samples: np.ndarray) -> None:
+        """A voice that a response brings along."""
+        self._voices[name] = recorded(self._path, samples)
 
     def piece(
         self, text: str, most_frames: int, voice: str = VOICE, seed: int | None = None

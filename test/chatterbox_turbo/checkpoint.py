@@ -22,7 +22,8 @@ from sglang_live.models.chatterbox.family import (
 )
 from sglang_live.models.chatterbox_turbo.family import WEIGHTS
 from sglang_live.models.chatterbox_turbo.parts import TurboTalker
-from sglang_live.models.voice_files import voice_files
+from sglang_live.models.codecs.flow import RECORDING_RATE_HZ
+from sglang_live.models.voice_files import read_recording, voice_files
 from test.chatterbox import encoders
 from test.chatterbox.encoders import recordings
 from test.chatterbox_turbo.reference import END, N_CODES, N_IDS, T3
@@ -111,9 +112,9 @@ def conditionals(n: int) -> dict[str, torch.Tensor | None]:
     }
 
 
-def recorded(path: Path, file: Path) -> dict[str, torch.Tensor | None]:
+def recorded(path: Path, samples: np.ndarray) -> dict[str, torch.Tensor | None]:
     """What Turbo makes of a recording."""
-    voice = RecordingEncoder(path).voice(file)
+    voice = RecordingEncoder(path).voice(samples)
     return conditionals(0) | {
         "speaker_emb": voice.speaker[None],
         "cond_prompt_speech_tokens": voice.codes[None],
@@ -148,14 +149,18 @@ class Reference:
 
     def __init__(self, path: Path, voices: Path | None = None, end_every: int = 64):
         self.talker = TurboTalker(path, voices)
-        self._tokenizer = tokenizer()
+        self._path, self._tokenizer = path, tokenizer()
         self._voices = {
             name: torch.load(file, weights_only=True)["t3"]
             for name, file in voice_paths(path).items()
         }
         for name, file in ({} if voices is None else voice_files(voices)).items():
-            self._voices[name] = recorded(path, file)
+            self._voices[name] = recorded(path, read_recording(file, RECORDING_RATE_HZ))
         self.model = model(end_every)
+
+    def bring(self, name: str, samples: np.ndarray) -> None:
+        """A voice that a response brings along."""
+        self._voices[name] = recorded(self._path, samples)
 
     def piece(
         self, text: str, most_frames: int, voice: str = VOICE, seed: int | None = None

@@ -27,8 +27,6 @@ from test.noise import noise_of
 
 __all__ = ["recordings"]
 N_BOOKS, CODES, VOICE = 1, N_CODES, "anna"
-# One that a response brings along, whose words nothing tells.
-BROUGHT = "voice_1"
 TEXT_VOCAB, WIDTH = 320, 64
 END_OF_PROMPT = 259  # behind the bytes, and the marks before it
 VOICES_OF_TWO = {VOICE: (20, 40), "bert": (24, 31)}
@@ -200,13 +198,15 @@ class Reference:
         self._voices = torch.load(path / VOICES, weights_only=True)
         for name, file in ({} if voices is None else voice_files(voices)).items():
             self._voices[name] = recorded(path, version, file)
-        before = instruction() if version == 3 else []
-        nothing = torch.empty(1, 0, dtype=torch.int64)
-        self._voices[BROUGHT] = {
-            "prompt_text": torch.tensor([before], dtype=torch.int64),
-            "llm_prompt_speech_token": nothing,
-        }
         self.model = model(end_every, version, fill_every)
+
+    def bring(self, name: str, samples: np.ndarray) -> None:
+        """A voice that a response brings along, whose words nothing tells."""
+        before = instruction() if self._is_instructed else []
+        self._voices[name] = {
+            "prompt_text": torch.tensor([before], dtype=torch.int64),
+            "llm_prompt_speech_token": torch.empty(1, 0, dtype=torch.int64),
+        }
 
     def piece(
         self, text: str, most_frames: int, voice: str = VOICE, seed: int | None = None

@@ -36,7 +36,6 @@ from test.cosyvoice import checkpoint as tiny_cosyvoice
 from test.cosyvoice import mixed as tiny_mixed
 from test.cosyvoice import mixed3 as tiny_mixed3
 from test.cosyvoice import version3 as tiny_cosyvoice3
-from test.cosyvoice.checkpoint import BROUGHT
 from test.engine import tiny_cascade
 from test.engine.conftest import Stages, running_stages
 from test.engine.gauges import total, until
@@ -95,6 +94,18 @@ ONE_CODE_ARMS = [
     Arm("chatterbox", False),
     *COSYVOICE_ARMS,
     pytest.param(Arm("chatterbox_turbo", False), marks=pytest.mark.nightly),
+]
+BROUGHT_ARMS = [
+    *ONE_CODE_ARMS,
+    *(
+        pytest.param(arm, marks=pytest.mark.nightly)
+        for arm in (
+            Arm("chatterbox", True),
+            Arm("chatterbox", True, True),
+            Arm("chatterbox", True, False, 2),
+            Arm("chatterbox_turbo", True, True),
+        )
+    ),
 ]
 ARMS = [
     *(Arm(family, False) for family in DELAYED),
@@ -301,21 +312,30 @@ async def test_sampled_codes_equal_those_of_the_reference_with_the_same_noise(ru
     assert running.arm.family.startswith("chatterbox") or reference.model.n_redrawn > 5
 
 
-@pytest.mark.parametrize("running", COSYVOICE_ARMS, indirect=True, ids=str)
-async def test_a_voice_that_a_turn_brings_along_is_that_of_the_reference(running):
-    """Its words are not known, so that the prompt has no recording."""
-    samples = 0.2 * np.random.default_rng(4).standard_normal(30_000).astype(np.float32)
-    speaker = await make_voice(running.stages.replica("talker"), samples)
-    reference, seed = running.expected.reference, running.expected.seed
-    assert seed is not None
-    turn = turn_of(BROUGHT, temperature=None, seed=seed, speaker=speaker)
-    found = await codes(running, turn, "Good morning.", most_frames=60)
-    wanted = reference.piece("Good morning.", 60, BROUGHT, seed)
-    np.testing.assert_array_equal(found[: len(wanted)], wanted)
-    assert len(found) >= len(wanted) > 0
+@pytest.mark.parametrize("running", BROUGHT_ARMS, indirect=True, ids=str)
+async def test_voices_that_turns_bring_along_are_those_of_the_reference(running):
+    """Alone, in one batch with each other and with a voice of the table, and from the tree."""
+    expected, rng = running.expected, np.random.default_rng(4)
+    turns = [expected_turn(running, running.tiny.VOICE)]
+    for name in ("voice_1", "voice_2"):
+        samples = 0.2 * rng.standard_normal(30_000).astype(np.float32)
+        expected.reference.bring(name, samples)
+        speaker = await make_voice(running.stages.replica("talker"), samples)
+        turns.append(replace(expected_turn(running, name), speaker=speaker))
+    said = "Good morning to all of you."
+    of_seed = {} if expected.seed is None else {"seed": expected.seed}
+    wanted = [expected.reference.piece(said, 60, turn.voice, **of_seed) for turn in turns]
+    alone = [await codes(running, turn, said, most_frames=60) for turn in turns]
+    together = await asyncio.gather(*(codes(running, turn, said, most_frames=60) for turn in turns))
+    for found in (alone, together):
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(one[: len(other)], other)
+            assert len(one) >= len(other) > 0
+    if running.arm.family.startswith("chatterbox"):
+        assert len({one.tobytes() for one in alone}) == len(turns), "each has its own voice"
     for brought, message in ((b"", "is not one of"), (bytes(8), "another model")):
         with pytest.raises(StageFailedError, match=message):
-            await codes(running, replace(turn, speaker=brought), "Good morning.")
+            await codes(running, replace(turns[1], speaker=brought), said)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -57,11 +58,24 @@ class PieceTalker(ABC):
         """
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PiecePrompt:
+    """What the engine reads before the first frame of a piece.
+
+    Attributes:
+        rows: [n, hidden] float32, the embeddings of the first n ids, which the model has in no
+            table (FrameTalker); None: its ids are all.
+    """
+
+    ids: list[int]
+    rows: np.ndarray | None = None
+
+
 @runtime_checkable
 class BroughtVoices(VoiceMaker, Protocol):
     """A PieceTalker that takes on voices while it serves."""
 
-    def prompt_in(self, speaker: np.ndarray, text: str) -> list[int]:
+    def prompt_in(self, speaker: np.ndarray, text: str) -> PiecePrompt:
         """PieceTalker.prompt in a voice that make_voice made. speaker: flat.
 
         Raises:

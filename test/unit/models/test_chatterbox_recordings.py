@@ -69,7 +69,7 @@ def test_what_t3_knows_is_what_the_reference_finds(path, kind, name):
     wanted = encoders.reference()[name]
     of_kind = ("turbo_speaker", "turbo_codes") if kind == "turbo" else ("speaker", "codes_6s")
     speaker, codes = (wanted[key] for key in of_kind)
-    voice = RecordingEncoder(path).voice(AUDIO / name)
+    voice = RecordingEncoder(path).voice(read_recording(AUDIO / name, 24_000))
     torch.testing.assert_close(voice.speaker, torch.tensor(speaker), atol=2e-5, rtol=0)
     assert voice.speaker.std() > 0.1 and voice.emotion == 0.5
     nearly_all_equal(voice.codes, codes)
@@ -78,7 +78,7 @@ def test_what_t3_knows_is_what_the_reference_finds(path, kind, name):
 @pytest.mark.parametrize("name", SPEECH)
 def test_what_the_flow_knows_is_what_the_reference_finds(tmp_path, name):
     path, wanted = tiny_chatterbox.build(tmp_path / "it"), encoders.reference()[name]
-    codes, mel, speaker = RecordingEncoder(path).known(AUDIO / name)
+    codes, mel, speaker = RecordingEncoder(path).known(read_recording(AUDIO / name, 24_000))
     n = len(wanted["codes_10s"])
     # Of an odd number of columns the last one has no code.
     assert len(mel) // 2 == len(codes) and len(codes) in (n - 1, n)
@@ -109,10 +109,7 @@ def test_silence_has_no_loudness_and_what_is_soft_counts_little():
 def test_turbo_hears_soft_and_loud_recordings_alike(tmp_path):
     path = tiny_turbo.build(tmp_path / "it")
     samples = read_recording(AUDIO / SPEECH[0], 24_000)
-    found = []
-    for name, level in (("loud", 0.9), ("soft", 0.1)):
-        sf.write(tmp_path / f"{name}.wav", level * samples, 24_000, subtype="FLOAT")
-        found.append(RecordingEncoder(path).speaker(tmp_path / f"{name}.wav"))
+    found = [RecordingEncoder(path).speaker(np.float32(level) * samples) for level in (0.9, 0.1)]
     torch.testing.assert_close(*found, atol=1e-4, rtol=1e-3)
 
 
@@ -125,11 +122,11 @@ def test_a_recording_is_the_voice_that_the_reference_would_have_written(
     """Its prompt and its sound are those of a file with the same contents."""
     tiny, talker, _ = TINY[kind]
     written = tiny.build(tmp_path / "written")
-    file = recordings / f"{encoders.CLARA}.wav"
-    codes, mel, speaker = RecordingEncoder(path).known(file)
+    samples = read_recording(recordings / f"{encoders.CLARA}.wav", 24_000)
+    codes, mel, speaker = RecordingEncoder(path).known(samples)
     of_flow = {"prompt_token": codes[None], "prompt_feat": mel[None], "embedding": speaker[None]}
     (written / VOICES_FOLDER / "clara.pt").unlink(missing_ok=True)
-    entry = {"t3": tiny.recorded(path, file), "gen": of_flow}
+    entry = {"t3": tiny.recorded(path, samples), "gen": of_flow}
     torch.save(entry, written / VOICES_FOLDER / f"{encoders.CLARA}.pt")
     talkers = talker(path, recordings), talker(written)
     assert talkers[0].voices == talkers[1].voices == ("default", "anna", "clara")
@@ -161,10 +158,70 @@ def test_an_encoder_that_lacks_a_weight_is_refused(file, lost, kind, recordings,
     tensors = load_file(path / file)
     del tensors[lost]
     save_file(tensors, path / file)
-    encoder, clara = RecordingEncoder(path), recordings / f"{encoders.CLARA}.wav"
+    encoder = RecordingEncoder(path)
+    clara = read_recording(recordings / f"{encoders.CLARA}.wav", 24_000)
     with pytest.raises(BadInputError, match=f"{file} has no encoder of Chatterbox"):
         encoder.voice(clara)
         encoder.known(clara)
+
+
+# --- voices that a response brings along ---
+
+
+@pytest.fixture(scope="module")
+def clara(recordings):
+    return read_recording(recordings / f"{encoders.CLARA}.wav", 24_000)
+
+
+def test_a_voice_that_is_brought_along_sounds_as_the_one_of_a_recording(
+    path, kind, recordings, clara
+):
+    speaker = TINY[kind][1](path).make_voice(clara)
+    assert speaker.dtype == np.float32 and speaker.ndim == 1
+    decoder = ChatterboxDecoder.from_pretrained(path, "cpu", torch.float32, voices=recordings)
+    codes = torch.cat((torch.randint(0, 6561, (9, 1)), torch.full((1, 1), END_CODE)))
+    streams = decoder.new_stream("clara"), decoder.new_stream("voice_1", speaker)
+    waves = decoder.decode(list(streams), [codes, codes])
+    assert waves[0].std() > 1e-3
+    torch.testing.assert_close(*waves)
+
+
+def test_its_prompt_is_that_of_the_recording_but_for_its_rows(path, kind, recordings, clara):
+    talker = TINY[kind][1](path, recordings)
+    speaker = talker.make_voice(clara)
+    brought, known = talker.prompt_in(speaker, "Hi."), talker.prompt("clara", "Hi.")
+    n_rows = len(brought.rows)
+    assert n_rows == (1 if kind == "turbo" else tiny_chatterbox.N_ROWS)
+    assert brought.ids[n_rows:] == known[n_rows:]
+    assert {*brought.ids[:n_rows]}.isdisjoint(known), "no other voice has them"
+    assert len({*brought.ids[:n_rows]}) == n_rows
+    assert talker.prompt_in(speaker, "Hi.").ids == brought.ids
+    other = talker.prompt_in(talker.make_voice(clara[:48_000]), "Hi.")
+    assert {*other.ids[:n_rows]}.isdisjoint(brought.ids)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[], [0, 0], [-1, 1, 1], [np.nan] * 4, [np.inf] * 4, [2, 1, 1], [3, 1, 1, 1, 7], [9e5, 1]],
+)
+def test_a_voice_of_another_model_is_refused(path, kind, values):
+    speaker = np.array(values, np.float32)
+    with pytest.raises(BadInputError, match="another model made the voice"):
+        TINY[kind][1](path).prompt_in(speaker, "Hi.")
+    decoder = ChatterboxDecoder.from_pretrained(path, "cpu", torch.float32)
+    with pytest.raises(BadInputError, match="another model made the voice"):
+        decoder.new_stream("voice_1", speaker)
+
+
+def test_codes_that_turbo_lacks_are_refused(tmp_path, clara):
+    talker = TurboTalker(tiny_turbo.build(tmp_path / "it"))
+    speaker = talker.make_voice(clara)
+    n_of_t3 = int(speaker[0])
+    for code in (6561, -1, np.nan):
+        wrong = speaker.copy()
+        wrong[n_of_t3] = code
+        with pytest.raises(BadInputError, match="another model made the voice"):
+            talker.prompt_in(wrong, "Hi.")
 
 
 # --- the server ---
@@ -200,7 +257,7 @@ def test_turbo_wants_five_seconds(path, kind, tmp_path):
             check_recordings(facts)
     else:
         check_recordings(facts)
-        assert len(RecordingEncoder(path).codes(folder / "book.flac")) == 75
+        assert len(RecordingEncoder(path).codes(read_recording(folder / "book.flac", 24_000))) == 75
 
 
 @pytest.mark.parametrize(

@@ -165,8 +165,9 @@ def test_a_voice_that_is_brought_along_sounds_as_the_one_of_a_recording(path, re
 
 def test_nothing_tells_its_words_so_the_flow_alone_goes_on_from_it(path, version, clara):
     talker = CosyVoiceTalker(path)
-    ids = talker.prompt_in(talker.make_voice(clara), "Hi")
-    [begin, *text, task] = ids
+    prompt = talker.prompt_in(talker.make_voice(clara), "Hi")
+    assert prompt.rows is None
+    [begin, *text, task] = prompt.ids
     said = tiny.tokenizer().encode("Hi").ids
     if version == 3:
         said = [*tiny.instruction(), *said]

@@ -61,16 +61,17 @@ class CustomVoices(Addition):
     def __init__(self, flags: VoiceFlags):
         assert flags.custom_voices is not None
         self._flags, self._folder = flags, flags.custom_voices
-        self._model, self._rate_hz = "", 0
+        self._model, self._rate_hz, self._min_s = "", 0, 0.0
 
     def check(self, model: "ModelFacts") -> None:
         if not model.voice_rate_hz:
             raise BadInputError(
                 f"--custom-voices: {model.path.name} makes no voices while it serves; the Base "
-                "checkpoints of Qwen3-TTS do, and CosyVoice with its encoders"
+                "checkpoints of Qwen3-TTS do, and CosyVoice and Chatterbox with their encoders"
             )
         # Another checkpoint would speak in another voice.
-        self._model, self._rate_hz = f"{model.family}:{model.path.name}", model.voice_rate_hz
+        self._model = f"{model.family}:{model.path.name}"
+        self._rate_hz, self._min_s = model.voice_rate_hz, model.least_recorded_s
 
     def start(self, run_dir: Path) -> None:
         """Raises BadInputError: the folder cannot be used, or another server uses it."""
@@ -81,7 +82,8 @@ class CustomVoices(Addition):
     def gateway(self, parts: "GatewayParts") -> "GatewayAddition":
         from sglang_live.extensions.custom_voices.routes import VoiceRoutes
 
-        return VoiceRoutes(parts, self._store, self._flags.custom_voice_keys, self._rate_hz)
+        keys = self._flags.custom_voice_keys
+        return VoiceRoutes(parts, self._store, keys, self._rate_hz, self._min_s)
 
 
 class CustomVoicesExtension(Extension):

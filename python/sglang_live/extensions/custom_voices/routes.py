@@ -51,15 +51,22 @@ class VoicesNotAllowedError(LiveError):
 
 
 class VoiceRoutes(GatewayAddition):
-    def __init__(self, parts: GatewayParts, store: VoiceStore, keys: Collection[str], rate_hz: int):
+    def __init__(
+        self,
+        parts: GatewayParts,
+        store: VoiceStore,
+        keys: Collection[str],
+        rate_hz: int,
+        min_s: float,
+    ):
         """
         Args:
             store: closed with the gateway.
             keys: that may make voices.
-            rate_hz: of recordings, for the talker.
+            rate_hz, min_s: of recordings, for the talker.
         """
         self._parts, self._store = parts, store
-        self._keys, self._rate_hz = frozenset(keys), rate_hz
+        self._keys, self._rate_hz, self._min_s = frozenset(keys), rate_hz, min_s
         self._making: set[str] = set()
         parts.custom_voices = store
         served = self.create, self.retrieve, self.delete
@@ -111,10 +118,10 @@ class VoiceRoutes(GatewayAddition):
 
     def _samples(self, data: bytes) -> np.ndarray:
         """Raises BadInputError: no voice can be made of the recording."""
-        heard = decode_recording(data, INPUT_RATE_HZ, MAX_S)
+        heard = decode_recording(data, INPUT_RATE_HZ, MAX_S, self._min_s)
         if not has_speech(np.round(32767 * heard).astype(np.int16), self._parts.scorer.model):
             raise BadInputError("There is no speech in it.")
-        return decode_recording(data, self._rate_hz, MAX_S)
+        return decode_recording(data, self._rate_hz, MAX_S, self._min_s)
 
     async def retrieve(self, request: Request) -> Response:
         return JSONResponse(_shown(self._named(request)))

@@ -7,6 +7,7 @@ Source: resemble-ai/chatterbox (models/s3gen, MIT).
 
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from sglang_live.errors import BadInputError
@@ -17,11 +18,14 @@ from sglang_live.models.chatterbox.family import (
     is_recording,
     voice_paths,
 )
+from sglang_live.models.chatterbox.voices import split_values
 from sglang_live.models.chatterbox.weights import read_part
+from sglang_live.models.codecs.flow import RECORDING_RATE_HZ
 from sglang_live.models.codecs.flow.decoder import FlowDecoder, flow_voice
 from sglang_live.models.codecs.flow.mels import FlowVoice, TokenFlow
 from sglang_live.models.codecs.hift import WholeHift, hift_layers
 from sglang_live.models.torch_files import read_torch_file
+from sglang_live.models.voice_files import read_recording
 
 # Behind the last code, for Turbo's.
 _SILENCE = (4299,) * 3
@@ -54,12 +58,17 @@ class ChatterboxDecoder(FlowDecoder):
         flow = TokenFlow(read_part(file, "flow."), place, flow_dtype or dtype)
         hift = WholeHift(hift_layers(read_part(file, "mel2wav.")), place, dtype)
         encoder = RecordingEncoder(path)
-        known = {
-            name: flow.voice(*encoder.known(file)) if is_recording(file) else _voice(flow, file)
-            for name, file in voice_paths(path, voices).items()
-        }
+        known = {}
+        for name, voice in voice_paths(path, voices).items():
+            if is_recording(voice):
+                known[name] = flow.voice(*encoder.known(read_recording(voice, RECORDING_RATE_HZ)))
+            else:
+                known[name] = _voice(flow, voice)
         silence = _SILENCE if flow.is_mean else ()
         return cls(flow, hift, known, is_whole=True, silence=silence)
+
+    def _brought(self, speaker: np.ndarray) -> FlowVoice:
+        return super()._brought(split_values(speaker)[1])
 
 
 def _voice(flow: TokenFlow, file: Path) -> FlowVoice:

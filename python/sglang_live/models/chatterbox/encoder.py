@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +40,6 @@ from sglang_live.models.codecs.flow.recording import (
 )
 from sglang_live.models.codecs.flow.s3 import S3
 from sglang_live.models.log_mel import LogMel
-from sglang_live.models.voice_files import read_recording
 from sglang_live.sound.decoder import Samples
 from sglang_live.sound.loudness import loudness_db
 
@@ -51,7 +51,10 @@ _TURBO_DB = -27.0
 
 
 class RecordingEncoder:
-    """path: of the checkpoint. Weights are read when they are first needed."""
+    """Of recordings [n] at RATE_HZ. Weights are read when they are first needed.
+
+    path: of the checkpoint.
+    """
 
     def __init__(self, path: Path):
         self._path = path
@@ -59,35 +62,32 @@ class RecordingEncoder:
         self._flow_file = path / (MEAN_WEIGHTS if self._is_turbo else DECODER_WEIGHTS)
         self._mels = LogMel(_N_MELS)
 
-    def voice(self, file: Path) -> Voice:
-        """What T3 knows. Raises BadInputError: the recording, or an encoder, cannot be read."""
-        return Voice(self.speaker(file), self.codes(file), EMOTION)
+    def voice(self, samples: Samples) -> Voice:
+        """What T3 knows. Raises BadInputError: an encoder cannot be read."""
+        return Voice(self.speaker(samples), self.codes(samples), EMOTION)
 
-    def speaker(self, file: Path) -> Tensor:
+    def speaker(self, samples: Samples) -> Tensor:
         """[n_values]. Raises: as voice."""
-        samples = at_16khz(self._heard(file))
-        return self._fitting(self._path / SPEAKER_WEIGHTS, lambda: self._voices.embed(samples))
+        heard = at_16khz(self._levelled(samples))
+        return self._fitting(self._path / SPEAKER_WEIGHTS, lambda: self._voices.embed(heard))
 
-    def codes(self, file: Path) -> Tensor:
+    def codes(self, samples: Samples) -> Tensor:
         """[n] int64, for T3. Raises: as voice."""
         n = INPUT_RATE_HZ * (_TURBO_S if self._is_turbo else _T3_S)
-        return self._codes_of(at_16khz(self._heard(file))[:n])
+        return self._codes_of(at_16khz(self._levelled(samples))[:n])
 
-    def known(self, file: Path) -> tuple[Tensor, Tensor, Tensor]:
+    def known(self, samples: Samples) -> tuple[Tensor, Tensor, Tensor]:
         """What the flow knows: codes, mel and speaker. Raises: as voice."""
-        samples = self._heard(file)[: RATE_HZ * _FLOW_S]
+        samples = self._levelled(samples)[: RATE_HZ * _FLOW_S]
         samples_16khz = at_16khz(samples)
         codes = joined(self._codes_of(samples_16khz), len(samples))
         frames = speaker_frames(samples_16khz)
         speaker = self._fitting(self._flow_file, lambda: self._speakers.embed(frames))
         return codes, mel_columns(samples, _MOST_HZ), speaker
 
-    def _heard(self, file: Path) -> Samples:
-        samples = read_recording(file, RATE_HZ)
-        if self._is_turbo:
-            found_db = loudness_db(samples, RATE_HZ)
-            if math.isfinite(found_db):
-                samples *= 10 ** ((_TURBO_DB - found_db) / 20)
+    def _levelled(self, samples: Samples) -> Samples:
+        if self._is_turbo and math.isfinite(found_db := loudness_db(samples, RATE_HZ)):
+            return samples * np.float32(10 ** ((_TURBO_DB - found_db) / 20))
         return samples
 
     def _codes_of(self, samples: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from sglang_live.errors import BadInputError
+from sglang_live.models.codecs.flow import RECORDING_RATE_HZ
 from sglang_live.models.family import ModelFacts, check_divided, check_number
 from sglang_live.models.voice_files import voice_files
 
@@ -143,6 +144,7 @@ def voice_facts(path: Path, weights: str) -> dict[str, Any]:
     return {
         "voices": tuple(_own_voices(path) if clones_voices else voice_paths(path)),
         "clones_voices": clones_voices,
+        "voice_rate_hz": RECORDING_RATE_HZ if clones_voices else 0,
         "recording_stages": ("talker", "vocoder"),
         "made_voices": f"{MADE_VOICES}; {_RECORDINGS_NEED}",
     }

@@ -1,12 +1,17 @@
 """Chatterbox in the talker stage (models/family.py)."""
 
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from sglang_live.errors import BadInputError
+from sglang_live.models.chatterbox.encoder import RecordingEncoder
 from sglang_live.models.chatterbox.family import (
     END_ID,
     FRAME_S,
@@ -19,8 +24,17 @@ from sglang_live.models.chatterbox.family import (
     is_recording,
     voice_paths,
 )
-from sglang_live.models.chatterbox.voices import read_voice
-from sglang_live.models.piece_talker import FrameTalker
+from sglang_live.models.chatterbox.voices import (
+    COND,
+    TABLES,
+    joined_values,
+    read_voice,
+    split_values,
+    voice_rows,
+)
+from sglang_live.models.chatterbox.weights import read_part
+from sglang_live.models.codecs.flow.recording import values_of
+from sglang_live.models.piece_talker import FrameTalker, PiecePrompt
 from sglang_live.models.speech_lm.checkpoint import view_of_file
 from sglang_live.models.speech_lm.voice_table import VoiceTable
 from sglang_live.speakable.style import SpeechStyle
@@ -108,12 +122,42 @@ class ChatterboxTalker(FrameTalker):
     def prompt(self, voice: str, text: str) -> list[int]:
         if voice not in self.voices:
             raise BadInputError(f"voice {voice!r} is not one of {self.voices}")
+        return self._prompt(self._table.ids(voice), text)
+
+    # --- voices that a response brings along ---
+
+    def make_voice(self, samples: np.ndarray) -> np.ndarray:
+        rows = voice_rows(self._encoder.voice(samples), self._of_voices)
+        return joined_values(rows, values_of(*self._encoder.known(samples)))
+
+    def prompt_in(self, speaker: np.ndarray, text: str) -> PiecePrompt:
+        of_t3, _ = split_values(speaker)
+        shape = self._spec.n_voice_rows, self._spec.width
+        if of_t3.size != shape[0] * shape[1]:
+            raise BadInputError(f"another model made the voice: {of_t3.size} values")
+        rows = of_t3.reshape(shape)
+        return PiecePrompt(self._prompt(self._table.ids_of(rows), text), rows)
+
+    @cached_property
+    def _encoder(self) -> RecordingEncoder:
+        return RecordingEncoder(self._spec.path)
+
+    @cached_property
+    def _of_voices(self) -> dict[str, Tensor]:
+        """See voice_rows."""
+        file = self._spec.path / WEIGHTS
+        found = read_part(file, COND)
+        for table in TABLES:
+            found |= {table + name: one for name, one in read_part(file, table).items()}
+        return {name: one.to(torch.float32) for name, one in found.items()}
+
+    def _prompt(self, voice_ids: list[int], text: str) -> list[int]:
         tokens = [TEXT_BEGIN_ID]
         for n, word in enumerate(as_trained(text).split(" ")):
             tokens += [self._space] * (n > 0) + self._ids(word)
         text_ids = [self._spec.n_ids + token for token in (*tokens, TEXT_END_ID)]
         # The mark occurs twice, as in the reference.
-        return [*self._table.ids(voice), *text_ids, *self._table.ids(_BEGIN_ROW) * 2]
+        return [*voice_ids, *text_ids, *self._table.ids(_BEGIN_ROW) * 2]
 
     def _ids(self, word: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(word, add_special_tokens=False).ids

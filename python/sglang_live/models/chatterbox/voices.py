@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,6 +16,9 @@ from torch import Tensor
 from sglang_live.errors import BadInputError
 from sglang_live.models.chatterbox.family import N_CODES
 
+# Prefixes of the weights by which a voice becomes rows.
+COND, TABLES = "cond_enc.", ("speech_emb.", "speech_pos_emb.")
+SPEAKER_LAYER = f"{COND}spkr_enc."
 _N_HEADS = 4  # of the perceiver; fixed in the reference
 
 
@@ -74,6 +78,21 @@ def voice_rows(voice: Voice, tensors: Mapping[str, Tensor]) -> Tensor:
     resampled = _attended(_attended(queries, heard, tensors), None, tensors)
     emotion = voice.emotion * tensors["emotion_adv_fc.weight"][:, 0]
     return torch.cat((speaker[None], resampled, emotion[None]))
+
+
+# --- as values that responses bring along ---
+
+
+def joined_values(of_t3: Tensor, of_flow: np.ndarray) -> np.ndarray:
+    """[n] float32: what T3 and the flow know of a voice, flat."""
+    return np.concatenate(([of_t3.numel()], of_t3.flatten().numpy(), of_flow), dtype=np.float32)
+
+
+def split_values(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both parts of joined_values. Raises BadInputError: another model made the voice."""
+    if not (len(values) and 0 < values[0] < len(values) - 1):
+        raise BadInputError(f"another model made the voice: {len(values)} values")
+    return values[1 : 1 + int(values[0])], values[1 + int(values[0]) :]
 
 
 def _attended(x: Tensor, heard: Tensor | None, tensors: Mapping[str, Tensor]) -> Tensor:

@@ -1,23 +1,39 @@
 """Chatterbox Turbo in the talker stage (models/family.py)."""
 
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+import torch.nn.functional as F
+
 from sglang_live.errors import BadInputError
+from sglang_live.models.chatterbox.encoder import RecordingEncoder
 from sglang_live.models.chatterbox.family import (
     BEGIN_ID,
     END_ID,
     FRAME_S,
     HEAD_DIM,
+    N_CODES,
     is_recording,
     voice_paths,
 )
-from sglang_live.models.chatterbox.voices import read_voice
+from sglang_live.models.chatterbox.voices import (
+    SPEAKER_LAYER,
+    joined_values,
+    read_voice,
+    split_values,
+)
+from sglang_live.models.chatterbox.weights import read_part
 from sglang_live.models.chatterbox_turbo.family import TurboSpec
-from sglang_live.models.piece_talker import FrameTalker
+from sglang_live.models.codecs.flow import RECORDING_RATE_HZ
+from sglang_live.models.codecs.flow.recording import values_of
+from sglang_live.models.piece_talker import FrameTalker, PiecePrompt
 from sglang_live.models.speech_lm.checkpoint import view_of_file
 from sglang_live.models.speech_lm.voice_table import VoiceTable
+from sglang_live.models.voice_files import read_recording
 from sglang_live.speakable.style import SpeechStyle
 
 TALKER_ARCHITECTURE = "ChatterboxTurboT3"
@@ -60,15 +76,13 @@ class TurboTalker(FrameTalker):
         """voices: directory of recordings whose voices it takes on."""
         from transformers import AutoTokenizer
 
-        from sglang_live.models.chatterbox.encoder import RecordingEncoder
-
         self._spec = spec = TurboSpec.load(path)
         self._files = voice_paths(path, voices)
         # What is wrong with a voice is said before an engine starts.
         encoder, codes = RecordingEncoder(path), {}
         for name, file in self._files.items():
             if is_recording(file):
-                codes[name] = encoder.codes(file)
+                codes[name] = encoder.codes(read_recording(file, RECORDING_RATE_HZ))
             else:
                 codes[name] = read_voice(file, has_emotion=False).codes
         self._codes = {name: found.tolist() for name, found in codes.items()}
@@ -98,12 +112,35 @@ class TurboTalker(FrameTalker):
     def prompt(self, voice: str, text: str) -> list[int]:
         if voice not in self.voices:
             raise BadInputError(f"voice {voice!r} is not one of {self.voices}")
+        return self._prompt([*self._table.ids(voice), *self._codes[voice]], text)
+
+    # --- voices that a response brings along ---
+
+    def make_voice(self, samples: np.ndarray) -> np.ndarray:
+        encoder = self._encoder
+        layer = read_part(self._spec.weights, SPEAKER_LAYER)
+        row = F.linear(encoder.speaker(samples), layer["weight"].float(), layer["bias"].float())
+        of_t3 = torch.cat((row, encoder.codes(samples)))
+        return joined_values(of_t3, values_of(*encoder.known(samples)))
+
+    def prompt_in(self, speaker: np.ndarray, text: str) -> PiecePrompt:
+        of_t3, _ = split_values(speaker)
+        row, codes = np.split(of_t3, [self._spec.width])
+        if not (codes.size and 0 <= codes.min() <= codes.max() < N_CODES):
+            raise BadInputError(f"another model made the voice: {of_t3.size} values")
+        voice_ids = [*self._table.ids_of(row[None]), *codes.astype(int).tolist()]
+        return PiecePrompt(self._prompt(voice_ids, text), row[None])
+
+    @cached_property
+    def _encoder(self) -> RecordingEncoder:
+        return RecordingEncoder(self._spec.path)
+
+    def _prompt(self, voice_ids: list[int], text: str) -> list[int]:
         tokens: list[int] = self._tokenizer.encode(
             as_trained(text), add_special_tokens=False, split_special_tokens=True
         )
         return [
-            *self._table.ids(voice),
-            *self._codes[voice],
+            *voice_ids,
             *(self._spec.n_ids + token for token in tokens),
             BEGIN_ID,
         ]

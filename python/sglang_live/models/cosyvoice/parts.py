@@ -19,7 +19,7 @@ from sglang_live.models.cosyvoice.family import (
 )
 from sglang_live.models.cosyvoice.voices import PromptVoice, read_voices
 from sglang_live.models.family import read_json
-from sglang_live.models.piece_talker import FrameTalker
+from sglang_live.models.piece_talker import FrameTalker, PiecePrompt
 from sglang_live.models.speech_lm.checkpoint import view_of_file
 from sglang_live.models.speech_lm.mixing import MixedVoice
 from sglang_live.models.speech_lm.voice_table import VoiceTable
@@ -123,13 +123,13 @@ class CosyVoiceTalker(FrameTalker):
 
         return values_of(*self._encoder.known(samples))
 
-    def prompt_in(self, speaker: np.ndarray, text: str) -> list[int]:
+    def prompt_in(self, speaker: np.ndarray, text: str) -> PiecePrompt:
         """As of inference_cross_lingual and inference_instruct2: the flow alone goes on from the
         recording."""
         from sglang_live.models.codecs.flow.recording import voice_in
 
         voice_in(speaker)
-        return self._prompt(PromptVoice(self._before, []), text)
+        return PiecePrompt(self._prompt(PromptVoice(self._before, []), text))
 
     def _prompt(self, known: PromptVoice, text: str) -> list[int]:
         return [

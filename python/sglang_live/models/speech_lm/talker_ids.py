@@ -14,14 +14,12 @@ text ids the id space is
                       hidden states; behind them a hash of a speaker that the prompt brings along
 """
 
-import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-# Ids travel as int64 and may pass through int32 tensors.
-_AUDIO_SPACE = 2**31 - 1
+from sglang_live.models.speech_lm.voice_table import content_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +84,8 @@ class TalkerIds:
         ]
 
     def state_keys(self, rows: np.ndarray, n_voice_rows: int = 0) -> list[int]:
-        """One key per row: a hash of the whole clip's content, counted up.
+        """One key per row, of the whole clip's content (voice_table.py: content_ids).
 
         n_voice_rows: of a table of voices, whose ids are before the keys.
         """
-        digest = hashlib.blake2b(np.ascontiguousarray(rows).tobytes(), digest_size=8).digest()
-        begin = self.audio + n_voice_rows
-        first = int.from_bytes(digest, "little")
-        return [begin + (first + i) % (_AUDIO_SPACE - begin) for i in range(len(rows))]
+        return content_ids(rows, self.audio + n_voice_rows)

@@ -67,6 +67,17 @@ class TalkerStream:
     n_text_written: int = 0
     n_dropped_written: int = 0
 
+    def audio_in(self, begin: int, end: int) -> tuple[Tensor, Tensor] | None:
+        """The states of [begin, end) of the prompt, and their places behind begin [n] int64; on the
+        host. None: there are none."""
+        if self.audio is None:
+            return None
+        first, last = self.audio_at.searchsorted((begin, end))
+        if first == last:
+            return None
+        places = torch.from_numpy(self.audio_at[first:last] - begin)
+        return self.audio.between(first, last), places
+
     @property
     def n_text(self) -> int:
         return self.n_text_gone + len(self.text_ids)

@@ -6,9 +6,20 @@ In: prompts of pieces. Out: their frames. Owner: PieceStage, which has one of th
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol
 
-from sglang_live.messages import Feed, Frames, TalkerForget, TalkerPrompt, TalkerText
+import numpy as np
+
+from sglang_live.messages import (
+    Feed,
+    ForgetStates,
+    Frames,
+    TalkerForget,
+    TalkerPrompt,
+    TalkerStates,
+    TalkerText,
+)
 from sglang_live.models.piece_talker import FrameTalker, StockTalker, WrongCodeError
 from sglang_live.stages.engine_host import EngineHost
 from sglang_live.stages.talker.mixed_text import MixedText
@@ -19,6 +30,7 @@ from sglang_live.stages.talker.response import FrameQueue
 class PieceRequest:
     """
     text: that the prompt has; mixed: or that which it begins.
+    rows: see PiecePrompt.
     temperature: None: the model's.
     most_frames: after which the piece has missed its end.
     """
@@ -30,6 +42,7 @@ class PieceRequest:
     temperature: float | None
     most_frames: int
     mixed: MixedText | None = None
+    rows: np.ndarray | None = None
 
 
 # Frames that have come, and how the request has finished; "" before.
@@ -106,10 +119,15 @@ class OwnPieces:
         self._model = model
         self._feed = feed
         self._queues: dict[str, FrameQueue] = {}
+        self._states_ids = count(1)
         self.counts: dict[str, float] = {}
 
     async def frames(self, request: PieceRequest) -> PieceFrames:
-        model, rid, mixed = self._model, request.rid, request.mixed
+        model, rid, mixed, rows = self._model, request.rid, request.mixed, request.rows
+        lent: list[int] = []
+        if rows is not None:
+            lent = [next(self._states_ids)]
+            self._feed(TalkerStates(lent[0], rows.dtype.str, len(rows), rows.tobytes()))
         self._feed(
             TalkerPrompt(
                 rid,
@@ -120,8 +138,12 @@ class OwnPieces:
                 penalty=model.repetition_penalty,
                 least_frames=0 if mixed else model.least_frames(request.text),
                 block=mixed.voice.block if mixed else -1,
+                audio_at=[] if rows is None else list(range(len(rows))),
+                states=lent,
             )
         )
+        if lent:
+            self._feed(ForgetStates(lent))  # the request has its own
         if mixed:
             mixed.pass_to(lambda ids, done: self._feed(TalkerText(rid, ids, done)))
         else:

@@ -32,7 +32,13 @@ from sglang_live.messages import (
     TalkerRequest,
 )
 from sglang_live.models.codecs import END_CODE
-from sglang_live.models.piece_talker import BroughtVoices, FrameTalker, PieceTalker, StockTalker
+from sglang_live.models.piece_talker import (
+    BroughtVoices,
+    FrameTalker,
+    PiecePrompt,
+    PieceTalker,
+    StockTalker,
+)
 from sglang_live.models.speech_lm.mixing import MixedVoice
 from sglang_live.stages.engine_host import EXTERNAL_MODELS_ENV, EngineHost
 from sglang_live.stages.engine_link import (
@@ -155,10 +161,12 @@ class PieceStage:
             if piece.mixed and not await piece.mixed.can_be_mixed():
                 piece.mixed = None
             mixed = piece.mixed
+            prompt = PiecePrompt(mixed.prompt()) if mixed else self._prompt(request, piece.spoken)
             spoken = PieceRequest(
                 rid=ids.new_rid(FLEX_PREFIX if request.flex else SPEAK_PREFIX, job.job_id),
                 text=piece.spoken,
-                prompt=mixed.prompt() if mixed else self._prompt(request, piece.spoken),
+                prompt=prompt.ids,
+                rows=prompt.rows,
                 # Of its own: equal pieces need not sound equal.
                 seed=(request.seed + number) & _MOST_SEED,
                 temperature=request.temperature,
@@ -178,9 +186,9 @@ class PieceStage:
             is_cut |= await self._speak_piece(job, speech, piece, spoken)
         return is_cut
 
-    def _prompt(self, request: TalkerRequest, text: str) -> list[int]:
+    def _prompt(self, request: TalkerRequest, text: str) -> PiecePrompt:
         if not request.speaker:
-            return self.model.prompt(request.voice, text)
+            return PiecePrompt(self.model.prompt(request.voice, text))
         assert isinstance(self.model, BroughtVoices), "it made the voice"
         return self.model.prompt_in(np.frombuffer(request.speaker, "<f4"), text)
 

@@ -65,8 +65,15 @@ class World:
     """A gateway whose clients Ann and Ben may make voices, and Eve may not."""
 
     def __init__(
-        self, folder: Path, most: int = 3, scripts=(), model: str = MODEL, speech_model=None
+        self,
+        folder: Path,
+        most: int = 3,
+        scripts=(),
+        model: str = MODEL,
+        speech_model=None,
+        min_s: float = 1.0,
     ):
+        self.min_s = min_s
         self.orchestrator = Maker([*scripts])
         self.store = VoiceStore(folder, model, most)
         self.app = app_of(
@@ -74,7 +81,7 @@ class World:
         )
 
     def _routes(self, parts: GatewayParts) -> VoiceRoutes:
-        self.routes = VoiceRoutes(parts, self.store, (ANN, BEN), RATE_HZ)
+        self.routes = VoiceRoutes(parts, self.store, (ANN, BEN), RATE_HZ, self.min_s)
         return self.routes
 
     def client(self, key: str = ANN) -> httpx.AsyncClient:
@@ -211,8 +218,14 @@ async def test_of_noise_no_voice_is_made_and_of_speech_one_is(tmp_path):
     assert (await world.make(data=SPEECH.read_bytes())).status_code == 200
 
 
-async def test_one_second_suffices(tmp_path):
-    assert (await World(tmp_path).make(data=recording(1.0))).status_code == 200
+async def test_one_second_suffices_unless_the_model_needs_more(tmp_path):
+    world = World(tmp_path)
+    assert (await world.make(data=recording(1.0))).status_code == 200
+    world.store.close()
+    other = World(tmp_path, min_s=5.0)
+    refused = error(await other.make(data=recording(4.9)), 400)
+    assert "lasts 4.90 s, a voice needs at least 5 s" in refused["message"]
+    assert (await other.make(data=recording(5.0))).status_code == 200
 
 
 @pytest.mark.parametrize(

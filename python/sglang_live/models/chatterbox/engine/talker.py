@@ -15,13 +15,15 @@ from torch import Tensor, nn
 
 from sglang_live.models.chatterbox.encoder import RecordingEncoder
 from sglang_live.models.chatterbox.family import BEGIN_ID, END_ID, N_CODES, is_recording
-from sglang_live.models.chatterbox.voices import read_voice, voice_rows
+from sglang_live.models.chatterbox.voices import COND, TABLES, read_voice, voice_rows
+from sglang_live.models.codecs.flow import RECORDING_RATE_HZ
 from sglang_live.models.host_copy import copy_to
 from sglang_live.models.speech_lm.engine.frame_lm import FrameLM
 from sglang_live.models.speech_lm.engine.pair import PairLayer, guided
 from sglang_live.models.speech_lm.engine.weights import lacking, load_llama_weight
 from sglang_live.models.speech_lm.sampler import Repetition, Sampler
 from sglang_live.models.speech_lm.talker_state import TalkerStream
+from sglang_live.models.voice_files import read_recording
 
 # Reference settings (ChatterboxTTS.generate). There 0 is no guidance, here 1.
 GUIDANCE, MIN_P = 0.5 + 1.0, 0.05
@@ -38,7 +40,6 @@ _RENAMED = (
 )
 # The Llama has a table that nothing reads; the head of text is for training.
 _UNUSED = "tfmr.embed_tokens.weight", "text_head.weight"
-_COND = "cond_enc."
 
 
 class T3Model(nn.Module):
@@ -128,9 +129,9 @@ class ChatterboxT3(FrameLM):
         params, tables = dict(self.named_parameters()), self._tables()
         known, loaded, of_voices = {*params, *tables}, Counter[str](), dict[str, Tensor]()
         for name, tensor in weights:
-            if name.startswith(_COND) or name in (_CODES, "speech_pos_emb.emb.weight"):
-                of_voices[name.removeprefix(_COND)] = tensor.float().cpu()
-            if name.startswith(_COND) or name in _UNUSED:
+            if name.startswith((COND, *TABLES)):
+                of_voices[name.removeprefix(COND)] = tensor.float().cpu()
+            if name.startswith(COND) or name in _UNUSED:
                 continue
             if name in tables:
                 tables[name].copy_(tensor)
@@ -162,7 +163,10 @@ class ChatterboxT3(FrameLM):
         rows = [(tensors[_CODES][BEGIN_ID] + tensors["speech_pos_emb.emb.weight"][0])[None]]
         try:
             for file in map(Path, self.config.live_voices):
-                voice = encoder.voice(file) if is_recording(file) else read_voice(file)
+                if is_recording(file):
+                    voice = encoder.voice(read_recording(file, RECORDING_RATE_HZ))
+                else:
+                    voice = read_voice(file)
                 rows.append(voice_rows(voice, tensors))
         except KeyError as error:
             raise ValueError(f"checkpoint lacks weights of Chatterbox: {error}") from error

@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 from sglang_live.models.chatterbox.encoder import RecordingEncoder
 from sglang_live.models.chatterbox.family import END_ID, N_CODES, is_recording
-from sglang_live.models.chatterbox.voices import read_voice
+from sglang_live.models.chatterbox.voices import SPEAKER_LAYER, read_voice
+from sglang_live.models.codecs.flow import RECORDING_RATE_HZ
 from sglang_live.models.speech_lm.engine.frame_lm import FrameLM
 from sglang_live.models.speech_lm.sampler import Repetition, Sampler
+from sglang_live.models.voice_files import read_recording
 
 # Reference settings (ChatterboxTurboTTS.generate).
 TOP_K, TOP_P = 1000, 0.95
@@ -30,7 +32,6 @@ _RENAMED = (
     ("speech_head.weight", "codec_head.weight"),
 )
 _TEXT, _BIAS = "text_emb.weight", "speech_head.bias"
-_SPEAKER = "cond_enc.spkr_enc."
 # A table and masks that nothing reads; the head of text is for training.
 _UNUSED = "tfmr.wte.weight", "text_head.weight"
 _MASKS = ".attn.bias", ".attn.masked_bias"
@@ -96,8 +97,8 @@ class ChatterboxTurboT3(FrameLM):
         for name, tensor in weights:
             if name in _UNUSED or name.endswith(_MASKS):
                 continue
-            if name.startswith(_SPEAKER):
-                speaker[name.removeprefix(_SPEAKER)] = tensor.float().cpu()
+            if name.startswith(SPEAKER_LAYER):
+                speaker[name.removeprefix(SPEAKER_LAYER)] = tensor.float().cpu()
                 continue
             target = name
             for old, new in _RENAMED:
@@ -114,13 +115,13 @@ class ChatterboxTurboT3(FrameLM):
                 raise ValueError(f"unknown weight {name} of Chatterbox Turbo")
             loaded[target] += 1
         lack = sorted(known - loaded.keys())
-        lack += [_SPEAKER + name for name in ("weight", "bias") if name not in speaker]
+        lack += [SPEAKER_LAYER + name for name in ("weight", "bias") if name not in speaker]
         if lack:
             raise ValueError(f"checkpoint lacks weights of Chatterbox Turbo: {lack[:8]}")
         encoder, speakers = RecordingEncoder(Path(self.config.live_checkpoint)), []
         for file in map(Path, self.config.live_voices):
             if is_recording(file):
-                speakers.append(encoder.speaker(file))
+                speakers.append(encoder.speaker(read_recording(file, RECORDING_RATE_HZ)))
             else:
                 speakers.append(read_voice(file, has_emotion=False).speaker)
         rows = F.linear(torch.stack(speakers), **speaker)

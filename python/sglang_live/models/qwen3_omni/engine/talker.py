@@ -146,14 +146,10 @@ class Qwen3OmniTalker(SpeechLM):
 
     def _place_audio(self, out: Tensor, stream: TalkerStream, prefix: int) -> None:
         """Write projected thinker states to the audio positions inside this chunk."""
-        if stream.audio is None:
-            return
-        begin, end = stream.audio_at.searchsorted((prefix, prefix + len(out)))
-        if begin == end:
-            return
-        rows = copy_to(stream.audio.between(begin, end), out.device, out.dtype)
-        at = copy_to(torch.from_numpy(stream.audio_at[begin:end] - prefix), out.device)
-        out[at] = self.hidden_projection(rows)
+        if (found := stream.audio_in(prefix, prefix + len(out))) is not None:
+            rows, at = found
+            states = copy_to(rows, out.device, out.dtype)
+            out[copy_to(at, out.device)] = self.hidden_projection(states)
 
     def sees(self, forward_batch) -> bool:
         """Whether a prefill has pictures, for which no graph is captured."""

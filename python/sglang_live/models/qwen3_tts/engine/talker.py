@@ -66,13 +66,10 @@ class Qwen3TTSTalker(SpeechLM):
 
     def _place_audio(self, out: Tensor, stream: TalkerStream, prefix: int) -> None:
         """Write the speaker that the prompt brings along to its place, if it is in this chunk."""
-        if stream.audio is None:
-            return
-        begin, end = stream.audio_at.searchsorted((prefix, prefix + len(out)))
-        if begin < end:
-            speakers = copy_to(stream.audio.between(begin, end), out.device, out.dtype)
-            at = copy_to(torch.from_numpy(stream.audio_at[begin:end] - prefix), out.device)
-            out[at] = speakers + self._pad
+        if (found := stream.audio_in(prefix, prefix + len(out))) is not None:
+            speakers, at = found
+            states = copy_to(speakers, out.device, out.dtype)
+            out[copy_to(at, out.device)] = states + self._pad
 
     @property
     def _pad(self) -> Tensor:

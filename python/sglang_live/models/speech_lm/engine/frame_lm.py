@@ -7,6 +7,7 @@ Prompt ids, with V codes of the first codebook and T text ids:
     [0, V)      the first code of a frame (what the talker generates)
     TEXT  + t   text t                            TEXT  = V
     VOICE + r   row r of the table of voices      VOICE = V + T
+    VOICE + h   a row that the prompt brings      behind the table, h = a hash of its content
 """
 
 from abc import abstractmethod
@@ -164,8 +165,11 @@ class FrameLM(nn.Module):
             return embeds
         at = 0
         for rid, prefix, n in chunks(forward_batch):
-            stream = self.streams.get(rid)
-            if stream is not None and prefix + n > stream.prompt_len:
+            stream, end = self.streams.get(rid), prefix + n
+            if stream is not None and (brought := stream.audio_in(prefix, end)) is not None:
+                rows, places = (copy_to(part, embeds.device) for part in brought)
+                embeds[at + places] = rows.to(embeds.dtype)
+            if stream is not None and end > stream.prompt_len:
                 self._place_frames(embeds[at : at + n], stream, prefix)
             at += n
         return embeds
