@@ -55,10 +55,11 @@ def test_the_lines_of_a_document_name_what_was_lost_and_what_failed():
     document = {
         "figures": figures_of(rows),
         "drains": {"drained_ms": [6000, 8000], "turns": {"completed": 9, "failed": 1}},
-        "first_audio_ms": {"own": [100.0], "hosts": [101.0]},
+        "first_audio_ms": {"own": [100.0, 110.0, 90.0], "hosts": [102.0, 113.0, 91.0]},
     }
     killed, drained, paths = loss_lines(document).values()
     assert killed[1].startswith("talker 200 / 200 ms, undisturbed 50 / 50 ms, talker silent")
     assert drained[1] == "7000 / 7800 ms; 1 of 10 turns failed"
-    assert paths[1] == "own 100 / 100 ms, hosts 101 / 101 ms"
+    apart = "hosts - own 2.0 ms (1.0 to 3.0)"
+    assert paths[1] == f"own 100 / 108 ms, hosts 102 / 110.8 ms, {apart}"
     assert loss_lines({"figures": [], "drains": None, "first_audio_ms": {}}) == {}
