@@ -211,12 +211,12 @@ async def test_a_turn_of_another_person_has_no_response_and_teaches_nothing(mode
         model.speaks = ANOTHER
         ignored = await turn(client, OTHER)
         assert (ignored["status"], ignored["output"]) == ("completed", [])
+        await learnt(world, outcome="other")
         world.clock.advance(60)
         model.speaks = SELF
         assert (await turn(client, USER))["output"]
         [first, second] = world.orchestrator.turns
         assert len(second.history) == len(first.history) + 2  # the response, and the user's turn
-        await learnt(world, outcome="other")
     assert world.value("other_turns_total") == 1
     assert world.value("voices_learnt_total", outcome="other") == 1
     world.shared.close()
