@@ -32,7 +32,7 @@ async def done(session, turn) -> TurnDone:
 async def started(session, turn, world) -> asyncio.Task:
     """A turn whose thinker has stopped after its first token."""
     task = asyncio.create_task(done(session, turn))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not any(opener.job_id == f"{turn.turn_id}-think" for opener in world.thinker.openers):
             await asyncio.sleep(0.01)
     return task

@@ -27,10 +27,10 @@ async def test_places_are_given_in_the_order_of_arrival():
     first, second = await waiting(gate, 2)
     assert (gate.n_running, gate.n_waiting) == (1, 2)
     gate.leave()
-    await asyncio.wait_for(first, 1)
+    await asyncio.wait_for(first, 30)
     assert not second.done() and gate.n_running == 1
     gate.leave()
-    await asyncio.wait_for(second, 1)
+    await asyncio.wait_for(second, 30)
     gate.leave()
     assert (gate.n_running, gate.n_waiting) == (0, 0)
 
@@ -67,7 +67,7 @@ async def test_a_client_that_leaves_while_it_waits_takes_no_place():
     await asyncio.gather(gone, return_exceptions=True)
     assert gate.n_waiting == 1
     gate.leave()
-    await asyncio.wait_for(stays, 1)
+    await asyncio.wait_for(stays, 30)
     assert gate.n_running == 1
 
 
@@ -78,7 +78,7 @@ async def test_a_place_that_comes_with_the_cancellation_goes_to_the_next():
     gate.leave()  # `gone` has the place, but has not run yet
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
-    await asyncio.wait_for(stays, 1)
+    await asyncio.wait_for(stays, 30)
     gate.leave()
     assert gate.n_running == 0
 

@@ -162,7 +162,7 @@ async def test_a_flex_request_that_hangs_up_is_aborted_by_its_name():
         sending = asyncio.create_task(send)
         await sglang.working.wait()
         sending.cancel()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             while not sglang.requests:
                 await asyncio.sleep(0.01)
         [(path, _, raw)] = sglang.requests
@@ -216,7 +216,7 @@ async def test_a_flex_request_ends_when_its_time_is_over():
         response = await http.post("/generate", json={"text": "x", "priority": -1})
         assert response.status_code == 504
         assert response.json()["error"]["code"] == "deadline_exceeded"
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             await sglang.hung_up.wait()
 
 

@@ -31,7 +31,7 @@ async def test_a_client_that_stops_reading_ends_its_response(monkeypatch, caplog
     async def receive():
         await asyncio.Event().wait()
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         scope = {"type": "http", "asgi": {"spec_version": "2.3"}}
         await Streamed(pieces())(scope, receive, send)
     assert closed == [True]

@@ -45,7 +45,7 @@ async def exchanged(address: str, sent: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         writer.write(sent)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             return await reader.read()
     finally:
         writer.close()

@@ -177,7 +177,7 @@ async def test_a_process_that_dies_ends_its_calls_and_the_next_call_has_another(
         async with calling(http):
             [process] = hosts()
             process.kill()
-            await asyncio.wait_for(orchestrator.session.closed.wait(), 5)
+            await asyncio.wait_for(orchestrator.session.closed.wait(), 30)
         async with calling(http):
             assert [one.pid for one in hosts()] != [process.pid]
         assert len(orchestrator.sessions) == 2

@@ -158,7 +158,7 @@ async def test_the_end_of_a_session_leaves_no_transcription_running():
         client.append(tone(200))
         client.send("input_audio_buffer.commit")
         await client.find("conversation.item.done")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not orchestrator.turns:  # the speech in it is looked for in a thread
                 await asyncio.sleep(0.001)
         await client.settle()

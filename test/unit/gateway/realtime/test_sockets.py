@@ -188,7 +188,7 @@ async def test_a_frame_beyond_the_socket_limit_closes_with_1009():
         with pytest.raises(ConnectionClosed):
             await until(socket, "never")
         assert socket.close_code == 1009
-        async with asyncio.timeout(2.0):
+        async with asyncio.timeout(30):
             await orchestrator.session.closed.wait()
 
 
@@ -199,7 +199,7 @@ async def test_a_lost_connection_frees_the_turn_and_the_session():
         await send(socket, "response.create")
         await until(socket, "response.output_audio.delta")
         socket.transport.abort()
-        async with asyncio.timeout(2.0):
+        async with asyncio.timeout(30):
             await orchestrator.session.closed.wait()
         assert orchestrator.session.n_cancelled == 1
 

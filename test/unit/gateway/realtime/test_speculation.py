@@ -32,7 +32,7 @@ async def pause_after_speech(client, ms: int = 600) -> None:
 
 
 async def settled(orchestrator, n_turns: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while len(orchestrator.turns) < n_turns:
             await asyncio.sleep(0.01)
 
@@ -278,7 +278,7 @@ async def test_a_turn_that_is_not_confirmed_makes_some_sentences_and_waits(confi
     session = CountingSession("s", [[*words, done()]])
     turn = SpeculativeTurn(session, object(), ())  # the fake session reads nothing of the request
     turn._request = type("Request", (), {"stateless": False, "begun": None})()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while session.n_taken < 129:
             await asyncio.sleep(0)
         for _ in range(20):

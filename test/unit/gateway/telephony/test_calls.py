@@ -81,7 +81,7 @@ async def test_a_user_is_heard_and_answered(kind):
             [turn] = orchestrator.turns
             assert turn.history[0].parts[0].duration_s > 0.7
             assert turn.wants_audio
-        await asyncio.wait_for(orchestrator.session.closed.wait(), 5)
+        await asyncio.wait_for(orchestrator.session.closed.wait(), 30)
 
 
 @KINDS
@@ -156,7 +156,7 @@ async def test_an_application_steers_the_call_by_its_sideband_and_hangs_up():
         async with httpx.AsyncClient() as http:
             path = f"/v1/realtime/calls/{Twilio.call}/hangup"
             assert (await http.post(f"http://{address}{path}")).status_code == 200
-        await asyncio.wait_for(service.socket.wait_closed(), 5)
+        await asyncio.wait_for(service.socket.wait_closed(), 30)
         assert orchestrator.session.n_closed == 1
 
 

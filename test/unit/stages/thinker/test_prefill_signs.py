@@ -23,7 +23,7 @@ async def signs_of(
         return writes_after is not None and looks > writes_after
 
     job = SimpleNamespace(job_id="job", post=sent.append)
-    await asyncio.wait_for(prefill_signs.show_prefill(job, lambda: next(left), writes), 5.0)
+    await asyncio.wait_for(prefill_signs.show_prefill(job, lambda: next(left), writes), 30)
     assert all(message == PrefillStarted("job") for message in sent)
     return len(sent)
 
