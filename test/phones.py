@@ -47,6 +47,7 @@ class Service:
     Attributes:
         played: µ-law that the user has heard, silence left out.
         n_clears: how often the server has dropped what waits.
+        ran_dry: whether all was played before anything was dropped.
         longest_wait_s: of what was sent and not yet played.
         told: messages of the server, but for its media.
     """
@@ -57,6 +58,7 @@ class Service:
         self.n_clears = 0
         self.told: list[Any] = []
         self.waits: deque[bytes | str] = deque()  # frames of media, and marks between them
+        self.ran_dry = False
         self.longest_wait_s = 0.0
         self._began_s, self._n_ticks = time.monotonic(), 0
         self._says = bytearray()
@@ -119,6 +121,8 @@ class Service:
                 await self.marked(self.waits.popleft())
             if self.waits:
                 self.played += self.waits.popleft()
+            elif self.played and not self.n_clears:
+                self.ran_dry = True
 
     async def _listen(self) -> None:
         with suppress(ConnectionClosed):

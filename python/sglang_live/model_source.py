@@ -157,7 +157,7 @@ class ModelSource(Settings):
                 )
             return facts
         if not facts.clones_voices:
-            others = "CSM, Higgs, MOSS-TTS, Zonos, and Base checkpoints of Qwen3-TTS do"
+            others = "Chatterbox, CosyVoice, CSM, Higgs, MOSS-TTS, Zonos and Qwen3-TTS Base do"
             if facts.made_voices:
                 others = f"its own are those of {facts.made_voices}"
             raise BadInputError(

@@ -102,7 +102,8 @@ async def test_twilio_speaks_interrupts_and_presses_keys(talking):
             async with asyncio.timeout(10):
                 while service.waits:
                     await asyncio.sleep(0.02)
-            assert service.n_clears <= 1
+            await asyncio.sleep(0.1)
+            assert service.n_clears == 1 or (service.ran_dry and not service.n_clears)
             assert len(service.played) / RATE_HZ < heard_s + 0.45
             assert cut["audio_end_ms"] == pytest.approx(1000 * heard_s, abs=450)
             # And is answered.

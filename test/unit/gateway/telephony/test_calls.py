@@ -99,7 +99,9 @@ async def test_an_interruption_drops_what_waits_and_the_marks_say_what_was_heard
                 await asyncio.sleep(0.02)
         n_played = len(service.played)
         assert 1.0 < n_played / RATE_HZ < 4.0
-        assert service.n_clears == (0 if kind is Plain else 1)
+        # On a busy machine all may have been played while a suspected voice held the rest back.
+        is_due = kind is not Plain and not service.ran_dry
+        assert service.n_clears <= (kind is not Plain) and service.n_clears >= is_due
         # Little waits at the service, so that a suspected voice holds the rest back.
         assert service.longest_wait_s < (0.3 if kind is Plain else 1.5)
         await service.until_played(n_played / RATE_HZ + 0.3)

@@ -167,8 +167,9 @@ class FrameLM(nn.Module):
         for rid, prefix, n in chunks(forward_batch):
             stream, end = self.streams.get(rid), prefix + n
             if stream is not None and (brought := stream.audio_in(prefix, end)) is not None:
-                rows, places = (copy_to(part, embeds.device) for part in brought)
-                embeds[at + places] = rows.to(embeds.dtype)
+                rows, places = brought
+                row_at = at + copy_to(places, embeds.device)
+                embeds[row_at] = copy_to(rows, embeds.device, embeds.dtype)
             if stream is not None and end > stream.prompt_len:
                 self._place_frames(embeds[at : at + n], stream, prefix)
             at += n
